@@ -1,0 +1,48 @@
+# Everything on a fresh machine: Python 3.11 or newer and a C compiler. The virtual environment is made here.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
+
+.PHONY: help demo test check native abi bench wheel clean
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(BIN)/python pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=24'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,demo]' cmake ninja
+	@touch $@
+
+demo: $(STAMP)  ## a prefill and a decode process share a KV cache
+	@$(BIN)/aiodatadist demo
+
+test: check native $(STAMP)  ## everything that needs no NPU and no network
+	$(BIN)/python -X dev -m pytest
+	$(BIN)/python -m tests.packaging
+
+check: $(STAMP)  ## style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+native: $(STAMP)  ## the C tests: plain, under ASan and UBSan, under TSan
+	PATH="$(abspath $(BIN)):$$PATH" sh native/tests/run.sh build/native
+
+abi: $(STAMP)  ## our declarations against the vendor's headers (fetched by pip into .cache/abi), and softnpu's exports
+	$(BIN)/python -m tests.abi --fetch
+	AIODATADIST_REQUIRE_ABI=1 $(BIN)/python -m pytest tests/abi
+
+bench: $(STAMP)  ## the figures of the README
+	$(BIN)/python -m benchmarks.pull_blocks
+	$(BIN)/python -m benchmarks.overhead
+
+wheel: $(STAMP)  ## a wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## all that was made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache aiodatadist/_native/*.so aiodatadist/_native/*.h

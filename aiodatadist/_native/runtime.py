@@ -1,0 +1,293 @@
+"""Opens an accelerator runtime: the vendor's libraries, or softnpu.
+
+One runtime serves a whole process, because the vendor's initialisation does. Which one is chosen by the environment
+variable ``AIODATADIST_RUNTIME``: ``ascend``, ``soft``, or ``auto`` (the default: the vendor's libraries if they load and
+show a device, else softnpu).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from aiodatadist._native.library import SOFTNPU, Handle, ffi
+from aiodatadist.errors import (
+    DeviceError,
+    FeatureNotEnabled,
+    LLMException,
+    LLMStatusCode,
+    OutOfMemory,
+    ParamInvalid,
+    RuntimeUnavailable,
+    StuckError,
+    TransferError,
+    TransferTimeout,
+)
+
+RuntimeName = Literal["ascend", "soft"]
+
+# In this order on every CANN version: 8.5 split the libraries, older ones have only the second name of each pair.
+ACL_LIBRARIES = ("libacl_rt.so", "libascendcl.so")
+COMM_LIBRARIES = ("libhcomm.so", "libhccl.so")
+P2P_LIBRARIES = ("libhccl.so",)
+
+ACL_TIMEOUTS = frozenset({507046, 507047, 107019, 107020})
+ACL_OUT_OF_MEMORY = frozenset({207001, 207018, 200000})
+ACL_BAD_ARGUMENT = frozenset({100000, 107000, 107001, 107008, 107016, 107017, 200003, 200005})
+ACL_UNSUPPORTED = frozenset({200001, 200006, 207000})
+ACL_REPEAT_INITIALIZE = 100002
+
+HCCL_E_PARA, HCCL_E_NOT_SUPPORT, HCCL_E_TIMEOUT, HCCL_E_REMOTE = 1, 5, 9, 21
+HCCL_NAMES = {
+    1: "E_PARA", 2: "E_PTR", 3: "E_MEMORY", 4: "E_INTERNAL", 5: "E_NOT_SUPPORT", 6: "E_NOT_FOUND", 7: "E_UNAVAIL",
+    8: "E_SYSCALL", 9: "E_TIMEOUT", 10: "E_OPEN_FILE_FAILURE", 11: "E_TCP_CONNECT", 12: "E_ROCE_CONNECT",
+    13: "E_TCP_TRANSFER", 14: "E_ROCE_TRANSFER", 15: "E_RUNTIME", 16: "E_DRV", 17: "E_PROFILING", 18: "E_CCE",
+    19: "E_NETWORK", 20: "E_AGAIN", 21: "E_REMOTE", 22: "E_SUSPENDING", 23: "E_OPRETRY_FAIL", 24: "E_OOM",
+}  # fmt: skip
+
+
+def acl_error(call: str, code: int, words: str) -> LLMException:
+    """The exception for a failed ``acl*`` call. The one table of these codes."""
+    text = f"{call} returned {code}" + (f": {words}" if words else "")
+    if code in ACL_TIMEOUTS:
+        return TransferTimeout(text)
+    if code in ACL_OUT_OF_MEMORY:
+        return OutOfMemory(text)
+    if code in ACL_BAD_ARGUMENT:
+        return ParamInvalid(text)
+    if code in ACL_UNSUPPORTED:
+        return FeatureNotEnabled(text)
+    if code in (LLMStatusCode.LLM_DEVICE_MEM_ERROR, LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR):
+        return TransferError(text, status_code=LLMStatusCode(code))
+    return DeviceError(text, code=code)
+
+
+def hccl_error(call: str, code: int, words: str) -> LLMException:
+    """The exception for a failed ``Hccl*`` call. The one table of these codes."""
+    text = f"{call} returned {code} ({HCCL_NAMES.get(code, 'unknown')})" + (f": {words}" if words else "")
+    if code == HCCL_E_PARA:
+        return ParamInvalid(text)
+    if code == HCCL_E_TIMEOUT:
+        return TransferTimeout(text)
+    if code == HCCL_E_NOT_SUPPORT:
+        return FeatureNotEnabled(text)
+    if code == HCCL_E_REMOTE:
+        return TransferError(text, status_code=LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR)
+    return TransferError(text)
+
+
+def completion_error(completion: Any) -> LLMException:
+    """The exception for a ring completion that is neither done nor cancelled."""
+    words = decode(completion.message)
+    if completion.state == 4:  # RING_STUCK
+        return StuckError("the device did not let go of the transfer's memory, not even after an abort")
+    if completion.state == 3:  # RING_TIMED_OUT
+        elapsed = (completion.finished_ns - completion.started_ns) / 1e9
+        return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")
+    make = hccl_error if completion.origin == 2 else acl_error
+    return make(f"step {completion.step} of the transfer", completion.code, words)
+
+
+def decode(text: Any) -> str:
+    return "" if text == ffi.NULL else bytes(ffi.string(text)).decode(errors="replace").strip()
+
+
+class _Symbols:
+    """Functions by name, each looked up when it is first called: a missing one is not available, not an error at load."""
+
+    def __init__(self, paths: Mapping[str, Any]) -> None:
+        self._libraries = paths
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self._libraries.values():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                continue
+            setattr(self, name, function)
+            return function
+        raise FeatureNotEnabled(
+            f"{name} is in none of {', '.join(self._libraries)}", hint="a newer CANN release may have it"
+        )
+
+
+@dataclass(eq=False)
+class Runtime:
+    """An opened accelerator runtime.
+
+    Attributes:
+        name: ``"ascend"`` or ``"soft"``.
+        libraries: what was opened, in the order asked for.
+        version: of the acl API, as the runtime reports it.
+        device_count: devices that this process can see.
+    """
+
+    name: RuntimeName
+    acl: Any
+    hccl: Any
+    libraries: list[str]
+    version: str = ""
+    device_count: int = 0
+    pid: int = field(default_factory=os.getpid)
+
+    # ---- calling ----
+
+    def check(self, call: str, code: int) -> None:
+        """Raise what ``code`` of the ``acl*`` function ``call`` means. Reads this thread's message: call it at once."""
+        if code != 0:
+            raise acl_error(call, code, self.recent_words())
+
+    def check_hccl(self, call: str, code: int) -> None:
+        """The same for an ``Hccl*`` function."""
+        if code != 0:
+            raise hccl_error(call, code, self.recent_words())
+
+    def recent_words(self) -> str:
+        return decode(self.acl.aclGetRecentErrMsg())
+
+    @property
+    def is_soft(self) -> bool:
+        return self.name == "soft"
+
+    # ---- devices and contexts ----
+
+    def acquire_device(self, index: int) -> Handle:
+        """Take a reference on a device; its default context. The thread's own context is left as it was."""
+        if not 0 <= index < self.device_count:
+            raise ParamInvalid(f"device {index} does not exist: the {self.name} runtime shows {self.device_count}")
+        with self._kept_context():
+            self.check("aclrtSetDevice", self.acl.aclrtSetDevice(index))
+            context = ffi.new("aclrtContext *")
+            self.check("aclrtGetCurrentContext", self.acl.aclrtGetCurrentContext(context))
+            return context[0]
+
+    def release_device(self, index: int) -> None:
+        with self._kept_context():
+            self.check("aclrtResetDevice", self.acl.aclrtResetDevice(index))
+
+    @contextmanager
+    def _kept_context(self) -> Iterator[None]:
+        before = ffi.new("aclrtContext *")
+        had = self.acl.aclrtGetCurrentContext(before) == 0
+        try:
+            yield
+        finally:
+            if had:
+                self.acl.aclrtSetCurrentContext(before[0])
+
+    @contextmanager
+    def context(self, context: Handle) -> Iterator[None]:
+        """Make a context current in this thread for a while."""
+        with self._kept_context():
+            self.check("aclrtSetCurrentContext", self.acl.aclrtSetCurrentContext(context))
+            yield
+
+    # ---- the ring's view of it ----
+
+    @cached_property
+    def ring_driver(self) -> Handle:
+        """The vendor's calls as a ``ring_driver``; kept alive with this object."""
+        names = {
+            "set_context": "aclrtSetCurrentContext", "get_context": "aclrtGetCurrentContext",
+            "create_stream": "aclrtCreateStreamWithConfig", "destroy_stream": "aclrtDestroyStream",
+            "abort_stream": "aclrtStreamAbort", "sync_stream": "aclrtSynchronizeStreamWithTimeout",
+            "query_stream": "aclrtStreamQuery", "wait_event": "aclrtStreamWaitEvent",
+            "create_event": "aclrtCreateEventExWithFlag", "destroy_event": "aclrtDestroyEvent",
+            "record_event": "aclrtRecordEvent", "sync_event": "aclrtSynchronizeEventWithTimeout",
+            "copy": "aclrtMemcpy", "copy_async": "aclrtMemcpyAsync", "recent_error": "aclGetRecentErrMsg",
+        }  # fmt: skip
+        driver = ffi.new("ring_driver *")
+        for slot, name in names.items():
+            setattr(driver, slot, self._pointer(self.acl, name))
+        driver.get = self._pointer(self.hccl, "HcclBatchGet")
+        driver.put = self._pointer(self.hccl, "HcclBatchPut")
+        return driver
+
+    @staticmethod
+    def _pointer(symbols: _Symbols, name: str) -> Handle:
+        for library in symbols._libraries.values():
+            try:
+                return ffi.addressof(library, name)
+            except AttributeError:
+                continue
+        raise FeatureNotEnabled(f"{name} is in none of {', '.join(symbols._libraries)}")
+
+
+_lock = threading.Lock()
+_opened: Runtime | None = None
+
+
+def open_runtime() -> Runtime:
+    """The process's runtime; opened and initialised at the first call. May take seconds on an NPU: call it in a thread.
+
+    Raises:
+        RuntimeUnavailable: the asked-for runtime cannot be opened, or shows no device.
+        ParamInvalid: ``AIODATADIST_RUNTIME`` is none of auto, ascend, soft.
+    """
+    global _opened  # noqa: PLW0603 - one per process, as the vendor's own initialisation
+    with _lock:
+        if _opened is None:
+            _opened = _open(os.environ.get("AIODATADIST_RUNTIME", "auto"))
+        return _opened
+
+
+def _open(choice: str) -> Runtime:
+    if choice == "ascend":
+        return _open_ascend()
+    if choice == "soft":
+        return _open_soft()
+    if choice != "auto":
+        raise ParamInvalid(f"AIODATADIST_RUNTIME is {choice!r}: it has to be auto, ascend or soft")
+    try:
+        return _open_ascend()
+    except RuntimeUnavailable:
+        return _open_soft()
+
+
+def _dlopen(names: tuple[str, ...], flags: int = 0) -> tuple[str, Any]:
+    tried = []
+    for name in names:
+        try:
+            return name, ffi.dlopen(name, ffi.RTLD_NOW | flags)
+        except OSError as error:
+            tried.append(str(error))
+    raise RuntimeUnavailable("; ".join(tried), hint="is CANN installed, and its lib64 on LD_LIBRARY_PATH?")
+
+
+def _open_ascend() -> Runtime:
+    acl_name, acl = _dlopen(ACL_LIBRARIES)
+    comm_name, comm = _dlopen(COMM_LIBRARIES, ffi.RTLD_GLOBAL)
+    p2p_name, p2p = _dlopen(P2P_LIBRARIES)
+    hccl = _Symbols({comm_name: comm, p2p_name: p2p})
+    return _start(Runtime("ascend", _Symbols({acl_name: acl}), hccl, [acl_name, comm_name, p2p_name]))
+
+
+def _open_soft() -> Runtime:
+    try:
+        library = ffi.dlopen(str(SOFTNPU))
+    except OSError as error:
+        raise RuntimeUnavailable(
+            f"softnpu: {error}", hint="reinstall aiodatadist; its native part is missing"
+        ) from error
+    symbols = _Symbols({SOFTNPU.name: library})
+    return _start(Runtime("soft", symbols, symbols, [str(SOFTNPU)]))
+
+
+def _start(runtime: Runtime) -> Runtime:
+    code = runtime.acl.aclInit(ffi.NULL)
+    if code not in (0, ACL_REPEAT_INITIALIZE):
+        raise RuntimeUnavailable(f"aclInit returned {code}: {runtime.recent_words()}", code=code)
+    count = ffi.new("uint32_t *")
+    code = runtime.acl.aclrtGetDeviceCount(count)
+    if code != 0 or count[0] == 0:
+        raise RuntimeUnavailable(f"the {runtime.name} runtime shows no device (code {code}): {runtime.recent_words()}")
+    runtime.device_count = count[0]
+    version = ffi.new("int32_t[3]")
+    if runtime.acl.aclrtGetVersion(version, version + 1, version + 2) == 0:
+        runtime.version = ".".join(map(str, version))
+    return runtime

@@ -1,0 +1,108 @@
+"""The future that callers of ``pull_*`` get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from aiodatadist.device import Transfer, TransferState
+from aiodatadist.errors import LLMException, LLMStatusCode
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What a transfer did.
+
+    Attributes:
+        bytes: how many landed.
+        ranges: pieces that the device was asked for, neighbours merged.
+        queue_seconds: waiting for earlier transfers of the same link.
+        transfer_seconds: from the first piece to the last byte in place.
+    """
+
+    bytes: int
+    ranges: int
+    queue_seconds: float
+    transfer_seconds: float
+
+
+class CacheTask:
+    """A transfer under way. It has started when you get it.
+
+    ``await`` it for its :class:`TransferReport`; or keep it, and ask. Dropping it leaks nothing: the transfer goes on, its
+    caches stay leased until it ends, and a failure is logged. Cancelling whoever awaits it cancels the transfer, and the
+    cancellation is delivered only when no byte can land any more.
+    """
+
+    __slots__ = ("_operation", "_transfer", "peer")
+
+    def __init__(self, operation: str, peer: int, transfer: Transfer) -> None:
+        self._operation = operation
+        self._transfer = transfer
+        self.peer = peer
+
+    def __await__(self) -> Generator[Any, None, TransferReport]:
+        if not self._transfer.is_done:
+            yield from self._transfer.wait().__await__()
+        return self.result()
+
+    def done(self) -> bool:
+        """It has ended, one way or another."""
+        return self._transfer.is_done
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False if it is done. Its memory is free to use only once it is done."""
+        return self._transfer.cancel()
+
+    def cancelled(self) -> bool:
+        return self._transfer.state is TransferState.CANCELLED
+
+    def exception(self) -> LLMException | None:
+        """Why it failed; None while it runs, when it succeeded, and when it was cancelled."""
+        return self._transfer.error
+
+    def result(self) -> TransferReport:
+        """The report of a finished transfer.
+
+        Raises:
+            LLMException: it failed.
+            asyncio.CancelledError: it was cancelled.
+            asyncio.InvalidStateError: it still runs.
+        """
+        transfer = self._transfer
+        if transfer.state is not TransferState.DONE:
+            if not transfer.is_done:
+                raise asyncio.InvalidStateError(f"{self!r} is not done")
+            if transfer.error is not None:
+                raise transfer.error
+            raise asyncio.CancelledError(f"{self._operation} was cancelled")
+        return TransferReport(transfer.nbytes, transfer.ranges, transfer.queue_seconds, transfer.transfer_seconds)
+
+    async def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
+        """Wait, without raising: the status. ``LLM_TIMEOUT`` when the wait is over first; the transfer goes on then."""
+        return (await self.get_results(timeout_in_millis))[0]
+
+    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
+        """The same as a list with one status per destination."""
+        seconds = None if timeout_in_millis is None else timeout_in_millis / 1000
+        with anyio.move_on_after(seconds):
+            await self._wait_quietly()
+        if not self.done():
+            return [LLMStatusCode.LLM_TIMEOUT]
+        if self.cancelled():
+            return [LLMStatusCode.LLM_FAILED]
+        error = self.exception()
+        return [LLMStatusCode.LLM_SUCCESS if error is None else error.status_code]
+
+    async def _wait_quietly(self) -> None:
+        """Until it is done; does not cancel it when the wait is cancelled."""
+        ended = anyio.Event()
+        self._transfer.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+
+    def __repr__(self) -> str:
+        return f"<CacheTask {self._operation} peer {self.peer} {self._transfer.state.value}>"

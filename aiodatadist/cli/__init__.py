@@ -1,0 +1,32 @@
+"""The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist doctor`` says what this machine offers.
+
+Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
+command has to be changed, 130 interrupted. Errors are one line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from aiodatadist.cli.errors import CommandError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    from aiodatadist.cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
+
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        return command()
+    except CommandError as error:
+        print(f"aiodatadist: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output went away; the interpreter's last flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

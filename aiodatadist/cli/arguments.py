@@ -1,0 +1,86 @@
+"""From the command line to the function that does it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
+from aiodatadist.cli.errors import wrong_input
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise wrong_input(f"{message} (see {self.prog} --help)")
+
+
+def parse(argv: Sequence[str]) -> Callable[[], int]:
+    """What ``argv`` asks for, ready to be called.
+
+    Raises:
+        CommandError: an argument is wrong.
+    """
+    parser = _Parser(prog="aiodatadist", description="KV cache transfer for disaggregated LLM serving.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_demo(commands.add_parser("demo", help="a prefill and a decode process share a KV cache", description=_DEMO))
+    doctor = commands.add_parser("doctor", help="what was found on this machine, and what that means")
+    doctor.add_argument("--json", action="store_true", help="for machines")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "doctor":
+        return partial(_run_doctor, arguments.json)
+    if arguments.worker:
+        return partial(_run_worker, arguments.worker)
+    return partial(
+        run_demo,
+        DemoOptions(arguments.prompt, arguments.tokens, arguments.port, arguments.seed, arguments.json),
+    )
+
+
+_DEMO = (
+    "Starts a prefill and a decode process. Prefill runs a small Llama-style model over a text, decode pulls the KV "
+    "cache block by block and continues the text, and the tokens are compared with those of a single process."
+)
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument("--prompt", type=Path, metavar="FILE", help="the text to read (default: the project's README)")
+    demo.add_argument("--tokens", type=_integer(1, MAX_TOKENS), default=64, metavar="N", help="tokens to write (64)")
+    demo.add_argument("--port", type=_integer(0, 65535), default=0, metavar="P", help="prefill's port (any free one)")
+    demo.add_argument("--seed", type=_integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
+    demo.add_argument("--json", action="store_true", help="only the result, for machines")
+    demo.add_argument("--worker", choices=("prefill", "decode"), help=argparse.SUPPRESS)
+
+
+def _integer(least: int, most: int) -> Callable[[str], int]:
+    """A whole number in a closed range, for argparse."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return number
+
+    return convert
+
+
+def _run_doctor(as_json: bool) -> int:
+    from aiodatadist.cli.doctor import run_doctor  # noqa: PLC0415 - opens the native libraries
+
+    return run_doctor(as_json=as_json)
+
+
+def _run_worker(name: str) -> int:
+    # Here and not at the top: the workers need numpy, and the other commands do not.
+    from aiodatadist.cli.decode import decode  # noqa: PLC0415
+    from aiodatadist.cli.prefill import prefill  # noqa: PLC0415
+    from aiodatadist.cli.worker import run_worker  # noqa: PLC0415
+
+    return run_worker(prefill if name == "prefill" else decode)

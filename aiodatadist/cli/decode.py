@@ -1,0 +1,161 @@
+"""The demo's decode process: fetches the prompt's KV cache and goes on with the text, and proves that this is right.
+
+The proof is a second run of the same model on the same prompt, with a KV cache in ordinary memory of this process that
+nobody ever moves. It takes place before the blocks are pulled, while prefill computes as well, so that it disturbs no
+measurement. Tokens alone do not tell everything: rotated keys carry their position with them, so two whole blocks that
+changed places would go unnoticed. Therefore the bytes are compared, too, block by block in the order of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMDataDist, LLMRole, LLMStatusCode
+from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.figures import portions_of
+from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull
+from aiodatadist.cli.model import Cache, Model, blocks_for, empty_cache, sample
+from aiodatadist.cli.pipes import Parent
+from aiodatadist.cli.worker import (
+    CONFIG,
+    DECODE_CLUSTER,
+    HOST,
+    PREFILL_CLUSTER,
+    Advance,
+    Kv,
+    compute,
+    open_datadist,
+    open_kv,
+)
+
+
+async def decode(parent: Parent) -> None:
+    """Do one job, then stay linked until the parent has enough."""
+    job = await parent.order(Job)
+    prompt = job.prompt.encode("latin-1")
+    model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
+    async with (
+        open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0) as datadist,
+        open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
+    ):
+        reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
+        ready = await parent.order(Prefilled)
+        await _link(datadist, ready.port)
+        pulls = await _pull(parent, datadist, ready.blocks, kv)
+        kv_equal = kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
+        start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
+        text = await compute(
+            parent, "decode", lambda advance: _continued(model, start, kv.tensors, kv.block_table, advance)
+        )
+        await parent.report(
+            Finished(
+                text=text.decode("latin-1"),
+                reference=reference.decode("latin-1"),
+                kv_equal=kv_equal,
+                pulls=pulls,
+                runtime=_runtime(datadist),
+            )
+        )
+        await anyio.sleep_forever()
+
+
+async def _link(datadist: LLMDataDist, port: int) -> None:
+    peer = LLMClusterInfo(remote_cluster_id=PREFILL_CLUSTER)
+    peer.append_remote_ip_info(HOST, port)
+    status, _ = await datadist.link_clusters([peer], timeout=3000)
+    if status != LLMStatusCode.LLM_SUCCESS:
+        raise CommandError(f"cannot link to prefill at {HOST}:{port}: {status.name}")
+
+
+async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
+    """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
+    limit = await anyio.to_thread.run_sync(_MemcpyLimit, max(remote) + 1)
+    pulls: list[Pull] = []
+    for portion in portions_of(len(remote)):
+        source = remote[portion.start : portion.stop]
+        target = kv.block_table[portion.start : portion.stop]
+        started = perf_counter()
+        report = await datadist.cache_manager.pull_blocks(
+            BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
+        )
+        seconds = perf_counter() - started
+        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, source)
+        pulls.append(
+            Pull(
+                blocks=len(source),
+                ranges=len(source) * CONFIG.num_tensors,
+                bytes=report.bytes,
+                seconds=seconds,
+                memcpy_seconds=memcpy_seconds,
+            )
+        )
+        await parent.report(Progress(phase="pull", done=portion.stop, total=len(remote)))
+    return pulls
+
+
+class _MemcpyLimit:
+    """Plain copies of the ranges of some blocks, by one thread between two private caches: what a pull is held against.
+
+    ``np.take`` is one ``memcpy`` per block and tensor, without anything in between; into consecutive ranges, which if
+    anything is faster than a pull's scattered ones.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        shape = (CONFIG.num_tensors, num_blocks, CONFIG.block_bytes)
+        self._source = np.ones(shape, np.uint8)
+        self._target = np.ones(shape, np.uint8)
+
+    def seconds(self, blocks: Sequence[int]) -> float:
+        """Seconds to copy these blocks of every tensor."""
+        indices = np.asarray(blocks, np.intp)
+        started = perf_counter()
+        for source, target in zip(self._source, self._target, strict=True):
+            # "clip" because the default mode copies once more, into a buffer.
+            np.take(source, indices, axis=0, out=target[: len(indices)], mode="clip")
+        return perf_counter() - started
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a text goes on: its first new token stands at ``position``; ``count`` tokens in all."""
+
+    first_token: int
+    position: int
+    count: int
+    seed: int
+
+
+def _reference(model: Model, job: Job, prompt: bytes, advance: Advance) -> bytes:
+    """The text of a single process that never moves its cache. Uses nothing of the library."""
+    steps = CONFIG.layers + job.tokens
+    num_blocks = blocks_for(len(prompt) + job.tokens)
+    cache, table = empty_cache(CONFIG, num_blocks), range(num_blocks)
+    advance(0, steps)
+    logits = model.prefill(prompt, cache, table, lambda layers: advance(layers, steps))
+    start = _Start(sample(logits, job.seed, len(prompt)), len(prompt), job.tokens, job.seed)
+    return _continued(model, start, cache, table, lambda done, _: advance(CONFIG.layers + done, steps))
+
+
+def _continued(model: Model, start: _Start, cache: Cache, block_table: Sequence[int], advance: Advance) -> bytes:
+    """Write token after token. The cache has to hold everything before ``start.position``."""
+    text = bytearray([start.first_token])
+    advance(1, start.count)
+    while len(text) < start.count:
+        position = start.position + len(text)
+        logits = model.decode_step(text[-1], position - 1, cache, block_table)
+        text.append(sample(logits, start.seed, position))
+        advance(len(text), start.count)
+    return bytes(text)
+
+
+def _runtime(datadist: LLMDataDist) -> str:
+    runtime = datadist.runtime
+    if runtime.name == "soft":
+        return f"soft {runtime.version}: the software NPU, all on the CPU; an NPU's figures will differ"
+    return f"{runtime.name} {runtime.version}"

@@ -1,0 +1,141 @@
+"""``aiodatadist demo``: one model, two processes, and the KV cache that travels between them.
+
+This is the parent. It reads the prompt, starts a prefill and a decode process, passes their messages on as a router
+would, and shows what they report. The proof is decode's: see ``decode.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from aiodatadist.cli.children import Child, ChildError, Command, open_child, worker_command
+from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.figures import figures_of, table
+from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress
+from aiodatadist.cli.prompt import Prompt, load_prompt, shown
+from aiodatadist.cli.screen import Screen, open_screen
+
+MAX_TOKENS = 1024
+
+_BLAME = 0.3
+"""Seconds that a complaint of one child waits for the death of the other, which would explain it."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line asks for."""
+
+    prompt: Path | None
+    tokens: int
+    port: int
+    seed: int
+    json: bool
+
+
+def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
+    """Run the demo and show it on stdout; the exit code.
+
+    Raises:
+        CommandError: wrong input, a busy port, or a child that died.
+    """
+    if find_spec("numpy") is None:
+        raise wrong_input("the demo's model needs numpy: pip install 'aiodatadist[demo]'")
+    prompt = load_prompt(options.prompt)
+    job = Job(prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed, port=options.port)
+    screen = open_screen(sys.stdout, silent=options.json)
+    try:
+        screen.line(f"prompt: {prompt.describe()}")
+        finished = anyio.run(conduct, job, screen, command)
+    finally:
+        screen.close()
+    _show(job, finished, screen)
+    if options.json:
+        print(json.dumps(_summary(prompt, job, finished), indent=2))
+    return 0 if finished.kv_equal and finished.text == finished.reference else 1
+
+
+async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
+    """Run both workers to the end of the job; both have ended when this returns or raises.
+
+    Raises:
+        ChildError: a worker died or gave up; the one that explains the other, if both did.
+    """
+    async with open_child("prefill", command("prefill")) as prefill, open_child("decode", command("decode")) as decode:
+        screen.line(f"processes: prefill {prefill.pid}, decode {decode.pid}")
+        end = await _end_of(job, screen, prefill, decode)
+        if isinstance(end, ChildError):
+            raise end
+        return end
+
+
+async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> Finished | ChildError:
+    """Give both workers the job, pass their messages on, and wait for how it ends."""
+    send, ends = anyio.create_memory_object_stream[Finished | ChildError](2)
+    async with send, ends, anyio.create_task_group() as tasks:
+        for child in (prefill, decode):
+            tasks.start_soon(child.keep_last_words)
+            tasks.start_soon(_follow, child, decode, screen, send)
+            await child.order(job)
+        end = await ends.receive()
+        with anyio.move_on_after(_BLAME):
+            while isinstance(end, ChildError) and not end.is_root_cause:
+                other = await ends.receive()
+                if isinstance(other, ChildError) and other.is_root_cause:
+                    end = other
+        tasks.cancel_scope.cancel()
+    return end
+
+
+async def _follow(
+    child: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[Finished | ChildError]
+) -> None:
+    """Read one child's reports until it has finished, failed or died."""
+    async for report in child.reports():
+        match report:
+            case Progress():
+                screen.progress(report)
+            case Prefilled():
+                await decode.order(report)
+            case Finished():
+                await ends.send(report)
+                return
+            case Failed():
+                await ends.send(ChildError.reported(child, report))
+                return
+    await ends.send(await child.death())
+
+
+def _show(job: Job, finished: Finished, screen: Screen) -> None:
+    """The text, the table and the verdict."""
+    screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
+    screen.line(f"  ...{shown(job.prompt[-40:])}")
+    screen.line(f"  >>>{shown(finished.text)}")
+    for left, right in table(figures_of(finished.pulls), finished.runtime):
+        screen.line(f"{left:<16}{right}")
+    screen.line(f"KV bytes equal: {_yes(finished.kv_equal)}")
+    screen.line(f"tokens equal: {_yes(finished.text == finished.reference)}")
+
+
+def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
+    """The same for machines."""
+    return {
+        "prompt": prompt.name,
+        "prompt_bytes": len(prompt.text),
+        "seed": job.seed,
+        "text": finished.text,
+        "tokens_equal": finished.text == finished.reference,
+        "kv_equal": finished.kv_equal,
+        "runtime": finished.runtime,
+        **asdict(figures_of(finished.pulls)),
+    }
+
+
+def _yes(truth: bool) -> str:
+    return "yes" if truth else "NO"

@@ -1,0 +1,92 @@
+"""From the seconds of each pull to the small table at the end of the demo. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from aiodatadist.cli.messages import Pull
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the pulls of one demo say. Bandwidths are in 1e9 bytes per second, latencies in seconds.
+
+    Pulls of one block tell the latency, the larger ones everything else; where a prompt is so short that there are no
+    larger ones, the small ones have to do. Each figure is a median, so that one interruption does not decide it.
+    """
+
+    bytes: int
+    blocks: int
+    ranges: int
+    pulls: int
+    gb_per_second: float
+    memcpy_gb_per_second: float
+    memcpy_share: float
+    pull_seconds: float
+    pull_blocks: int
+    block_seconds: float
+
+
+def figures_of(pulls: Sequence[Pull]) -> Figures:
+    """Sum up; ``pulls`` must not be empty."""
+    portions = [pull for pull in pulls if pull.blocks > 1] or pulls
+    singles = [pull for pull in pulls if pull.blocks == 1]
+    return Figures(
+        bytes=sum(pull.bytes for pull in pulls),
+        blocks=sum(pull.blocks for pull in pulls),
+        ranges=sum(pull.ranges for pull in pulls),
+        pulls=len(pulls),
+        gb_per_second=median(pull.bytes / pull.seconds for pull in portions) / 1e9,
+        memcpy_gb_per_second=median(pull.bytes / pull.memcpy_seconds for pull in portions) / 1e9,
+        memcpy_share=median(pull.memcpy_seconds / pull.seconds for pull in portions),
+        pull_seconds=median(pull.seconds for pull in portions),
+        pull_blocks=portions[0].blocks,
+        block_seconds=median(pull.seconds for pull in singles or portions),
+    )
+
+
+def portions_of(count: int, pieces: int = 8, singles: int = 8) -> list[range]:
+    """How the demo cuts ``count`` blocks into pulls: even pieces first, then some blocks one by one.
+
+    Every block is in exactly one range, in order; two or more blocks make two or more ranges.
+    """
+    singles = min(singles, count // 2)
+    rest = count - singles
+    bounds = [rest * piece // pieces for piece in range(pieces + 1)]
+    pulls = [range(first, last) for first, last in pairwise(bounds) if last > first]
+    return pulls + [range(block, block + 1) for block in range(rest, count)]
+
+
+def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
+    """The rows of the closing table, left and right column."""
+    f = figures
+    each = quantity(f.bytes / f.ranges)
+    return [
+        ("bytes", f"{quantity(f.bytes)} of KV cache in {f.pulls} pulls"),
+        ("blocks", f"{f.blocks} blocks of {quantity(f.bytes / f.blocks)}, as {f.ranges} ranges of {each}"),
+        ("bandwidth", f"{f.gb_per_second:.2f} GB/s"),
+        ("pull latency", f"{duration(f.pull_seconds)} for {f.pull_blocks} blocks"),
+        ("block latency", f"{duration(f.block_seconds)} for one block alone"),
+        ("memcpy limit", f"{f.memcpy_gb_per_second:.2f} GB/s, one thread, the same ranges"),
+        ("share of limit", f"{f.memcpy_share:.2f}"),
+        ("runtime", runtime),
+    ]
+
+
+def quantity(count: float) -> str:
+    """Bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, in the unit that leaves a number above one."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -1,0 +1,217 @@
+"""What ``aiodatadist doctor`` looks at. Each check returns findings and raises nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import aiodatadist
+from aiodatadist._native.runtime import ACL_LIBRARIES, Runtime, open_runtime
+from aiodatadist.cli.figures import quantity
+from aiodatadist.errors import LLMException
+
+Mark = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what it is, whether that is good, and what it means for the user.
+
+    ``warn`` is something that works worse than it could, or that only some uses need; ``fail`` is fatal.
+    """
+
+    name: str
+    value: str
+    mark: Mark
+    meaning: str
+
+
+def examine() -> list[Finding]:
+    """All findings, the most important first."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+# ---- the accelerator runtime ----
+
+
+def runtime_findings() -> Iterator[Finding]:
+    """Which runtime was chosen, why, and what it offers."""
+    choice = os.environ.get("AIODATADIST_RUNTIME", "auto")
+    try:
+        runtime = open_runtime()
+    except LLMException as error:
+        yield Finding("runtime", f"none ({choice})", "fail", str(error))
+        return
+    yield _chosen(runtime, choice)
+    yield Finding("libraries", ", ".join(runtime.libraries), "ok", f"acl API {runtime.version or 'of unknown version'}")
+    yield Finding("devices", str(runtime.device_count), "ok", "numbered from 0")
+
+
+def _chosen(runtime: Runtime, choice: str) -> Finding:
+    value = f"{runtime.name} (AIODATADIST_RUNTIME={choice})"
+    if runtime.name == "ascend":
+        return Finding("runtime", value, "ok", "the vendor's libraries load and show a device")
+    if choice == "soft":
+        return Finding("runtime", value, "ok", "the software NPU was asked for: the CPU does the work, on one machine")
+    nodes = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
+    if nodes:
+        meaning = f"an NPU is here ({', '.join(nodes)}), but {_why_not_ascend()}: is CANN's set_env.sh sourced?"
+        return Finding("runtime", value, "warn", meaning)
+    return Finding("runtime", value, "ok", f"{_why_not_ascend()}, so the software NPU does the work, on one machine")
+
+
+def _why_not_ascend() -> str:
+    """What the loader says about the vendor's libraries."""
+    for name in ACL_LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return f"{name} loads but shows no device"
+    return f"neither {' nor '.join(ACL_LIBRARIES)} can be loaded"
+
+
+# ---- the machine ----
+
+
+def shared_memory_findings() -> Iterator[Finding]:
+    """Softnpu's device memory is memfds: can they be made, and are they backed by huge pages?"""
+    try:
+        os.close(os.memfd_create("aiodatadist-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (OSError, AttributeError) as error:
+        yield Finding("memfd", "no", "fail", f"the software NPU cannot share memory between processes: {error}")
+    else:
+        yield Finding("memfd", "yes", "ok", "the software NPU's device memory; not limited by /dev/shm")
+    setting = _chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if setting in ("always", "within_size", "advise"):
+        yield Finding("shm huge pages", setting, "ok", "large allocations of the software NPU get 2 MiB pages")
+    else:
+        yield Finding(
+            "shm huge pages",
+            setting or "unknown",
+            "warn",
+            "copies of the software NPU are slower; as root: "
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        )
+    try:
+        shm = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Finding("/dev/shm", "missing", "warn", f"{error.strerror}: not needed here, but by torch and others")
+    else:
+        free, size = quantity(shm.f_bavail * shm.f_frsize), quantity(shm.f_blocks * shm.f_frsize)
+        yield Finding("/dev/shm", f"{free} of {size} free", "ok", "not used by aiodatadist; torch and others do")
+
+
+def limit_findings() -> Iterator[Finding]:
+    """Limits of this process."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and files < 1024
+    meaning = "each link needs a few" + (f"; raise it with ulimit -n (up to {_limit(most)})" if few else "")
+    yield Finding("open files", _limit(files), "warn" if few else "ok", meaning)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    size = "unlimited" if locked == resource.RLIM_INFINITY else quantity(locked)
+    yield Finding("locked memory", size, "ok", "the software NPU locks none; RDMA between machines needs it unlimited")
+
+
+def kernel_findings() -> Iterator[Finding]:
+    """May processes look into each other's memory?"""
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
+    except OSError:
+        yield Finding("ptrace scope", "no Yama", "ok", "not needed; engines that copy across processes (CMA) work")
+        return
+    meaning = (
+        "engines that copy across processes (CMA) work" if scope == "0" else "CMA engines such as UCX's do not work"
+    )
+    yield Finding("ptrace scope", scope, "ok", f"not needed by aiodatadist; {meaning}")
+
+
+def cpu_findings() -> Iterator[Finding]:
+    """How many cores this process may use, and how much memory there is."""
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    value = f"{usable} of {present}"
+    if usable == 1:
+        yield Finding("CPUs", value, "warn", "copies and computing take turns: transfers cannot be hidden behind work")
+    else:
+        yield Finding("CPUs", value, "ok", "copies run beside computing")
+    total, available = _memory()
+    scarce = available < 512 << 20
+    meaning = "the demo needs about 512 MiB" if scarce else "device memory of the software NPU comes out of this"
+    yield Finding("memory", f"{quantity(available)} of {quantity(total)} free", "warn" if scarce else "ok", meaning)
+
+
+def network_findings() -> Iterator[Finding]:
+    """Can control connections listen at all?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    except OSError as error:
+        yield Finding("loopback", "no", "fail", f"cannot listen on 127.0.0.1: {error}")
+    else:
+        yield Finding("loopback", "yes", "ok", f"can listen on 127.0.0.1 (tried port {port})")
+
+
+# ---- the software ----
+
+
+def version_findings() -> Iterator[Finding]:
+    """Python and the packages that matter."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield Finding("Python", platform.python_version(), "ok", f"{sys.implementation.name} on {system}")
+    installed = _package("aiodatadist", missing="not installed: runs from a checkout", mark="ok")
+    yield Finding("aiodatadist", aiodatadist.__version__, "ok", installed.meaning)
+    for name in ("anyio", "cffi", "pydantic"):
+        yield _package(name, missing=f"pip install {name}", mark="fail")
+    yield _package("numpy", missing="only the demo needs it: pip install 'aiodatadist[demo]'", mark="warn")
+    yield _package("uvloop", missing="optional: a faster event loop, pip install 'aiodatadist[uvloop]'", mark="ok")
+    yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
+
+
+def _package(name: str, *, missing: str, mark: Mark) -> Finding:
+    try:
+        return Finding(name, metadata.version(name), "ok", "installed")
+    except metadata.PackageNotFoundError:
+        return Finding(name, "not installed", mark, missing)
+
+
+# ---- helpers ----
+
+
+def _chosen_word(path: str) -> str:
+    """The word in brackets in a sysfs file such as ``always [madvise] never``; empty if there is no such file."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of memory in all, and available without swapping."""
+    rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    total, available = (int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    runtime_findings,
+    shared_memory_findings,
+    limit_findings,
+    kernel_findings,
+    cpu_findings,
+    network_findings,
+    version_findings,
+)

@@ -1,0 +1,89 @@
+"""What the demo's processes tell each other: one JSON object per line, on the workers' stdin and stdout.
+
+The parent plays the part that a router has in a serving cluster: it hands the prompt to prefill, and what prefill says
+about its blocks to decode. No byte of KV cache passes through it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
+"""Bytes as a string, one character each (latin-1)."""
+
+Phase = Literal["prefill", "reference", "pull", "decode"]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def line(self) -> bytes:
+        return self.model_dump_json().encode() + b"\n"
+
+
+class Job(_Message):
+    """Parent to both workers, once: what to do."""
+
+    kind: Literal["job"] = "job"
+    prompt: Bytes
+    tokens: int
+    seed: int
+    port: int
+
+
+class Prefilled(_Message):
+    """Prefill, through the parent, to decode: the prompt's KV cache is complete and may be pulled from here."""
+
+    kind: Literal["prefilled"] = "prefilled"
+    port: int
+    blocks: list[int]
+    digest: str
+    first_token: int
+    seconds: float
+
+
+class Progress(_Message):
+    """Worker to parent: how far a phase has come, in steps of its own size."""
+
+    kind: Literal["progress"] = "progress"
+    phase: Phase
+    done: int
+    total: int
+
+
+class Pull(_Message):
+    """One ``pull_blocks``, and a plain copy of as many ranges of the same sizes right after it. Seconds."""
+
+    blocks: int
+    ranges: int
+    bytes: int
+    seconds: float
+    memcpy_seconds: float
+
+
+class Finished(_Message):
+    """Decode to parent: all there is to show."""
+
+    kind: Literal["finished"] = "finished"
+    text: Bytes
+    reference: Bytes
+    kv_equal: bool
+    pulls: list[Pull]
+    runtime: str
+
+
+class Failed(_Message):
+    """Worker to parent, before it ends: why it cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+    exit_code: int = 1
+
+
+Order: TypeAlias = Job | Prefilled
+Report: TypeAlias = Prefilled | Progress | Finished | Failed
+
+ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

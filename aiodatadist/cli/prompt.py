@@ -1,0 +1,75 @@
+"""Which text the demo reads, and how much of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from aiodatadist.cli.errors import wrong_input
+
+LIMIT = 4096
+"""Bytes of prompt: 64 MiB of KV cache and about three seconds of prefill on one core; attention grows as the square."""
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The bytes the model reads, where they came from, and how many there would have been."""
+
+    name: str
+    text: bytes
+    total: int
+
+    def describe(self) -> str:
+        """One line for people; names the truncation if there was one."""
+        if len(self.text) < self.total:
+            return f"{self.name}, the first {len(self.text)} of {self.total} bytes (the demo reads no more)"
+        return f"{self.name}, {self.total} bytes"
+
+
+def load_prompt(path: Path | None) -> Prompt:
+    """Read ``path``, or the project's own description if it is None.
+
+    Raises:
+        CommandError: the file is missing, unreadable or empty.
+    """
+    if path is None:
+        return _own_readme()
+    try:
+        with path.open("rb") as file:
+            text = file.read(LIMIT + 1)
+            total = max(len(text), os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise wrong_input(f"cannot read the prompt {path}: {reason}; give another with --prompt FILE") from error
+    return _checked(str(path), text, total)
+
+
+def _own_readme() -> Prompt:
+    """The README of the checkout if this is one, else the long description that was installed with the package."""
+    readme = _CHECKOUT / "README.md"
+    is_checkout = (_CHECKOUT / "pyproject.toml").is_file() and readme.is_file()
+    text = readme.read_bytes() if is_checkout else _installed_description()
+    return _checked("README.md", text, len(text))
+
+
+def _installed_description() -> bytes:
+    try:
+        description = metadata.metadata("aiodatadist").json.get("description", "")
+    except metadata.PackageNotFoundError:
+        return b""
+    return str(description).encode()
+
+
+def _checked(name: str, text: bytes, total: int) -> Prompt:
+    if not text:
+        raise wrong_input(f"the prompt {name} is empty: the model needs at least one byte; give one with --prompt FILE")
+    return Prompt(name, text[:LIMIT], total)
+
+
+def shown(text: str) -> str:
+    """Text as one line that is safe on any terminal: printable ASCII as it is, everything else escaped."""
+    return text.encode("unicode_escape").decode("ascii")

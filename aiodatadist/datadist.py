@@ -1,0 +1,265 @@
+"""LLMDataDist: one cluster. Its life, its links, and the tasks that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from aiodatadist import checks
+from aiodatadist._native.runtime import Runtime
+from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cluster_info import LLMClusterInfo
+from aiodatadist.config import LLMConfig
+from aiodatadist.descriptors import LLMRole
+from aiodatadist.device import Device
+from aiodatadist.engine import Engine
+from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatusCode, ParamInvalid
+
+logger = logging.getLogger(__name__)
+
+LINKS_AT_A_TIME = 16
+
+Call = Callable[[], Awaitable[None]]
+
+
+class LLMDataDist:
+    """One cluster: usually one process that drives one device.
+
+    ``async with LLMDataDist(role, cluster_id, config) as datadist:`` or :meth:`init` and :meth:`finalize`. Everything on
+    it belongs to the event loop on which it was initialised; several may live in one process, and on one loop.
+
+    Args:
+        role: informational.
+        cluster_id: unique among all clusters that may ever be linked.
+        config: what :meth:`init` uses when it is given no options.
+    """
+
+    def __init__(self, role: LLMRole, cluster_id: int, config: LLMConfig | None = None) -> None:
+        self._role = checks.instance(role, "role", LLMRole)
+        self._cluster_id = checks.integer(cluster_id, "cluster_id", checks.UINT64)
+        self._config = config if config is not None else LLMConfig()
+        checks.instance(self._config, "config", LLMConfig)
+        self._instance = secrets.token_hex(32)
+        self._engine: Engine | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._starting = anyio.Lock()
+
+    # ---- life ----
+
+    async def init(self, options: Mapping[str, str] | LLMConfig | None = None) -> None:
+        """Open the device and start listening. A second call on an initialised object does nothing.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an option is wrong.
+            LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
+        """
+        async with self._starting:
+            if self._engine is not None:
+                return
+            if isinstance(options, LLMConfig):
+                self._config = options
+            elif options is not None:
+                self._config = LLMConfig.from_options(options)
+            self._config.check_mode()
+            engine = Engine(self, self._config)
+            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
+            runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
+            try:
+                await asyncio.wait([started, runner], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                engine.stop()
+                await _ended(runner)
+                raise
+            if not started.done():
+                started.cancel()
+                await runner
+            self._engine, self._runner = engine, runner
+
+    async def finalize(self) -> None:
+        """End all links and give everything back. Does nothing when not initialised; may be called twice.
+
+        Transfers under way are cancelled. If cancelled itself, it finishes its work first.
+        """
+        async with self._starting:
+            engine, runner = self._engine, self._runner
+            if engine is None or runner is None:
+                return
+            self._engine = self._runner = None
+            engine.stop()
+            await _ended(runner)
+
+    async def __aenter__(self) -> Self:
+        await self.init()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.finalize()
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is None:
+            raise RuntimeError("this LLMDataDist is not initialised: use async with, or await init() first")
+        if self._runner is not None and self._runner.done():
+            raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
+        if engine.pid != os.getpid():
+            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+        return engine
+
+    # ---- what it is ----
+
+    @property
+    def cluster_id(self) -> int:
+        return self._cluster_id
+
+    @property
+    def role(self) -> LLMRole:
+        return self._role
+
+    @property
+    def instance(self) -> str:
+        """New for every object: a restarted cluster is told from its former self."""
+        return self._instance
+
+    @property
+    def config(self) -> LLMConfig:
+        return self._config
+
+    @property
+    def cache_manager(self) -> CacheManager:
+        return self._running().cache_manager
+
+    @property
+    def device(self) -> Device:
+        return self._running().device
+
+    @property
+    def runtime(self) -> Runtime:
+        """The accelerator runtime: ``name``, ``libraries``, ``version``, ``device_count``."""
+        return self._running().device.runtime
+
+    @property
+    def listen_address(self) -> tuple[str, int] | None:
+        """Where peers can link to us, with the real port; None when not listening."""
+        return self._running().listen_address
+
+    # ---- links ----
+
+    async def link_clusters(
+        self,
+        clusters: Sequence[LLMClusterInfo],
+        timeout: int = 3000,
+    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+        """Link to peers that listen, up to 16 at a time.
+
+        Args:
+            timeout: milliseconds for each peer, from connecting to ready.
+
+        Returns:
+            The last failure, or success; and one status per peer, in order. Failures of single links are not raised; the
+            log has their reasons. ``(LLM_PARAM_INVALID, [])`` for an empty list.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
+        """
+        engine, seconds = self._running(), _seconds(timeout)
+        addresses = [_address(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+        ids = [_cluster_id(info) for info in clusters]
+        return await self._for_each(
+            [partial(engine.link, address, i, seconds) for address, i in zip(addresses, ids, strict=True)]
+        )
+
+    async def unlink_clusters(
+        self,
+        clusters: Sequence[LLMClusterInfo],
+        timeout: int = 3000,
+        force: bool = False,
+    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+        """End links. Transfers under way on them may finish within ``timeout`` milliseconds, then they are stopped.
+
+        Args:
+            force: end only this half, at once, without asking the peer.
+
+        Returns:
+            As :meth:`link_clusters`. A cluster that is not linked counts as success.
+        """
+        engine, seconds = self._running(), _seconds(timeout)
+        checks.instance(force, "force", bool)
+        ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+        return await self._for_each([partial(engine.unlink, i, seconds, force) for i in ids])
+
+    async def _for_each(self, calls: Sequence[Call]) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+        if not calls:
+            return LLMStatusCode.LLM_PARAM_INVALID, []
+        results = [LLMStatusCode.LLM_FAILED] * len(calls)
+        limit = anyio.CapacityLimiter(LINKS_AT_A_TIME)
+
+        async def one(index: int, call: Call) -> None:
+            async with limit:
+                try:
+                    await call()
+                    results[index] = LLMStatusCode.LLM_SUCCESS
+                except LLMException as error:
+                    logger.warning("cluster %d: %s", self._cluster_id, error)
+                    results[index] = error.status_code
+
+        async with anyio.create_task_group() as group:
+            for index, call in enumerate(calls):
+                group.start_soon(one, index, call)
+        failures = [status for status in results if status is not LLMStatusCode.LLM_SUCCESS]
+        return (failures[-1] if failures else LLMStatusCode.LLM_SUCCESS), results
+
+    async def wait_linked(self, cluster_id: int) -> None:
+        """Until a link to that cluster is ready, whoever made it."""
+        await self._running().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+
+    async def wait_link_closed(self, cluster_id: int) -> str:
+        """Until the link to that cluster is gone; in words, why: the peer died, or one end unlinked.
+
+        Raises:
+            NotLinked: there is no such link.
+        """
+        link = self._running().find_link(cluster_id)
+        return str((await link.wait_closed()).args[0])
+
+
+async def _ended(runner: asyncio.Task[None]) -> None:
+    """Wait for the engine's task, also when the waiting task is cancelled: it gives back in bounded time."""
+    cancelled = False
+    while not runner.done():
+        try:
+            await asyncio.wait([runner])
+        except asyncio.CancelledError:
+            cancelled = True
+    error = None if runner.cancelled() else runner.exception()
+    if error is not None:
+        raise error
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _seconds(timeout: int) -> float:
+    if checks.integer(timeout, "timeout", checks.INT32) <= 0:
+        raise ParamInvalid(f"timeout is {timeout}: it has to be above 0 milliseconds")
+    return timeout / 1000
+
+
+def _cluster_id(info: LLMClusterInfo) -> int:
+    return checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
+
+
+def _address(info: LLMClusterInfo) -> tuple[str, int]:
+    addresses = info.remote_addresses
+    if len(addresses) != 1:
+        raise ParamInvalid(f"{info!r} has {len(addresses)} remote addresses: exactly one is needed")
+    return addresses[0]

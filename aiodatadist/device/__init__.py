@@ -1,0 +1,13 @@
+"""I have bytes: one accelerator, its memory, and its streams as executors.
+
+Promises: a transfer submitted to a :class:`Stream` runs in order, without the event loop, Python threads or the
+interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, protocols. A device may be opened from any
+thread; streams belong to the event loop they were opened on.
+"""
+
+from aiodatadist.device.device import Device
+from aiodatadist.device.memory import Memory
+from aiodatadist.device.program import CopyKind, Program
+from aiodatadist.device.stream import Stream, StreamLimits, Transfer, TransferState
+
+__all__ = ["CopyKind", "Device", "Memory", "Program", "Stream", "StreamLimits", "Transfer", "TransferState"]

@@ -1,0 +1,104 @@
+"""One accelerator of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio.to_thread
+
+from aiodatadist._native.library import Handle
+from aiodatadist._native.runtime import Runtime, open_runtime
+from aiodatadist.descriptors import Placement
+from aiodatadist.device.memory import Memory
+from aiodatadist.device.stream import Stream, StreamLimits
+from aiodatadist.errors import ForkError, ParamInvalid
+
+logger = logging.getLogger(__name__)
+
+
+class Device:
+    """An opened device. ``await Device.open(0)``, or ``async with await Device.open(0) as device``.
+
+    Opening one device twice is fine: each takes its own reference.
+
+    Attributes:
+        index: the device's number among those that this process can see.
+        runtime: the runtime that it belongs to.
+    """
+
+    def __init__(self, runtime: Runtime, index: int, limits: StreamLimits | None = None) -> None:
+        self.runtime = runtime
+        self.index = index
+        self.limits = limits or StreamLimits()
+        self._context: Handle = runtime.acquire_device(index)
+        self._memories: set[Memory] = set()
+        self._streams = 0
+        self._closed = False
+        self._pid = os.getpid()
+
+    @classmethod
+    async def open(cls, index: int, limits: StreamLimits | None = None) -> Device:
+        """Open a device of the process's runtime.
+
+        Raises:
+            RuntimeUnavailable: no runtime can be opened.
+            ParamInvalid: there is no such device.
+        """
+        runtime = await anyio.to_thread.run_sync(open_runtime)
+        return await anyio.to_thread.run_sync(cls, runtime, index, limits)
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkError("this device was opened before a fork", hint="start processes with spawn")
+        if self._closed:
+            raise ParamInvalid(f"device {self.index} is closed")
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device current in this thread for a while: the runtime's calls need that."""
+        self._check_open()
+        with self.runtime.context(self._context):
+            yield
+
+    def allocate(self, nbytes: int, placement: Placement = Placement.DEVICE) -> Memory:
+        """Device memory, or pinned host memory. Contents are undefined. Slow: allocate once, and cut.
+
+        Raises:
+            OutOfMemory: there is not enough. The message says how much there is.
+        """
+        with self.current():
+            memory = Memory(self.runtime, nbytes, placement, self._memories.discard)
+        self._memories.add(memory)
+        return memory
+
+    def open_stream(self, name: str) -> Stream:
+        """A new stream, for the running event loop. The caller closes it before the device."""
+        self._check_open()
+        self._streams += 1
+        return Stream(self.runtime, self._context, f"{name}#{self._streams}", self.limits)
+
+    async def aclose(self) -> None:
+        """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash."""
+        if self._closed:
+            return
+        with self.current():
+            for memory in list(self._memories):
+                if memory.has_views:
+                    logger.warning("%r still has views and is not freed with its device", memory)
+                else:
+                    memory.free()
+        self._closed = True
+        with anyio.CancelScope(shield=True):  # waits for nothing but the default stream, which we do not use
+            await anyio.to_thread.run_sync(self.runtime.release_device, self.index)
+
+    async def __aenter__(self) -> Device:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.index} {self.runtime.name}{' closed' if self._closed else ''}>"

@@ -1,0 +1,93 @@
+"""What a stream is asked to do: a few steps, each over many ranges."""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+from typing import Any
+
+from aiodatadist._native.library import Handle, ffi
+from aiodatadist.layout import Grid
+
+GET, PUT, COPY, WAIT, RECORD = 1, 2, 3, 4, 5  # ring.h
+
+
+class CopyKind(IntEnum):
+    """aclrtMemcpyKind: from where to where a copy goes."""
+
+    HOST_TO_HOST = 0
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+
+
+class Program:
+    """Steps in order. Add them, then submit it once; it keeps everything that C reads alive.
+
+    Attributes:
+        nbytes: bytes that its steps move.
+    """
+
+    __slots__ = ("_keep", "_steps", "nbytes")
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, int, int, Handle, Grid | None]] = []
+        self._keep: list[Any] = []
+        self.nbytes = 0
+
+    def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
+        """Read the remote side of a grid into the local one, through a communicator."""
+        return self._add(GET, 0, rank, channel, grid)
+
+    def put(self, channel: Handle, rank: int, grid: Grid) -> Program:
+        """Write the local side of a grid to the remote one, through a communicator."""
+        return self._add(PUT, 0, rank, channel, grid)
+
+    def copy(self, kind: CopyKind, grid: Grid) -> Program:
+        """Copy the remote side of a grid to the local one; both are addresses of this process."""
+        return self._add(COPY, kind, 0, ffi.NULL, grid)
+
+    def wait(self, event: Handle) -> Program:
+        """Hold the stream until a device event was recorded."""
+        return self._add(WAIT, 0, 0, event, None)
+
+    def record(self, event: Handle) -> Program:
+        """Record a device event when everything before it is done."""
+        return self._add(RECORD, 0, 0, event, None)
+
+    def _add(self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None) -> Program:
+        self._steps.append((op, kind, rank, handle, grid))
+        if grid is not None:
+            self.nbytes += grid.total
+        return self
+
+    def assemble(self) -> tuple[Handle, int]:
+        """The steps as C reads them, and how many. What they point to lives as long as this object."""
+        steps = ffi.new("ring_step[]", len(self._steps))
+        self._keep.append(steps)
+        for i, (op, kind, rank, handle, grid) in enumerate(self._steps):
+            step = steps[i]
+            step.op = op
+            step.kind = kind
+            step.rank = rank
+            step.handle = handle
+            if grid is not None:
+                self._fill(step.grid, grid)
+        return steps, len(self._steps)
+
+    def _fill(self, target: Any, grid: Grid) -> None:
+        target.local = self._pointer(grid.local)
+        target.remote = self._pointer(grid.remote)
+        target.local_index = self._pointer(grid.local_index)
+        target.remote_index = self._pointer(grid.remote_index)
+        target.tensors = len(grid.local)
+        target.blocks = len(grid.local_index)
+        target.local_stride = grid.local_stride
+        target.remote_stride = grid.remote_stride
+        target.bytes = grid.nbytes
+        target.tail = grid.tail
+
+    def _pointer(self, values: array[int]) -> Handle:
+        pointer = ffi.from_buffer("uint64_t[]", values)
+        self._keep.append(pointer)
+        return pointer

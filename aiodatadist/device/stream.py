@@ -1,0 +1,311 @@
+"""A stream is an executor, a transfer is a future."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist._native.library import Handle, ffi, ring
+from aiodatadist._native.runtime import Runtime, completion_error
+from aiodatadist.device.program import Program
+from aiodatadist.errors import ForkError, InternalError, LLMException, ParamInvalid, StuckError
+
+logger = logging.getLogger(__name__)
+
+QUEUED, RAN, FULL, CLOSED = 0, 1, -1, -2  # ring_submit
+DONE, FAILED, CANCELLED, TIMED_OUT, STUCK = range(5)  # ring_completion.state
+REAP = 64  # completions per call into C
+
+
+class TransferState(Enum):
+    """``PENDING`` ends in exactly one of the others; ``STUCK`` means that its memory must never be used again."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STUCK = "stuck"
+
+
+_STATES = {
+    DONE: TransferState.DONE, FAILED: TransferState.FAILED, TIMED_OUT: TransferState.FAILED,
+    CANCELLED: TransferState.CANCELLED, STUCK: TransferState.STUCK,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How a stream drives its device.
+
+    Attributes:
+        depth: programs handed to C at a time; more wait in Python.
+        window: bytes given to the device between two looks at the cancel flag. 8 MiB is about 1 ms at memory speed.
+        inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
+            costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
+        grace: seconds that the device has for letting go, after a cancellation and again after an abort.
+    """
+
+    depth: int = 128
+    window: int = 8 << 20
+    inline: int = 256 << 10
+    grace: float = 1.0
+
+
+class Transfer:
+    """One program under way. Await it with :meth:`wait`; or keep it, and ask.
+
+    Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
+
+    Attributes:
+        state: see :class:`TransferState`.
+        error: why it failed, or None.
+        nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
+        queue_seconds, transfer_seconds: waiting behind others; running.
+    """
+
+    __slots__ = ("_callbacks", "_id", "_program", "_stream", "_waiters", "error", "nbytes", "queue_seconds", "ranges",
+                 "state", "transfer_seconds")  # fmt: skip
+
+    def __init__(self, stream: Stream, number: int, program: Program) -> None:
+        self._stream = stream
+        self._id = number
+        self._program: Program | None = program
+        self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: list[Callable[[Transfer], object]] = []
+        self.state = TransferState.PENDING
+        self.error: LLMException | None = None
+        self.nbytes = 0
+        self.ranges = 0
+        self.queue_seconds = 0.0
+        self.transfer_seconds = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self.state is not TransferState.PENDING
+
+    def add_done_callback(self, callback: Callable[[Transfer], object]) -> None:
+        """Call it on the loop when the transfer ended; at once if it has."""
+        if self.is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> bool:
+        """Ask it to stop. Its memory belongs to the device until it is done. False if it is done already."""
+        return not self.is_done and self._stream._cancel(self)
+
+    async def wait(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            LLMException: it failed; the destination's contents are undefined, and no byte lands any more.
+            asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
+                returns only when no byte can land any more.
+        """
+        if self.state is TransferState.PENDING:
+            try:
+                await self._settled()
+            except asyncio.CancelledError:
+                self.cancel()
+                await self._quiesce()
+                raise
+        if self.error is not None:
+            raise self.error
+        if self.state is TransferState.CANCELLED:
+            raise asyncio.CancelledError("the transfer was cancelled")
+
+    async def _settled(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def _quiesce(self) -> None:
+        """Wait until the device let go, whatever else is cancelled meanwhile. C answers within two graces."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 3 * self._stream.limits.grace):
+            while not self.is_done:
+                try:
+                    await self._settled()
+                except asyncio.CancelledError:
+                    if anyio.current_effective_deadline() <= anyio.current_time():
+                        break
+        if not self.is_done:
+            self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
+
+    def replace_outcome(self, error: LLMException) -> None:
+        """For a done callback: tell a better-informed error instead, for instance that the peer died."""
+        self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
+        self.error = error
+
+    def _complete(self, completion: Any) -> None:
+        """Take over what C says."""
+        self.nbytes = completion.bytes
+        self.ranges = completion.ranges
+        self.queue_seconds = (completion.started_ns - completion.submitted_ns) / 1e9
+        self.transfer_seconds = (completion.finished_ns - completion.started_ns) / 1e9
+        state = completion.state
+        if state == DONE:
+            self._finish(TransferState.DONE, None)
+        elif state == CANCELLED:
+            self._finish(TransferState.CANCELLED, None)
+        else:
+            self._finish(_STATES[state], completion_error(completion))
+
+    def _finish(self, state: TransferState, error: LLMException | None) -> None:
+        if self.is_done:
+            return
+        self.state = state
+        self.error = error
+        if state is not TransferState.STUCK:
+            self._program = None
+        for callback in self._callbacks:  # before the waiters: a callback may know better what happened
+            callback(self)
+        self._callbacks.clear()
+        if self.error is not None:
+            logger.warning("transfer %d on %s ended: %s", self._id, self._stream.name, self.error)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def __repr__(self) -> str:
+        return f"<Transfer {self._id} on {self._stream.name} {self.state.value}>"
+
+
+class Stream:
+    """An ordered queue of work on a device. Belongs to the event loop it is opened on."""
+
+    def __init__(self, runtime: Runtime, context: Handle, name: str, limits: StreamLimits) -> None:
+        self.name = name
+        self.limits = limits
+        self._runtime = runtime
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Transfer] = {}
+        self._backlog: deque[tuple[Transfer, int]] = deque()
+        self._ran = ffi.new("ring_completion *")
+        self._reaped = ffi.new("ring_completion[]", REAP)
+        self._ring = self._open(context)
+        self._closed = False
+        self._pid = os.getpid()
+        self._loop.add_reader(ring.ring_fd(self._ring), self._drain)
+
+    def _open(self, context: Handle) -> Handle:
+        options = ffi.new("ring_options *")
+        options.depth = self.limits.depth
+        options.window_bytes = self.limits.window
+        options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
+        options.grace_ms = max(1, round(self.limits.grace * 1000))
+        out = ffi.new("ring **")
+        self._runtime.check("ring_open", ring.ring_open(self._runtime.ring_driver, context, options, out))
+        return out[0]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pending and not self._backlog
+
+    def submit(self, program: Program, timeout: float) -> Transfer:
+        """Start a program. Its time limit, in seconds, counts from when it begins to run.
+
+        Raises:
+            ParamInvalid: a step makes no sense, or the stream is closed.
+        """
+        if self._pid != os.getpid():
+            raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
+        transfer = Transfer(self, next(self._numbers), program)
+        timeout_ms = max(1, round(timeout * 1000))
+        if self._backlog:
+            self._backlog.append((transfer, timeout_ms))
+        else:
+            self._start(transfer, timeout_ms)
+        return transfer
+
+    def _start(self, transfer: Transfer, timeout_ms: int) -> bool:
+        """Hand it to C; False when C is full, and it waits in the backlog."""
+        program = transfer._program
+        if program is None:
+            raise InternalError(f"{transfer!r} was started twice")
+        steps, count = program.assemble()
+        status = ring.ring_submit(self._ring, transfer._id, steps, count, timeout_ms, self._ran)
+        if status == RAN:
+            transfer._complete(self._ran)
+        elif status == QUEUED:
+            self._pending[transfer._id] = transfer
+        elif status == FULL:
+            self._backlog.appendleft((transfer, timeout_ms))
+            return False
+        elif status == CLOSED:
+            raise ParamInvalid(f"{self.name} is closed")
+        else:
+            raise ParamInvalid(f"{self.name} refused the program: status {status} of ring_submit")
+        return True
+
+    def _cancel(self, transfer: Transfer) -> bool:
+        if transfer._id in self._pending:
+            return bool(ring.ring_cancel(self._ring, transfer._id))
+        for waiting in self._backlog:
+            if waiting[0] is transfer:
+                self._backlog.remove(waiting)
+                transfer._finish(TransferState.CANCELLED, None)
+                return True
+        return False
+
+    def _drain(self) -> None:
+        """The eventfd is readable: take all completions, resolve their transfers, start what waits."""
+        reaped = self._reaped
+        while True:
+            count = ring.ring_reap(self._ring, reaped, REAP)
+            for i in range(count):
+                transfer = self._pending.pop(reaped[i].id, None)
+                if transfer is not None:
+                    transfer._complete(reaped[i])
+            if count < REAP:
+                break
+        while self._backlog and not self._closed:
+            transfer, timeout_ms = self._backlog.popleft()
+            try:
+                if not self._start(transfer, timeout_ms):
+                    break
+            except LLMException as error:
+                transfer._finish(TransferState.FAILED, error)
+
+    async def aclose(self) -> None:
+        """Cancel what is left, wait until the device let go, give the stream back. May be called twice.
+
+        Raises:
+            StuckError: the device did not let go in time. The stream is closed all the same, and its transfers are stuck.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        while self._backlog:
+            self._backlog.popleft()[0]._finish(TransferState.CANCELLED, None)
+        self._loop.remove_reader(ring.ring_fd(self._ring))
+        with anyio.CancelScope(shield=True):  # C returns within its deadline
+            wait_ms = round(3000 * self.limits.grace)
+            stuck = await anyio.to_thread.run_sync(ring.ring_close, self._ring, wait_ms)
+        self._drain()
+        for transfer in list(self._pending.values()):
+            transfer._finish(TransferState.STUCK, StuckError(f"{self.name} was closed while the device held on"))
+        self._pending.clear()
+        if stuck:
+            raise StuckError(f"{self.name}: the device did not let go within {wait_ms} ms")
+        ring.ring_free(self._ring)
+        self._ring = None
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name} {len(self._pending) + len(self._backlog)} pending>"

@@ -1,0 +1,221 @@
+"""What can go wrong, grouped by the largest thing that is ruined.
+
+========================  =====================================================  ==========================================
+class                     what is ruined                                         what to do
+========================  =====================================================  ==========================================
+``ParamInvalid`` ...      this call: nothing was started                         mend the arguments, or the order of calls
+``TransferError`` ...     this transfer: its destination is undefined            retry it
+``LinkError`` ...         this link: other links go on                           link again
+``DeviceError``           this device: nothing on it can be trusted              restart the process
+``InternalError``         us                                                     please report it
+========================  =====================================================  ==========================================
+
+All of them are :class:`LLMException`, which is LLM-DataDist's own exception, and carry its ``status_code``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+_BASE = 0x5010B000  # every library code is this plus a small number
+
+
+class LLMStatusCode(IntEnum):
+    """LLM-DataDist's status codes, with its numbers."""
+
+    LLM_SUCCESS = 0
+    LLM_FAILED = 0xFFFFFFFF
+    LLM_WAIT_PROCESS_TIMEOUT = _BASE + 1
+    LLM_KV_CACHE_NOT_EXIST = _BASE + 2
+    LLM_REPEAT_REQUEST = _BASE + 3
+    LLM_REQUEST_ALREADY_COMPLETED = _BASE + 4
+    LLM_PARAM_INVALID = _BASE + 5
+    LLM_ENGINE_FINALIZED = _BASE + 6
+    LLM_NOT_YET_LINK = _BASE + 7
+    LLM_ALREADY_LINK = _BASE + 8
+    LLM_LINK_FAILED = _BASE + 9
+    LLM_UNLINK_FAILED = _BASE + 10
+    LLM_NOTIFY_PROMPT_UNLINK_FAILED = _BASE + 11
+    LLM_CLUSTER_NUM_EXCEED_LIMIT = _BASE + 12
+    LLM_PROCESSING_LINK = _BASE + 13
+    LLM_DEVICE_OUT_OF_MEMORY = _BASE + 14
+    LLM_PREFIX_ALREADY_EXIST = _BASE + 15
+    LLM_PREFIX_NOT_EXIST = _BASE + 16
+    LLM_SEQ_LENOVERLIMIT = _BASE + 17
+    LLM_NO_FREE_BLOCK = _BASE + 18
+    LLM_BLOCKS_OUT_OF_MEMORY = _BASE + 19
+    LLM_EXIST_LINK = _BASE + 24
+    LLM_FEATURE_NOT_ENABLED = _BASE + 25
+    LLM_TIMEOUT = _BASE + 26
+    LLM_LINK_BUSY = _BASE + 27
+    LLM_OUT_OF_MEMORY = _BASE + 28
+    LLM_DEVICE_MEM_ERROR = 507053
+    LLM_SUSPECT_REMOTE_ERROR = 507057
+    LLM_UNKNOWN_ERROR = -1
+
+    @classmethod
+    def of(cls, code: int) -> LLMStatusCode:
+        """The member with this number; a number without one is ``LLM_FAILED``, as upstream maps it."""
+        try:
+            return cls(code)
+        except ValueError:
+            return cls.LLM_FAILED
+
+
+class LLMException(RuntimeError):
+    """Base of everything this library raises on purpose, apart from ``TypeError`` and ``ValueError`` for bad arguments.
+
+    Attributes:
+        status_code: why, as LLM-DataDist numbers it; never ``LLM_SUCCESS``.
+        peer: cluster id of the other end, or None.
+        operation: the call that failed, for instance ``"pull_blocks"``, or None.
+        hint: what to do next, or None. It is part of the message, too.
+        retryable: the same call may succeed later without anything else being done.
+    """
+
+    default_status = LLMStatusCode.LLM_FAILED
+    retryable = False
+
+    def __init__(
+        self,
+        *args: Any,
+        status_code: LLMStatusCode | None = None,
+        peer: int | None = None,
+        operation: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(*args)
+        self._status_code = self.default_status if status_code is None else status_code
+        self.peer = peer
+        self.operation = operation
+        self.hint = hint
+
+    @property
+    def status_code(self) -> LLMStatusCode:
+        return self._status_code
+
+    def __str__(self) -> str:
+        what = super().__str__() or self.__class__.__name__
+        where = f"{self.operation}: " if self.operation else ""
+        advice = f"; {self.hint}" if self.hint else ""
+        return f"{where}{what} [{self._status_code.name}]{advice}"
+
+
+# ---- this call: nothing was started ----
+
+
+class ParamInvalid(LLMException):
+    """An argument breaks a rule. The message names the value, the limit and the rule."""
+
+    default_status = LLMStatusCode.LLM_PARAM_INVALID
+
+
+class CacheNotFound(LLMException):
+    """No such cache or key, here or at the peer."""
+
+    default_status = LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
+    retryable = True
+
+
+class NotLinked(LLMException):
+    """No usable link to that cluster."""
+
+    default_status = LLMStatusCode.LLM_NOT_YET_LINK
+
+
+class FeatureNotEnabled(LLMException):
+    """An option that this call needs is off, or the runtime lacks the function."""
+
+    default_status = LLMStatusCode.LLM_FEATURE_NOT_ENABLED
+
+
+class OutOfMemory(LLMException, MemoryError):
+    """A pool or the device has no room. The message names free, largest and pinned bytes."""
+
+    default_status = LLMStatusCode.LLM_OUT_OF_MEMORY
+    retryable = True
+
+
+class ForkError(LLMException):
+    """The object was made before ``os.fork()`` and is used in the child. Start processes with spawn."""
+
+
+# ---- this transfer ----
+
+
+class TransferError(LLMException):
+    """The transfer did not succeed; what its destination holds is undefined. The link still works."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """The transfer missed its time limit. It was stopped, and no byte of it lands any more."""
+
+    default_status = LLMStatusCode.LLM_TIMEOUT
+    retryable = True
+
+
+# ---- this link ----
+
+
+class LinkError(LLMException, ConnectionError):
+    """A link could not be made, or is gone. Its transfers ended with this; other links are not concerned."""
+
+    default_status = LLMStatusCode.LLM_LINK_FAILED
+
+
+class PeerLost(LinkError):
+    """The peer's process died or its connection broke. You get :class:`LinkClosed` when it said good-bye."""
+
+    default_status = LLMStatusCode.LLM_NOT_YET_LINK
+
+
+class LinkClosed(LinkError):
+    """The link was unlinked, by this end or by the peer."""
+
+    default_status = LLMStatusCode.LLM_NOT_YET_LINK
+
+
+class LinkTimeout(LinkError, TimeoutError):
+    """The link was not made in time."""
+
+    default_status = LLMStatusCode.LLM_TIMEOUT
+
+
+class AuthError(LinkError):
+    """The peer could not prove that it has the key, or we could not."""
+
+
+class ProtocolError(LinkError):
+    """The peer said something that the protocol does not allow, or that we do not understand."""
+
+    default_status = LLMStatusCode.LLM_PARAM_INVALID
+
+
+class IncompatiblePeer(LinkError):
+    """The two ends do not fit together. The message names both values."""
+
+    default_status = LLMStatusCode.LLM_PARAM_INVALID
+
+
+# ---- this device, and us ----
+
+
+class DeviceError(LLMException):
+    """A call into the accelerator's runtime failed. ``code`` is the runtime's own number."""
+
+    def __init__(self, *args: Any, code: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.code = code
+
+
+class RuntimeUnavailable(DeviceError):
+    """No accelerator runtime could be opened. The message says what was tried."""
+
+
+class StuckError(DeviceError):
+    """The device did not let go of memory that it was asked to release. That memory must never be used again."""
+
+
+class InternalError(LLMException):
+    """A rule inside this library was broken. Please report it."""

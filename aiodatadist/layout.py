@@ -1,0 +1,107 @@
+"""Layers x blocks x batch slots -> byte ranges. Pure arithmetic: no memory, no device, no I/O.
+
+A cache is ``num_tensors`` tensors of one shape. Each tensor is cut along dimension 0 into ``shape[0]`` pieces of equal
+*stride*: batch slots of a contiguous cache, blocks of a blocks cache. A layer is ``tensor_num_per_layer`` tensors in a row.
+
+A :class:`Grid` is what a transfer moves: for each tensor of a range, the same list of blocks. C expands it
+(``native/program.c``); :meth:`Grid.ranges` does the same in Python, one range per block, and is what tests compare with.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiodatadist.errors import ParamInvalid
+
+UINT64 = 2**64
+
+
+class Range(NamedTuple):
+    """``nbytes`` at two addresses."""
+
+    local: int
+    remote: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """``len(local)`` tensors x ``len(local_index)`` blocks.
+
+    Block ``i`` of tensor ``t`` is at ``local[t] + local_index[i] * local_stride`` on this side and at
+    ``remote[t] + remote_index[i] * remote_stride`` on the other, ``nbytes`` long; the last block of each tensor is only
+    ``tail`` bytes long. Addresses, indexes, strides and lengths are bytes and fit 64 bits; the arrays are ``array('Q')``.
+    """
+
+    local: array[int]
+    remote: array[int]
+    local_index: array[int]
+    remote_index: array[int]
+    local_stride: int
+    remote_stride: int
+    nbytes: int
+    tail: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        blocks = len(self.local_index)
+        return len(self.local) * ((blocks - 1) * self.nbytes + self.tail) if blocks else 0
+
+    def ranges(self) -> Iterator[Range]:
+        """One range per tensor and block, not merged."""
+        last = len(self.local_index) - 1
+        for local, remote in zip(self.local, self.remote, strict=True):
+            for i, (mine, theirs) in enumerate(zip(self.local_index, self.remote_index, strict=True)):
+                nbytes = self.tail if i == last else self.nbytes
+                yield Range(local + mine * self.local_stride, remote + theirs * self.remote_stride, nbytes)
+
+
+def indexes(values: Sequence[int], name: str) -> array[int]:
+    """Block numbers as C reads them.
+
+    Raises:
+        TypeError: an element is not an integer.
+        ValueError: an element is negative or does not fit 64 bits.
+    """
+    if isinstance(values, array) and values.typecode == "Q":
+        return values
+    if not isinstance(values, (list, tuple, range, array)):
+        raise TypeError(f"{name} is a {type(values).__name__}: it has to be a list or tuple of int")
+    try:
+        return array("Q", values)
+    except OverflowError:
+        bad = next(v for v in values if not 0 <= v < UINT64)
+        raise ValueError(f"{name} has {bad}: block numbers are in [0, 2**64)") from None
+    except TypeError:
+        bad = next(v for v in values if not isinstance(v, int))
+        raise TypeError(f"{name} has {bad!r} of type {type(bad).__name__}: block numbers are int") from None
+
+
+def tensor_range(num_tensors: int, layers: range | None, tensors_per_layer: int, name: str) -> range:
+    """The tensors of a half-open layer range; all of them for None.
+
+    Raises:
+        ParamInvalid: step is not 1, the range is empty or negative, it ends past the last layer, or the cache's tensors
+            are not a whole number of layers.
+    """
+    if layers is None:
+        return range(num_tensors)
+    if layers.step != 1 or layers.start < 0 or layers.stop <= layers.start:
+        raise ParamInvalid(f"{name} is {layers}: it needs step 1 and 0 <= start < stop")
+    if num_tensors % tensors_per_layer:
+        raise ParamInvalid(
+            f"{name} is given, but {num_tensors} tensors are not a whole number of layers of {tensors_per_layer}"
+        )
+    count = num_tensors // tensors_per_layer
+    if layers.stop > count:
+        raise ParamInvalid(f"{name} is {layers}, but the cache has {count} layers")
+    return range(layers.start * tensors_per_layer, layers.stop * tensors_per_layer)
+
+
+def blocks_for(nbytes: int, block: int) -> int:
+    """How many blocks of ``block`` bytes hold ``nbytes``: the ceiling."""
+    return -(-nbytes // block)

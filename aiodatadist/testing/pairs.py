@@ -1,0 +1,88 @@
+"""Clusters with memory of their own, and two of them linked, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodatadist.cluster_info import LLMClusterInfo
+from aiodatadist.config import LLMConfig
+from aiodatadist.datadist import LLMDataDist
+from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
+from aiodatadist.device import Memory
+from aiodatadist.errors import LLMStatusCode
+from aiodatadist.testing.patterns import stamp
+
+
+@dataclass
+class Cluster:
+    """An initialised LLMDataDist and the caches that were made for it, each stamped with its own pattern."""
+
+    datadist: LLMDataDist
+    memories: dict[int, Memory] = field(default_factory=dict)
+
+    async def blocks(self, desc: CacheDesc, model_id: int | None = 0) -> Cache:
+        """Memory for a blocks cache, registered under a model id."""
+        memory, addresses = self._allocate(desc)
+        key = None if model_id is None else BlocksCacheKey(self.datadist.cluster_id, model_id)
+        cache = await self.datadist.cache_manager.register_blocks_cache(desc, addresses, key, True)
+        return self._keep(cache, memory)
+
+    async def contiguous(self, desc: CacheDesc, keys: Sequence[CacheKey] = ()) -> Cache:
+        """Memory for a contiguous cache, registered under keys."""
+        memory, addresses = self._allocate(desc)
+        cache = await self.datadist.cache_manager.register_cache(desc, addresses, keys, True)
+        return self._keep(cache, memory)
+
+    def _allocate(self, desc: CacheDesc) -> tuple[Memory, list[int]]:
+        placement = Placement.DEVICE if desc.placement is Placement.DEVICE else Placement.HOST
+        memory = self.datadist.device.allocate(desc.size * desc.num_tensors, placement)
+        return memory, [memory.address + i * desc.size for i in range(desc.num_tensors)]
+
+    def _keep(self, cache: Cache, memory: Memory) -> Cache:
+        self.memories[cache.cache_id] = memory
+        stamp(memory, cache, self.datadist.cluster_id)
+        return cache
+
+    def memory(self, cache: Cache) -> Memory:
+        return self.memories[cache.cache_id]
+
+
+@asynccontextmanager
+async def open_cluster(cluster_id: int, role: LLMRole = LLMRole.MIX, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster that listens on a free loopback port."""
+    config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **options})
+    async with LLMDataDist(role, cluster_id, config) as datadist:
+        yield Cluster(datadist)
+
+
+def cluster_info(cluster: Cluster) -> LLMClusterInfo:
+    """How to reach it."""
+    address = cluster.datadist.listen_address
+    if address is None:
+        raise AssertionError("this cluster does not listen")
+    info = LLMClusterInfo(cluster.datadist.cluster_id)
+    info.append_remote_ip_info(*address)
+    return info
+
+
+@asynccontextmanager
+async def linked_pair(
+    desc: CacheDesc, *, slots: bool = False, **options: Any
+) -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
+    """A prompt (id 1) and a decoder (id 2) with a cache each, linked. ``slots``: contiguous caches, slot i has request i."""
+    async with (
+        open_cluster(1, LLMRole.PROMPT, device_id=0, **options) as prompt,
+        open_cluster(2, LLMRole.DECODER, device_id=1, **options) as decoder,
+    ):
+        caches = []
+        for cluster in (prompt, decoder):
+            keys = [CacheKey(cluster.datadist.cluster_id, i) for i in range(desc.shape[0])]
+            caches.append(await (cluster.contiguous(desc, keys) if slots else cluster.blocks(desc)))
+        status, each = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+        if status is not LLMStatusCode.LLM_SUCCESS:
+            raise AssertionError(f"the pair could not be linked: {each}")
+        await prompt.datadist.wait_linked(2)
+        yield prompt, decoder, caches[0], caches[1]

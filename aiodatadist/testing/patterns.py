@@ -1,0 +1,52 @@
+"""Contents that name their place: a misplaced block says where it came from."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from aiodatadist.descriptors import Cache
+from aiodatadist.device import Memory
+
+
+def pattern(owner: int, tensor: int, piece: int, nbytes: int) -> bytes:
+    """``nbytes`` that stand for one block or slot of one tensor of one cluster."""
+    unit = struct.pack("<QIIQ", owner, tensor, piece, 0x5A5A5A5A5A5A5A5A)
+    return (unit * (nbytes // len(unit) + 1))[:nbytes]
+
+
+def _offset(memory: Memory, cache: Cache, tensor: int, piece: int) -> int:
+    return cache.tensor_addrs[tensor] - memory.address + piece * cache.cache_desc.stride
+
+
+def stamp(memory: Memory, cache: Cache, owner: int) -> None:
+    """Fill every block or slot of a cache that lies in ``memory`` with its own pattern."""
+    stride = cache.cache_desc.stride
+    view = memory.view()
+    for tensor in range(cache.cache_desc.num_tensors):
+        for piece in range(cache.cache_desc.shape[0]):
+            at = _offset(memory, cache, tensor, piece)
+            view[at : at + stride] = pattern(owner, tensor, piece, stride)
+
+
+def verify(memory: Memory, cache: Cache, expected: Iterable[tuple[int, int, int, int]]) -> None:
+    """Compare every byte: ``(tensor, piece, owner, owner's piece)`` for pieces that moved; the others are their own.
+
+    Raises:
+        AssertionError: a piece holds something else. The message says which, and what it holds.
+    """
+    stride = cache.cache_desc.stride
+    moved = {(tensor, piece): (owner, source) for tensor, piece, owner, source in expected}
+    view = memory.view()
+    for tensor in range(cache.cache_desc.num_tensors):
+        for piece in range(cache.cache_desc.shape[0]):
+            at = _offset(memory, cache, tensor, piece)
+            found = bytes(view[at : at + stride])
+            place = moved.get((tensor, piece))
+            if place is None:
+                continue
+            if found != pattern(place[0], tensor, place[1], stride):
+                begin = struct.unpack_from("<QII", found.ljust(16, b"\0"))
+                raise AssertionError(
+                    f"tensor {tensor} piece {piece}: wanted {place}, found (owner, tensor, piece) {begin}"
+                )

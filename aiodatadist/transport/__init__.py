@@ -1,0 +1,35 @@
+"""They can travel: moving bytes between registered memory of two peers.
+
+The contract is in ``base``; implementations are found by name and imported by nobody. Promises: a channel moves only what
+both ends registered, and what it adds to a program follows the program's rules (order, one end, no byte after it).
+Refuses to know: caches, keys, control messages.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device
+
+TRANSPORTS = {"hccl": "HcclTransport", "loopback": "LoopbackTransport"}
+
+
+def open_transport(name: str, device: Device, resource: str | None = None) -> Transport:
+    """The transport of this name for a device. ``resource`` is the ``local_comm_res`` option.
+
+    Raises:
+        ParamInvalid: there is no such transport, or the resource description is wrong.
+    """
+    if name not in TRANSPORTS:
+        raise ParamInvalid(f"transport {name!r} does not exist: there are {', '.join(sorted(TRANSPORTS))}")
+    module = import_module(f"aiodatadist.transport.{name}")
+    transport: Transport = getattr(module, TRANSPORTS[name])(device, resource)
+    return transport
+
+
+__all__ = ["TRANSPORTS", "Channel", "ChannelOffer", "Endpoint", "Region", "Transport", "open_transport"]

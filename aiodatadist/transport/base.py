@@ -1,0 +1,127 @@
+"""The contract of a transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from aiodatadist.descriptors import Placement
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device, Program
+    from aiodatadist.layout import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory of this process that a peer may read and write once it is registered."""
+
+    address: int
+    nbytes: int
+    placement: Placement
+
+    def overlaps(self, other: Region) -> bool:
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a peer has to know of us to open a channel. Plain text: it travels in the handshake.
+
+    Attributes:
+        transport, runtime: have to be the same on both ends.
+        host: identifies the machine (its boot id and user); a runtime that cannot leave the machine compares it.
+        server_id, device_id, device_ip: this device in a rank table.
+        super_device_id, super_pod_id: on super-pod hardware, else empty.
+    """
+
+    transport: str
+    runtime: str
+    host: str
+    server_id: str
+    device_id: str
+    device_ip: str
+    super_device_id: str = ""
+    super_pod_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOffer:
+    """Both ends open a channel at the same time with the same offer, apart from ``rank``.
+
+    Attributes:
+        name: unique among all channels; at most 127 characters.
+        rank: ours, 0 or 1. ``endpoints[rank]`` is ours.
+    """
+
+    name: str
+    rank: int
+    endpoints: tuple[Endpoint, Endpoint]
+
+    @property
+    def peer_rank(self) -> int:
+        return 1 - self.rank
+
+
+class Channel(ABC):
+    """A way to one peer's registered memory. One-sided: the peer takes no part in a transfer.
+
+    A channel covers the regions that both ends had registered when it was opened.
+    """
+
+    @abstractmethod
+    def add_get(self, program: Program, grid: Grid) -> None:
+        """Add a step that reads the grid's remote side into its local side."""
+
+    @abstractmethod
+    def add_put(self, program: Program, grid: Grid) -> None:
+        """Add a step that writes the grid's local side to its remote side."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Give the channel back; its transfers have to be done. May be called twice."""
+
+
+class Transport(ABC):
+    """Opens channels for one device. Regions are counted: as many ``unregister`` as ``register`` give one back.
+
+    Raises, from every method: LLMException for what the runtime refuses.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, device: Device, resource: str | None = None) -> None:
+        self.device = device
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> Endpoint:
+        """How to reach this device."""
+
+    @abstractmethod
+    async def register(self, region: Region) -> None:
+        """Make a region known. Channels opened later cover it.
+
+        Raises:
+            ParamInvalid: it overlaps another region without being the same.
+        """
+
+    @abstractmethod
+    async def unregister(self, region: Region) -> None:
+        """Forget a region. No open channel may cover it."""
+
+    @abstractmethod
+    async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
+        """Open a channel together with the peer, which calls this at about the same time.
+
+        If cancelled, returns only when the runtime let go, at most ``timeout`` rounded up to whole seconds later.
+
+        Raises:
+            LinkTimeout: the peer did not come in time.
+            LinkError: the channel could not be made.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Forget all regions. Channels have to be closed."""

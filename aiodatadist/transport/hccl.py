@@ -1,0 +1,264 @@
+"""Channels over HCCL's one-sided calls: a communicator of two ranks per link.
+
+The calls, in the order in which the vendor's library wants them: register memory once per process, make a communicator
+from a rank table, bind the memory to it, prepare it (both ends, blocking). Blocking calls run in worker threads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from aiodatadist._native.library import Handle, ffi
+from aiodatadist.descriptors import Placement
+from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+
+if TYPE_CHECKING:
+    from aiodatadist._native.runtime import Runtime
+    from aiodatadist.device import Device, Program
+    from aiodatadist.layout import Grid
+
+CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
+CONFIG_BYTES = 300
+CONFIG_MAGIC = 0xF0F0F0F0
+NOT_SET = 0xFFFFFFFF
+BUFFER_MIB = 200  # the vendor's default
+MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
+
+_making = threading.Lock()  # the vendor allows one communicator initialisation at a time per device
+
+
+def host_identity() -> str:
+    """This machine since it was booted, and the user: what softnpu's shared memory reaches."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{os.getuid()}"
+
+
+def rank_table(endpoints: tuple[Endpoint, Endpoint]) -> str:
+    """The vendor's rank table for two devices, rank 0 first; JSON text, all values strings."""
+    servers: dict[str, list[dict[str, str]]] = {}
+    for rank, end in enumerate(endpoints):
+        device = {"device_id": end.device_id, "device_ip": end.device_ip, "rank_id": str(rank)}
+        if end.super_device_id:
+            device["super_device_id"] = end.super_device_id
+        servers.setdefault(end.server_id, []).append(device)
+    table: dict[str, Any] = {
+        "version": "1.0",
+        "status": "completed",
+        "server_count": str(len(servers)),
+        "server_list": [{"server_id": server, "device": devices} for server, devices in servers.items()],
+    }
+    pods: dict[str, set[str]] = {}
+    for end in endpoints:
+        if end.super_pod_id:
+            pods.setdefault(end.super_pod_id, set()).add(end.server_id)
+    if pods:
+        table["version"] = "1.2"
+        table["super_pod_list"] = [
+            {"super_pod_id": pod, "server_list": [{"server_id": server} for server in sorted(members)]}
+            for pod, members in pods.items()
+        ]
+    return json.dumps(table)
+
+
+def parse_resource(resource: str) -> dict[str, str]:
+    """The one device of a ``local_comm_res`` of version 1.0 or 1.2, as fields of :class:`Endpoint`.
+
+    Raises:
+        ParamInvalid: it is not JSON, or does not describe exactly one device.
+    """
+    try:
+        table = json.loads(resource)
+        (server,) = table["server_list"]
+        (device,) = server["device"]
+        pods = table.get("super_pod_list") or [{"super_pod_id": ""}]
+        return {
+            "server_id": str(server["server_id"]),
+            "device_id": str(device["device_id"]),
+            "device_ip": str(device["device_ip"]),
+            "super_device_id": str(device.get("super_device_id", "")),
+            "super_pod_id": str(pods[0]["super_pod_id"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParamInvalid(f"local_comm_res does not describe exactly one local device: {error!r}") from error
+
+
+class HcclTransport(Transport):
+    """One-sided transfers through HCCL, on the vendor's library or on softnpu."""
+
+    name: ClassVar[str] = "hccl"
+
+    def __init__(self, device: Device, resource: str | None = None) -> None:
+        super().__init__(device, resource)
+        self._runtime = device.runtime
+        self._regions: dict[Region, tuple[Handle, int]] = {}
+        self._endpoint = self._describe(resource)
+
+    def _describe(self, resource: str | None) -> Endpoint:
+        runtime = self._runtime.name
+        if resource:
+            return Endpoint(self.name, runtime, host_identity(), **parse_resource(resource))
+        if not self._runtime.is_soft:
+            raise ParamInvalid(
+                "on an NPU the device's own address has to be given", hint="set LLMConfig.local_comm_res"
+            )
+        return Endpoint(self.name, runtime, host_identity(), "127.0.0.1", str(self.device.index), "127.0.0.1")
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    # ---- regions ----
+
+    async def register(self, region: Region) -> None:
+        handle, count = self._regions.get(region, (None, 0))
+        if count == 0:
+            for other in self._regions:
+                if region.overlaps(other):
+                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+            handle = await anyio.to_thread.run_sync(self._register, region)
+        self._regions[region] = (handle, count + 1)
+
+    def _register(self, region: Region) -> Handle:
+        memory = ffi.new("CommMem *")
+        memory.type = MEM_TYPES[region.placement]
+        memory.addr = ffi.cast("void *", region.address)
+        memory.size = region.nbytes
+        handle = ffi.new("void **")
+        with self.device.current():
+            code = self._runtime.hccl.HcclRegisterGlobalMem(memory, handle)
+            self._runtime.check_hccl("HcclRegisterGlobalMem", code)
+        return handle[0]
+
+    async def unregister(self, region: Region) -> None:
+        handle, count = self._regions.get(region, (None, 0))
+        if count > 1:
+            self._regions[region] = (handle, count - 1)
+        elif count == 1:
+            del self._regions[region]
+            with anyio.CancelScope(shield=True):  # a local call: it does not wait for anybody
+                await anyio.to_thread.run_sync(self._unregister, handle)
+
+    def _unregister(self, handle: Handle) -> None:
+        with self.device.current():
+            code = self._runtime.hccl.HcclDeregisterGlobalMem(handle)
+            self._runtime.check_hccl("HcclDeregisterGlobalMem", code)
+
+    # ---- channels ----
+
+    async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
+        self._check_peer(offer.endpoints[offer.peer_rank])
+        handles = [handle for handle, _ in self._regions.values()]
+        with anyio.CancelScope(shield=True):  # the vendor's call has its own time limit, and no way to be interrupted
+            channel = await anyio.to_thread.run_sync(self._open_channel, offer, handles, timeout)
+        try:
+            await checkpoint_if_cancelled()
+        except BaseException:
+            await channel.aclose()
+            raise
+        return channel
+
+    def _check_peer(self, peer: Endpoint) -> None:
+        mine = self._endpoint
+        if (peer.transport, peer.runtime) != (mine.transport, mine.runtime):
+            raise IncompatiblePeer(
+                f"the peer uses {peer.transport} on the {peer.runtime} runtime, we use {mine.transport} on {mine.runtime}"
+            )
+        if self._runtime.is_soft and peer.host != mine.host:
+            raise IncompatiblePeer("softnpu moves bytes between processes of one user on one machine only")
+
+    def _open_channel(self, offer: ChannelOffer, handles: list[Handle], timeout: float) -> HcclChannel:
+        with self.device.current():
+            comm = self._make_communicator(offer)
+            channel = HcclChannel(self.device, comm, offer.peer_rank)
+            try:
+                for handle in handles:
+                    channel.bind(handle)
+                self._prepare(comm, timeout)
+            except BaseException:
+                channel.close()
+                raise
+            return channel
+
+    def _make_communicator(self, offer: ChannelOffer) -> Handle:
+        config = ffi.new("HcclCommConfig *")
+        header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
+        ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
+        header[2] = CONFIG_MAGIC
+        header[3] = CONFIG_VERSION
+        config.hcclBufferSize = BUFFER_MIB
+        config.hcclCommName = offer.name.encode()
+        config.hcclRdmaTrafficClass = NOT_SET
+        config.hcclRdmaServiceLevel = NOT_SET
+        comm = ffi.new("HcclComm *")
+        table = rank_table(offer.endpoints).encode()
+        with _making:
+            code = self._runtime.hccl.HcclCommInitClusterInfoMemConfig(table, offer.rank, config, comm)
+            self._check_link("HcclCommInitClusterInfoMemConfig", code)
+        return comm[0]
+
+    def _prepare(self, comm: Handle, timeout: float) -> None:
+        prepare = ffi.new("HcclPrepareConfig *")
+        code = self._runtime.hccl.HcclCommPrepare(comm, prepare, max(1, math.ceil(timeout)))
+        self._check_link("HcclCommPrepare", code)
+
+    def _check_link(self, call: str, code: int) -> None:
+        try:
+            self._runtime.check_hccl(call, code)
+        except TransferTimeout as error:
+            raise LinkTimeout(str(error)) from error
+        except LLMException as error:
+            raise LinkError(str(error)) from error
+
+    async def aclose(self) -> None:
+        for region, (_, count) in list(self._regions.items()):
+            self._regions[region] = (self._regions[region][0], min(count, 1))
+            await self.unregister(region)
+
+
+class HcclChannel(Channel):
+    """A prepared communicator and the peer's rank in it."""
+
+    def __init__(self, device: Device, comm: Handle, peer_rank: int) -> None:
+        self._device = device
+        self._comm: Handle | None = comm
+        self._peer_rank = peer_rank
+        self._bound: list[Handle] = []
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._device.runtime
+
+    def bind(self, handle: Handle) -> None:
+        self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm, handle))
+        self._bound.append(handle)
+
+    def add_get(self, program: Program, grid: Grid) -> None:
+        program.get(self._comm, self._peer_rank, grid)
+
+    def add_put(self, program: Program, grid: Grid) -> None:
+        program.put(self._comm, self._peer_rank, grid)
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):  # local calls: they wait for nobody
+            await anyio.to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """Blocking; from any thread."""
+        comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        hccl = self._runtime.hccl
+        with self._device.current():
+            for handle in self._bound:
+                self._runtime.check_hccl("HcclCommUnbindMem", hccl.HcclCommUnbindMem(comm, handle))
+            self._runtime.check_hccl("HcclCommDestroy", hccl.HcclCommDestroy(comm))

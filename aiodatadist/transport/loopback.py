@@ -1,0 +1,124 @@
+"""Channels inside one process: plain copies. The reference that other transports are compared with, and a fake for tests."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+
+from aiodatadist.descriptors import Placement
+from aiodatadist.device.program import CopyKind
+from aiodatadist.errors import IncompatiblePeer, LinkTimeout, ParamInvalid
+from aiodatadist.layout import Grid
+from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device, Program
+
+
+@dataclass
+class _Meeting:
+    """Where the two ends of a channel find each other: by its name, each with its regions."""
+
+    regions: dict[int, list[Region]] = field(default_factory=dict)
+    complete: anyio.Event = field(default_factory=anyio.Event)
+
+
+_meetings: dict[str, _Meeting] = {}
+
+
+def _find(regions: list[Region], address: int, nbytes: int) -> Region | None:
+    for region in regions:
+        if region.address <= address and address + nbytes <= region.address + region.nbytes:
+            return region
+    return None
+
+
+class LoopbackTransport(Transport):
+    """Both ends live in this process, on one event loop."""
+
+    name: ClassVar[str] = "loopback"
+
+    def __init__(self, device: Device, resource: str | None = None) -> None:
+        super().__init__(device, resource)
+        self._regions: dict[Region, int] = {}
+        self._host = f"process {os.getpid()}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(
+            self.name, self.device.runtime.name, self._host, "127.0.0.1", str(self.device.index), "127.0.0.1"
+        )
+
+    async def register(self, region: Region) -> None:
+        if region not in self._regions:
+            for other in self._regions:
+                if region.overlaps(other):
+                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+        self._regions[region] = self._regions.get(region, 0) + 1
+
+    async def unregister(self, region: Region) -> None:
+        count = self._regions.pop(region, 0)
+        if count > 1:
+            self._regions[region] = count - 1
+
+    async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
+        peer = offer.endpoints[offer.peer_rank]
+        if (peer.transport, peer.host) != (self.name, self._host):
+            raise IncompatiblePeer(f"the peer is {peer.transport} on {peer.host}: loopback stays in {self._host}")
+        meeting = _meetings.setdefault(offer.name, _Meeting())
+        meeting.regions[offer.rank] = list(self._regions)
+        try:
+            if len(meeting.regions) == 2:
+                meeting.complete.set()
+            with anyio.move_on_after(timeout):
+                await meeting.complete.wait()
+            if not meeting.complete.is_set():
+                raise LinkTimeout(f"the peer did not open channel {offer.name!r} within {timeout:.3f} s")
+        finally:
+            _meetings.pop(offer.name, None)
+        return LoopbackChannel(meeting.regions[offer.rank], meeting.regions[offer.peer_rank])
+
+    async def aclose(self) -> None:
+        self._regions.clear()
+
+
+class LoopbackChannel(Channel):
+    """Copies between the two ends' regions; bounds are checked when a step is added."""
+
+    def __init__(self, local: list[Region], remote: list[Region]) -> None:
+        self._local = local
+        self._remote = remote
+
+    def _placements(self, grid: Grid) -> tuple[Placement, Placement]:
+        sides: list[Placement] = []
+        for regions, bases, index, stride, side in (
+            (self._local, grid.local, grid.local_index, grid.local_stride, "local"),
+            (self._remote, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
+        ):
+            low, high = min(index) * stride, max(index) * stride + grid.nbytes
+            found = [_find(regions, base + low, high - low) for base in bases]
+            missing = next((base for base, region in zip(bases, found, strict=True) if region is None), None)
+            if missing is not None or found[0] is None:
+                raise ParamInvalid(f"{high - low} {side} bytes at {missing or 0:#x}+{low} lie in no registered region")
+            sides.append(found[0].placement)
+        return sides[0], sides[1]
+
+    @staticmethod
+    def _kind(source: Placement, target: Placement) -> CopyKind:
+        return CopyKind(2 * source + target)
+
+    def add_get(self, program: Program, grid: Grid) -> None:
+        local, remote = self._placements(grid)
+        program.copy(self._kind(remote, local), grid)
+
+    def add_put(self, program: Program, grid: Grid) -> None:
+        local, remote = self._placements(grid)
+        mirrored = Grid(grid.remote, grid.local, grid.remote_index, grid.local_index,
+                        grid.remote_stride, grid.local_stride, grid.nbytes, grid.tail)  # fmt: skip
+        program.copy(self._kind(local, remote), mirrored)
+
+    async def aclose(self) -> None:
+        self._local = self._remote = []

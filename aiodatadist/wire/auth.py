@@ -1,0 +1,24 @@
+"""Mutual proof of a shared key, HMAC-SHA256 over everything both ends said so far."""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import Literal
+
+from aiodatadist.wire.framing import encode
+from aiodatadist.wire.messages import Hello
+
+Side = Literal["client", "server"]
+
+
+def proof(key: bytes, side: Side, client: Hello, server: Hello) -> str:
+    """What ``side`` has to send. Both hellos are in it, nonces included: it cannot be replayed or carried over."""
+    mac = hmac.new(key, b"aiodatadist link 1 " + side.encode(), sha256)
+    mac.update(encode(client))
+    mac.update(encode(server))
+    return mac.hexdigest()
+
+
+def is_proof(given: str, key: bytes, side: Side, client: Hello, server: Hello) -> bool:
+    return hmac.compare_digest(given, proof(key, side, client, server))

@@ -1,0 +1,74 @@
+"""Messages as bytes: an 8-byte head (magic, version, length), then JSON."""
+
+from __future__ import annotations
+
+import struct
+
+from pydantic import ValidationError
+
+from aiodatadist.errors import ProtocolError
+from aiodatadist.wire.messages import Message, parser
+
+MAGIC = b"KV"
+VERSION = 1
+HEAD = struct.Struct(">2sBxI")
+MAX_BODY = 1 << 20
+"""Bytes of one message, at most; checked before anything is allocated for it."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame.
+
+    Raises:
+        ProtocolError: the message is larger than a frame may be.
+    """
+    body = parser.dump_json(message, exclude_defaults=False)
+    if len(body) > MAX_BODY:
+        raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+
+
+class Decoder:
+    """Bytes in, messages out. After an error it is good for nothing."""
+
+    def __init__(self, max_body: int = MAX_BODY) -> None:
+        self.max_body = max_body
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with ``data``.
+
+        Raises:
+            ProtocolError: these bytes are no message of ours.
+        """
+        self._buffer += data
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _next(self) -> Message | None:
+        if len(self._buffer) < HEAD.size:
+            if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
+                raise ProtocolError(f"the peer does not speak our protocol: it begins with {bytes(self._buffer)!r}")
+            return None
+        magic, version, length = HEAD.unpack_from(self._buffer)
+        if magic != MAGIC:
+            raise ProtocolError(f"the peer does not speak our protocol: it begins with {magic!r}, not {MAGIC!r}")
+        if version != VERSION:
+            raise ProtocolError(f"the peer's frames have version {version}, ours {VERSION}")
+        if length > self.max_body:
+            raise ProtocolError(f"the peer announced a message of {length} bytes: the limit is {self.max_body}")
+        end = HEAD.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[HEAD.size : end])
+        del self._buffer[:end]
+        try:
+            return parser.validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ProtocolError(f"the peer sent a message that is not valid: {where}: {first['msg']}") from None
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"the peer sent a message that is not JSON: {error}") from None

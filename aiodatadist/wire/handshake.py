@@ -1,0 +1,150 @@
+"""The order of words with which a link begins. A state machine without I/O.
+
+::
+
+    client                                server
+    HELLO   hello    ->                   HELLO
+            <-  hello                     PROOF (with a key) or CONNECT
+    PROOF   proof    ->                            checks it
+            <-  proof   checks it         CONNECT
+    OPEN    connect  ->                   OPEN
+            both open the channel, each says ready when its half is open
+    DONE    ready   <->  ready            DONE
+
+At any point either may say ``refuse``, and then it is over.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist.wire.auth import Side, is_proof, proof
+from aiodatadist.wire.messages import CacheEntry, Connect, Hello, Message, Proof, Ready, Refuse
+
+
+class State(Enum):
+    HELLO = "hello"
+    PROOF = "proof"
+    CONNECT = "connect"
+    OPEN = "open"
+    DONE = "done"
+
+
+class Handshake:
+    """One end's view. Feed it what arrives, send what it returns; it raises when the link cannot be.
+
+    Attributes:
+        peer: the other end's hello, once it is trusted as far as it goes (with a key: proved).
+        connect: what the channel is called, once both know; then open it and call :meth:`opened`.
+        caches: the peer's catalogue, once it is ready.
+    """
+
+    def __init__(self, side: Side, hello: Hello, key: bytes | None, expected: int | None = None) -> None:
+        self.side = side
+        self.state = State.HELLO
+        self.peer: Hello | None = None
+        self.connect: Connect | None = None
+        self.caches: list[CacheEntry] | None = None
+        self._hello = hello
+        self._key = key
+        self._expected = expected
+        self._wanted: Connect | None = None
+        self._is_open = False
+
+    @property
+    def agreed(self) -> tuple[Hello, Connect] | None:
+        """Who the peer is and what the channel is called, once both are settled."""
+        return None if self.peer is None or self.connect is None else (self.peer, self.connect)
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_open and self.caches is not None
+
+    def start(self, connect: Connect) -> list[Message]:
+        """The client's first words; ``connect`` is what it will ask for."""
+        self._wanted = connect
+        return [self._hello]
+
+    def opened(self, caches: list[CacheEntry]) -> list[Message]:
+        """Our half of the channel is open."""
+        self._is_open = True
+        return [Ready(caches=caches)]
+
+    def receive(self, message: Message) -> list[Message]:
+        """What to answer.
+
+        Raises:
+            LinkError: the peer refused; with the peer's status.
+            ProtocolError, IncompatiblePeer, AuthError: we refuse. Say so with :func:`refusal`.
+        """
+        match self.state, message:
+            case _, Refuse(status=status, reason=reason):
+                raise LinkError(f"the peer refused: {reason}", status_code=LLMStatusCode.of(status))
+            case State.HELLO, Hello():
+                return self._on_hello(message)
+            case State.PROOF, Proof(mac=mac):
+                return self._on_proof(mac)
+            case State.CONNECT, Connect() if self.side == "server":
+                self.connect = message
+                self.state = State.OPEN
+                return []
+            case State.OPEN, Ready(caches=caches):
+                self.caches = caches
+                self.state = State.DONE
+                return []
+        raise ProtocolError(f"the peer said {message.type!r} in state {self.state.value!r}")
+
+    def _on_hello(self, theirs: Hello) -> list[Message]:
+        self.peer = theirs
+        mine = self._hello
+        for what, a, b in (
+            ("protocol", mine.protocol, theirs.protocol),
+            ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
+            ("transport", mine.endpoint.transport, theirs.endpoint.transport),
+            ("one-sided mode", mine.one_sided, theirs.one_sided),
+        ):
+            if a != b:
+                raise IncompatiblePeer(f"{what} differs: {a} here, {b} at the peer")
+        if theirs.cluster_id == mine.cluster_id:
+            raise IncompatiblePeer(f"the peer has our own cluster id {mine.cluster_id}: ids have to be unique")
+        if self._expected is not None and theirs.cluster_id != self._expected:
+            raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
+        if theirs.has_key != mine.has_key:
+            holder = "the peer" if theirs.has_key else "this end"
+            raise AuthError(f"only {holder} has a key: both ends need the same")
+        return self._prove() if self.side == "client" else self._answer()
+
+    def _answer(self) -> list[Message]:
+        self.state = State.PROOF if self._key else State.CONNECT
+        return [self._hello]
+
+    def _prove(self) -> list[Message]:
+        if self._key is None or self.peer is None:
+            return self._ask()
+        self.state = State.PROOF
+        return [Proof(mac=proof(self._key, "client", self._hello, self.peer))]
+
+    def _on_proof(self, mac: str) -> list[Message]:
+        if self._key is None or self.peer is None:
+            raise ProtocolError("a proof without a key")
+        if self.side == "client":
+            if not is_proof(mac, self._key, "server", self._hello, self.peer):
+                raise AuthError("the peer does not have our key")
+            return self._ask()
+        if not is_proof(mac, self._key, "client", self.peer, self._hello):
+            raise AuthError("the peer does not have our key")
+        self.state = State.CONNECT
+        return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
+
+    def _ask(self) -> list[Message]:
+        if self._wanted is None:
+            raise ProtocolError("a client has to start() first")
+        self.connect = self._wanted
+        self.state = State.OPEN
+        return [self._wanted]
+
+
+def refusal(error: LinkError) -> Refuse:
+    """How to tell the peer that it cannot be."""
+    return Refuse(status=int(error.status_code), reason=str(error.args[0] if error.args else error)[:2048])

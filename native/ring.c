@@ -1,0 +1,354 @@
+/* ring.c: queues, the worker, and who owns a program when. How a program is issued is in program.c. */
+#include "ring_internal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A slot is FREE, QUEUED, RUNNING (on the worker or in the submitting call) or COMPLETE (waiting to be reaped). */
+typedef enum { SLOT_FREE, SLOT_QUEUED, SLOT_RUNNING, SLOT_COMPLETE } slot_state;
+
+typedef struct slot {
+    struct slot *next;
+    slot_state state;
+    program program;
+} slot;
+
+typedef struct slot_list { slot *first, **last; } slot_list;
+
+struct ring {
+    device device;                        /* what program.c needs: driver, stream, window events, limits */
+    pthread_mutex_t lock;                 /* guards everything below */
+    pthread_cond_t wake;                  /* work for the worker, or closing */
+    pthread_cond_t idle;                  /* nothing runs any more */
+    slot_list free, queued, complete;
+    slot *running;
+    bool closing, has_worker, stuck;
+    pthread_t worker;
+    int fd;
+    slot slots[];
+};
+
+int64_t ring_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void list_clear(slot_list *list)
+{
+    list->first = NULL;
+    list->last = &list->first;
+}
+
+static void list_push(slot_list *list, slot *s)
+{
+    s->next = NULL;
+    *list->last = s;
+    list->last = &s->next;
+}
+
+static slot *list_pop(slot_list *list)
+{
+    slot *s = list->first;
+    if (s && !(list->first = s->next))
+        list->last = &list->first;
+    return s;
+}
+
+static void list_remove(slot_list *list, slot *s)
+{
+    slot **at = &list->first;
+    while (*at != s)
+        at = &(*at)->next;
+    if (!(*at = s->next))
+        list->last = at;
+}
+
+/* ---- completion; the lock is held ---- */
+
+static void complete(ring *r, slot *s)
+{
+    s->state = SLOT_COMPLETE;
+    if (!r->complete.first) {
+        uint64_t one = 1;
+        while (write(r->fd, &one, sizeof one) < 0 && errno == EINTR)
+            ;
+    }
+    list_push(&r->complete, s);
+}
+
+static void finish_running(ring *r, slot *s)
+{
+    r->stuck |= s->program.done.state == RING_STUCK;
+    r->running = NULL;
+    if (r->queued.first || r->closing)
+        pthread_cond_signal(&r->wake);
+    pthread_cond_broadcast(&r->idle);
+}
+
+static void cancel_queued(ring *r, slot *s)
+{
+    program_refuse(&s->program, RING_CANCELLED);
+    complete(r, s);
+}
+
+/* ---- the worker ---- */
+
+/* What the worker may take up now: a program that an inline run left behind, or the next in the queue. */
+static slot *next_work(ring *r)
+{
+    if (r->running)
+        return r->running->program.handed_over ? r->running : NULL;
+    slot *s = list_pop(&r->queued);
+    if (s) {
+        s->state = SLOT_RUNNING;
+        r->running = s;
+    }
+    return s;
+}
+
+static void *work(void *arg)
+{
+    ring *r = arg;
+    r->device.driver.set_context(r->device.context);
+    pthread_mutex_lock(&r->lock);
+    for (;;) {
+        slot *s = next_work(r);
+        if (!s && r->closing && !r->running)
+            break;
+        if (!s) {
+            pthread_cond_wait(&r->wake, &r->lock);
+            continue;
+        }
+        bool stuck = r->stuck;
+        pthread_mutex_unlock(&r->lock);
+        if (stuck)
+            program_refuse(&s->program, RING_STUCK);
+        else
+            program_run(&r->device, &s->program);
+        pthread_mutex_lock(&r->lock);
+        finish_running(r, s);
+        complete(r, s);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+static bool start_worker(ring *r)
+{
+    sigset_t all, before;
+    sigfillset(&all);                     /* signals are for the threads of the application */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    r->has_worker = pthread_create(&r->worker, NULL, work, r) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r->has_worker)
+        pthread_setname_np(r->worker, "aiodatadist");
+    return r->has_worker;
+}
+
+/* ---- submission ---- */
+
+/* Run it here. If the device is not done by then the worker takes over: this call never waits for the device. */
+static int run_inline(ring *r, slot *s, ring_completion *ran)
+{
+    aclrtContext before = NULL;
+    device *d = &r->device;
+    bool own = d->driver.get_context(&before) == ACL_SUCCESS && before == d->context;
+    if (!own)
+        d->driver.set_context(d->context);
+    bool finished = program_run_inline(d, &s->program);
+    if (!own && before)
+        d->driver.set_context(before);
+
+    pthread_mutex_lock(&r->lock);
+    s->program.handed_over = !finished;
+    if (!finished && !r->has_worker && !start_worker(r)) {
+        program_run(d, &s->program);      /* no thread to be had: waiting here is all that is left */
+        finished = true;
+    }
+    if (finished) {
+        finish_running(r, s);
+        *ran = s->program.done;
+        s->state = SLOT_FREE;
+        list_push(&r->free, s);
+    } else {
+        pthread_cond_signal(&r->wake);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return finished ? RING_RAN : RING_QUEUED;
+}
+
+int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran)
+{
+    program fresh;
+    if (!r || !ran || !program_init(&fresh, &r->device, id, steps, count, timeout_ms))
+        return RING_INVALID;
+    int status = RING_QUEUED;
+    pthread_mutex_lock(&r->lock);
+    slot *s = r->free.first;
+    bool busy = r->running || r->queued.first;
+    if (r->closing)
+        status = RING_CLOSED;
+    else if (!s)
+        status = RING_FULL;
+    else if (!busy && !r->stuck && fresh.may_run_inline) {
+        list_pop(&r->free);
+        s->state = SLOT_RUNNING;
+        program_copy(&s->program, &fresh);
+        r->running = s;
+        pthread_mutex_unlock(&r->lock);
+        return run_inline(r, s, ran);
+    } else if (!r->has_worker && !start_worker(r))
+        status = RING_NO_THREAD;
+    else {
+        list_pop(&r->free);
+        s->state = SLOT_QUEUED;
+        program_copy(&s->program, &fresh);
+        list_push(&r->queued, s);
+        if (!r->running)
+            pthread_cond_signal(&r->wake);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return status;
+}
+
+int ring_cancel(ring *r, uint64_t id)
+{
+    int found = 0;
+    pthread_mutex_lock(&r->lock);
+    if (r->running && r->running->program.done.id == id) {
+        atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
+        found = 1;
+    }
+    for (slot *s = r->queued.first; s && !found; s = s->next)
+        if (s->program.done.id == id) {
+            list_remove(&r->queued, s);
+            cancel_queued(r, s);
+            found = 1;
+            break;
+        }
+    pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&r->lock);
+    while (n < room && r->complete.first) {
+        slot *s = list_pop(&r->complete);
+        out[n++] = s->program.done;
+        s->state = SLOT_FREE;
+        list_push(&r->free, s);
+    }
+    if (!r->complete.first) {
+        uint64_t count;                   /* non-blocking: nothing to read is fine */
+        while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
+            ;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return n;
+}
+
+int ring_fd(const ring *r)
+{
+    return r->fd;
+}
+
+/* ---- life ---- */
+
+static void ring_init(ring *r, uint32_t depth)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->wake, &monotonic);
+    pthread_cond_init(&r->idle, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    list_clear(&r->free);
+    list_clear(&r->queued);
+    list_clear(&r->complete);
+    for (uint32_t i = 0; i < depth; i++)
+        list_push(&r->free, &r->slots[i]);
+}
+
+static void ring_destroy(ring *r)
+{
+    pthread_cond_destroy(&r->idle);
+    pthread_cond_destroy(&r->wake);
+    pthread_mutex_destroy(&r->lock);
+    if (r->fd >= 0)
+        close(r->fd);
+    free(r);
+}
+
+int ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out)
+{
+    if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 || options->grace_ms <= 0)
+        return ACL_ERROR_INVALID_PARAM;
+    ring *r = calloc(1, sizeof *r + options->depth * sizeof(slot));
+    if (!r)
+        return ACL_ERROR_BAD_ALLOC;
+    ring_init(r, options->depth);
+    r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int code = r->fd < 0 ? ACL_ERROR_BAD_ALLOC : device_open(&r->device, driver, context, options);
+    if (code != ACL_SUCCESS) {
+        ring_destroy(r);
+        return code;
+    }
+    *out = r;
+    return ACL_SUCCESS;
+}
+
+static struct timespec deadline_after(int64_t ms)
+{
+    int64_t at = ring_now_ns() + ms * 1000000;
+    return (struct timespec){.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
+}
+
+int ring_close(ring *r, int64_t timeout_ms)
+{
+    struct timespec until = deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
+    pthread_mutex_lock(&r->lock);
+    r->closing = true;
+    for (slot *s; (s = list_pop(&r->queued));)
+        cancel_queued(r, s);
+    if (r->running)
+        atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
+    pthread_cond_signal(&r->wake);
+    int waited = 0;
+    while (r->running && waited != ETIMEDOUT)
+        waited = pthread_cond_timedwait(&r->idle, &r->lock, &until);
+    bool running = r->running != NULL, stuck = r->stuck, join = r->has_worker && !running;
+    if (join)
+        r->has_worker = false;
+    pthread_mutex_unlock(&r->lock);
+    if (running)
+        return 1;                         /* the worker still uses the ring */
+    if (join)
+        pthread_join(r->worker, NULL);
+    if (!stuck)
+        device_close(&r->device);
+    return stuck;
+}
+
+void ring_free(ring *r)
+{
+    ring_destroy(r);
+}
+
+uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit)
+{
+    uint32_t i = 0;
+    while (i < count && values[i] < limit)
+        i++;
+    return i;
+}

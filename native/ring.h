@@ -1,0 +1,97 @@
+/* ring.h: a stream is an executor.
+ *
+ * A ring owns one device stream. A transfer is one *program*: a few steps, each of which may name thousands of ranges.
+ * ring_submit() takes it; one worker thread issues it to the stream and waits for the device, without any lock, any
+ * Python or any event loop; its completion goes to the completion queue and the eventfd becomes readable. Programs of
+ * one ring run one after the other, in order of submission.
+ *
+ * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB).
+ * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
+ * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted.
+ *
+ *   call                  from                     blocks
+ *   ring_open             any thread               no
+ *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
+ *   ring_cancel           any thread               no
+ *   ring_reap, ring_fd    one thread at a time     no
+ *   ring_close            any thread, once         until the running program let go, at most timeout_ms
+ *   ring_free             any thread, last         no
+ *
+ * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
+ * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
+ * for ever: nobody knows when the device will let go of it.                                                        */
+#pragma once
+#include "acl.h"
+#include "hccl.h"
+
+typedef struct ring ring;
+
+/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair may be NULL. */
+typedef struct ring_driver {
+    aclError (*set_context)(aclrtContext);
+    aclError (*get_context)(aclrtContext *);
+    aclError (*create_stream)(aclrtStream *, uint32_t, uint32_t);
+    aclError (*destroy_stream)(aclrtStream);
+    aclError (*abort_stream)(aclrtStream);
+    aclError (*sync_stream)(aclrtStream, int32_t);
+    aclError (*query_stream)(aclrtStream, aclrtStreamStatus *);
+    aclError (*wait_event)(aclrtStream, aclrtEvent);
+    aclError (*create_event)(aclrtEvent *, uint32_t);
+    aclError (*destroy_event)(aclrtEvent);
+    aclError (*record_event)(aclrtEvent, aclrtStream);
+    aclError (*sync_event)(aclrtEvent, int32_t);
+    aclError (*copy)(void *, size_t, const void *, size_t, aclrtMemcpyKind);
+    aclError (*copy_async)(void *, size_t, const void *, size_t, aclrtMemcpyKind, aclrtStream);
+    const char *(*recent_error)(void);
+    HcclResult (*get)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
+    HcclResult (*put)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
+} ring_driver;
+
+typedef struct ring_options {
+    uint32_t depth;                       /* programs submitted and not yet reaped, at most */
+    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
+    uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
+    int64_t  grace_ms;                    /* for the device to let go, after a cancellation and after an abort */
+} ring_options;
+
+/* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;
+ * the last block of each tensor is `tail` bytes long. Neighbours on both sides travel as one range.               */
+typedef struct ring_grid {
+    const uint64_t *local, *remote;       /* addresses, one per tensor */
+    const uint64_t *local_index, *remote_index;       /* one per block */
+    uint32_t tensors, blocks;
+    uint64_t local_stride, remote_stride, bytes, tail;
+} ring_grid;
+
+enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
+typedef struct ring_step {
+    int32_t  op;                          /* GET and COPY write the local side, PUT writes the remote side */
+    int32_t  kind;                        /* COPY: an aclrtMemcpyKind */
+    uint32_t rank;                        /* GET, PUT: the peer's rank */
+    void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event */
+    ring_grid grid;
+} ring_step;
+
+enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK };
+enum { RING_NOBODY = 0, RING_ACL, RING_HCCL };
+typedef struct ring_completion {
+    uint64_t id;
+    int32_t  state;
+    int32_t  origin, code;                /* who refused, and the code */
+    uint32_t step;                        /* steps finished or, after a failure, the one that failed */
+    uint64_t bytes, ranges;               /* known to have landed; handed to the device */
+    int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
+    char     message[192];                /* the vendor's own words, or empty */
+} ring_completion;
+
+enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INVALID = -3, RING_NO_THREAD = -4 };
+int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
+int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
+int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
+uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
+int  ring_fd(const ring *r);
+int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: stuck, the stream is leaked on purpose */
+void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
+
+/* The first position whose value is not below the limit, or `count`. For checking index arrays at C speed. */
+uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);

@@ -1,0 +1,42 @@
+/* ring_internal.h: between ring.c (queues and threads) and program.c (what is said to the device). */
+#pragma once
+#include <stdatomic.h>
+#include <stdbool.h>
+#pragma GCC visibility push(default)
+#include "ring.h"
+#pragma GCC visibility pop
+
+typedef struct device {
+    ring_driver driver;
+    ring_options options;
+    aclrtContext context;
+    aclrtStream stream;
+    aclrtEvent window[2];                 /* the end of the window before last, and of the last one */
+} device;
+
+/* A place in the ranges of a grid. */
+typedef struct cursor { uint32_t tensor, block; uint64_t offset; } cursor;
+
+typedef struct program {
+    const ring_step *steps;
+    uint32_t count;
+    int64_t timeout_ms;
+    bool may_run_inline;
+    bool handed_over;                     /* issued in the submitting call; the worker has only to wait for the end */
+    atomic_bool cancelled;                /* a hint read between ranges; orders nothing */
+    ring_completion done;                 /* filled as it goes */
+    /* while it runs */
+    uint32_t step;
+    int64_t deadline_ns;
+    uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
+    uint32_t windows;
+} program;
+
+int64_t ring_now_ns(void);
+int  device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options);
+void device_close(device *d);
+bool program_init(program *p, const device *d, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms);
+void program_copy(program *to, const program *from);
+void program_refuse(program *p, int32_t state);   /* complete without having run */
+void program_run(device *d, program *p);          /* to its end; p->done is complete afterwards */
+bool program_run_inline(device *d, program *p);   /* true: to its end; false: issued, program_run() has to finish it */

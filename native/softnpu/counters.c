@@ -1,0 +1,30 @@
+/* counters.c: what is alive, and what was done. */
+#include "runtime.h"
+
+soft_counts soft_count;
+
+static uint64_t now(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+void softnpu_get_counters(softnpu_counters *out)
+{
+    if (!out)
+        return;
+    *out = (softnpu_counters){
+        .device_bytes = now(&soft_count.device_bytes),
+        .pinned_bytes = now(&soft_count.pinned_bytes),
+        .allocations = now(&soft_count.allocations),
+        .adopted = now(&soft_count.adopted),
+        .imported = now(&soft_count.imported),
+        .streams = soft_handle_count(SOFT_STREAM),
+        .events = soft_handle_count(SOFT_EVENT),
+        .contexts = soft_handle_count(SOFT_CONTEXT),
+        .comms = soft_handle_count(SOFT_COMM),
+        .threads = now(&soft_count.threads),
+        .tasks_inline = now(&soft_count.tasks_inline),
+        .tasks_queued = now(&soft_count.tasks_queued),
+        .bytes_copied = now(&soft_count.bytes_copied),
+    };
+}

@@ -1,0 +1,271 @@
+/* device.c: the devices we pretend to have, and the calls that are about a device as a whole. */
+#include "runtime.h"
+#include <stdlib.h>
+#include <unistd.h>
+
+static soft_device devices[SOFT_MAX_DEVICES];
+
+void soft_devices_init(void)
+{
+    static bool made;                                       /* under aclInit's lock */
+    for (int id = 0; !made && id < SOFT_MAX_DEVICES; id++) {
+        devices[id].id = id;
+        pthread_mutex_init(&devices[id].set_lock, NULL);
+        pthread_mutex_init(&devices[id].lock, NULL);
+    }
+    made = true;
+}
+
+int soft_device_count(void)
+{
+    return soft_initialized() ? soft_setting.devices : 0;
+}
+
+soft_device *soft_device_of(int id)
+{
+    return id >= 0 && id < soft_device_count() ? &devices[id] : NULL;
+}
+
+aclError soft_device_check(int64_t id)
+{
+    if (!soft_initialized())
+        return soft_error(ACL_ERROR_UNINITIALIZE, "aclInit has not been called");
+    if (id < 0 || id >= soft_setting.devices)
+        return soft_error(ACL_ERROR_RT_INVALID_DEVICEID, "device %lld: there are %d, from 0 (SOFTNPU_DEVICES)", (long long)id,
+                          soft_setting.devices);
+    return ACL_SUCCESS;
+}
+
+aclError soft_device_current(soft_device **device)
+{
+    soft_context *context;
+    SOFT_TRY(soft_context_current(&context));
+    *device = context->device;
+    soft_unref(&context->object);
+    return ACL_SUCCESS;
+}
+
+int soft_current_device(void)
+{
+    soft_context *context = soft_handle_get(SOFT_CONTEXT, soft_context_handle());
+    if (!context)
+        return -1;
+    int id = context->device->id;
+    soft_unref(&context->object);
+    return id;
+}
+
+aclError soft_device_reserve(int id, uint64_t bytes)
+{
+    _Atomic uint64_t *used = &devices[id].used;
+    uint64_t limit = atomic_load(&soft_setting.device_memory), now = atomic_load(used);
+    do {
+        uint64_t left = now < limit ? limit - now : 0;
+        if (bytes > left)
+            return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d: %llu bytes asked for, %llu free of %llu "
+                              "(SOFTNPU_DEVICE_MEMORY)", id, (unsigned long long)bytes, (unsigned long long)left,
+                              (unsigned long long)limit);
+    } while (!atomic_compare_exchange_weak(used, &now, now + bytes));
+    return ACL_SUCCESS;
+}
+
+void soft_device_unreserve(int id, uint64_t bytes)
+{
+    atomic_fetch_sub(&devices[id].used, bytes);
+}
+
+soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count)
+{
+    *count = 0;
+    pthread_mutex_lock(&device->lock);
+    soft_stream **list = malloc((device->nstreams + 1) * sizeof *list);
+    for (soft_stream *stream = device->streams; list && stream; stream = stream->next_in_device) {
+        if (only && stream->context != only)
+            continue;
+        soft_ref(&stream->object);
+        list[(*count)++] = stream;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return list;
+}
+
+aclError aclrtGetDeviceCount(uint32_t *count)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!count)
+        return soft_null("count");
+    SOFT_TRY(soft_device_check(0));
+    *count = (uint32_t)soft_setting.devices;
+    return ACL_SUCCESS;
+}
+
+aclError aclrtGetDevice(int32_t *deviceId)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!deviceId)
+        return soft_null("deviceId");
+    soft_device *device;
+    SOFT_TRY(soft_device_current(&device));
+    *deviceId = device->id;
+    return ACL_SUCCESS;
+}
+
+static aclError synchronize(soft_device *device, int64_t timeout_ms)
+{
+    struct timespec deadline;
+    soft_deadline(&deadline, timeout_ms);
+    size_t count;
+    soft_stream **streams = soft_device_streams(device, NULL, &count);
+    aclError first = ACL_SUCCESS;
+    for (size_t i = 0; i < count; i++) {
+        aclError code = soft_queue_wait(streams[i], &deadline);
+        first = first ? first : code;
+        soft_stream_put(streams[i]);
+    }
+    free(streams);
+    return first;
+}
+
+static aclError synchronize_current(int32_t timeout)
+{
+    if (timeout < -1)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "timeout %d: want milliseconds, or -1 for no limit", timeout);
+    soft_device *device;
+    SOFT_TRY(soft_device_current(&device));
+    return synchronize(device, timeout);
+}
+
+aclError aclrtSynchronizeDevice(void)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return synchronize_current(-1);
+}
+
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return synchronize_current(timeout);
+}
+
+/* Ends the work of all streams; waits at most `timeout` ms (0: as long as it takes) until nothing of it can write. */
+aclError aclrtDeviceTaskAbort(int32_t deviceId, uint32_t timeout)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    SOFT_TRY(soft_device_check(deviceId));
+    size_t count;
+    soft_stream **streams = soft_device_streams(&devices[deviceId], NULL, &count);
+    for (size_t i = 0; i < count; i++) {
+        soft_queue_abort(streams[i], ACL_ERROR_RT_DEVICE_TASK_ABORT);
+        soft_stream_put(streams[i]);
+    }
+    free(streams);
+    aclError code = synchronize(&devices[deviceId], timeout ? (int64_t)timeout : -1);
+    if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
+        return soft_error(ACL_ERROR_RT_WAIT_TIMEOUT, "device %d: work still running %u ms after the abort", deviceId, timeout);
+    return ACL_SUCCESS;
+}
+
+aclError aclrtQueryDeviceStatus(int32_t deviceId, aclrtDeviceStatus *deviceStatus)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!deviceStatus)
+        return soft_null("deviceStatus");
+    SOFT_TRY(soft_device_check(deviceId));
+    *deviceStatus = ACL_RT_DEVICE_STATUS_NORMAL;
+    return ACL_SUCCESS;
+}
+
+aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t *value)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!value)
+        return soft_null("value");
+    SOFT_TRY(soft_device_check(deviceId));
+    switch (attr) {
+    case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE: *value = (int64_t)atomic_load(&soft_setting.device_memory); break;
+    case ACL_DEV_ATTR_PHY_CHIP_ID:
+    case ACL_DEV_ATTR_SUPER_POD_DEVIDE_ID:   *value = deviceId; break;
+    case ACL_DEV_ATTR_SUPER_POD_SERVER_ID:   /* one machine is one server in one pod */
+    case ACL_DEV_ATTR_SUPER_POD_ID:          *value = 0; break;
+    default: return soft_error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "device attribute %d: not known to softnpu", (int)attr);
+    }
+    return ACL_SUCCESS;
+}
+
+/* User, logical and physical ids are one space here. */
+static aclError same_id(int32_t id, int32_t *out, const char *name)
+{
+    if (!out)
+        return soft_null(name);
+    SOFT_TRY(soft_device_check(id));
+    *out = id;
+    return ACL_SUCCESS;
+}
+
+aclError aclrtGetPhyDevIdByLogicDevId(const int32_t logicDevId, int32_t *const phyDevId)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return same_id(logicDevId, phyDevId, "phyDevId");
+}
+
+aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t *const logicDevId)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return same_id(userDevid, logicDevId, "logicDevId");
+}
+
+aclError aclrtDeviceCanAccessPeer(int32_t *canAccessPeer, int32_t deviceId, int32_t peerDeviceId)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!canAccessPeer)
+        return soft_null("canAccessPeer");
+    SOFT_TRY(soft_device_check(deviceId));
+    SOFT_TRY(soft_device_check(peerDeviceId));
+    *canAccessPeer = deviceId != peerDeviceId;
+    return ACL_SUCCESS;
+}
+
+static aclError check_peer(int32_t peer, soft_device **device)
+{
+    SOFT_TRY(soft_device_check(peer));
+    SOFT_TRY(soft_device_current(device));
+    if ((*device)->id == peer)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "device %d cannot be its own peer", peer);
+    return ACL_SUCCESS;
+}
+
+aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (flags)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "flags %#x: must be 0", flags);
+    soft_device *device;
+    SOFT_TRY(check_peer(peerDeviceId, &device));
+    pthread_mutex_lock(&device->lock);
+    device->peers |= 1ull << peerDeviceId;
+    pthread_mutex_unlock(&device->lock);
+    return ACL_SUCCESS;
+}
+
+aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    soft_device *device;
+    SOFT_TRY(check_peer(peerDeviceId, &device));
+    pthread_mutex_lock(&device->lock);
+    bool was = device->peers >> peerDeviceId & 1;
+    device->peers &= ~(1ull << peerDeviceId);
+    pthread_mutex_unlock(&device->lock);
+    if (!was)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "device %d had no access to device %d", device->id, peerDeviceId);
+    return ACL_SUCCESS;
+}
+
+aclError aclrtDeviceGetBareTgid(int32_t *pid)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!pid)
+        return soft_null("pid");
+    *pid = getpid();
+    return ACL_SUCCESS;
+}

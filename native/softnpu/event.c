@@ -1,0 +1,285 @@
+/* event.c: events. A record makes a new mark and sends a task down the stream to set it; a wait or a query refers to the
+ * mark of the latest record. So recording again, or destroying an event that is not complete, disturbs nobody.
+ *
+ * When an abort drops a record its mark is lost: queries keep answering "not ready", host waits end with 107023, and
+ * streams that wait for it keep waiting until they are aborted, too, as on a device.                                  */
+#include "runtime.h"
+#include <stdlib.h>
+
+#define ALL_FLAGS ((uint32_t)(ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE))
+
+typedef struct event_task { soft_task task; soft_mark *mark; } event_task;
+
+static void destroy(soft_object *object)
+{
+    soft_event *event = (soft_event *)object;               /* its first member */
+    if (event->latest)
+        soft_unref(&event->latest->object);
+    if (event->shared)
+        soft_unref(&event->shared->object);
+    pthread_mutex_destroy(&event->lock);
+    free(event);
+}
+
+aclError soft_event_new(uint32_t flags, bool extended, soft_shared_event *shared, aclrtEvent *handle)
+{
+    soft_event *event = calloc(1, sizeof *event);
+    if (!event)
+        return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event");
+    event->object = (soft_object){ .refs = 1, .destroy = destroy };
+    event->flags = flags;
+    event->extended = extended;
+    pthread_mutex_init(&event->lock, NULL);
+    void *made = soft_handle_new(SOFT_EVENT, &event->object);
+    if (!made) {
+        soft_unref(&event->object);
+        return soft_error(ACL_ERROR_RT_NO_EVENT_RESOURCE, "no handle left for an event");
+    }
+    event->shared = shared;                                 /* from here on ours */
+    *handle = made;
+    return ACL_SUCCESS;
+}
+
+soft_event *soft_event_get(aclrtEvent handle, aclError *code)
+{
+    soft_event *event = handle ? soft_handle_get(SOFT_EVENT, handle) : NULL;
+    *code = event ? ACL_SUCCESS : handle ? soft_bad_handle("event", handle) : soft_null("event");
+    return event;
+}
+
+static aclError create(aclrtEvent *event, uint32_t flags, bool extended)
+{
+    soft_shared_event *shared = NULL;
+    if (!event)
+        return soft_null("event");
+    if (!flags || (flags & ~ALL_FLAGS && flags != ACL_EVENT_IPC))
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "event flag %#x: want SYNC (0x1), CAPTURE_STREAM_PROGRESS (0x2), TIME_LINE "
+                          "(0x8) in any mixture, or IPC (0x40) alone", flags);
+    SOFT_TRY(soft_context_need());
+    if (flags == ACL_EVENT_IPC)
+        SOFT_TRY(soft_shared_event_new(-1, &shared));
+    aclError code = soft_event_new(flags, extended, shared, event);
+    if (code && shared)
+        soft_unref(&shared->object);
+    return code;
+}
+
+aclError aclrtCreateEvent(aclrtEvent *event)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return create(event, ALL_FLAGS, false);
+}
+
+aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return create(event, flag, false);
+}
+
+aclError aclrtCreateEventExWithFlag(aclrtEvent *event, uint32_t flag)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return create(event, flag, true);
+}
+
+aclError aclrtDestroyEvent(aclrtEvent event)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!event)
+        return soft_null("event");
+    SOFT_TRY(soft_context_need());
+    soft_event *found = soft_handle_remove(SOFT_EVENT, event);
+    if (!found)
+        return soft_bad_handle("event", event);
+    if (found->key)
+        soft_share_withdraw(found->key);
+    soft_unref(&found->object);
+    return ACL_SUCCESS;
+}
+
+/* ---- record and reset ---- */
+
+static aclError run_record(soft_task *task)
+{
+    soft_mark_set(((event_task *)task)->mark, SOFT_DONE);
+    return ACL_SUCCESS;
+}
+
+static void drop_record(soft_task *task)
+{
+    soft_mark *mark = ((event_task *)task)->mark;
+    soft_mark_set(mark, SOFT_LOST);                         /* unless it is done */
+    soft_unref(&mark->object);
+    free(task);
+}
+
+static void set_latest(soft_event *event, soft_mark *mark)  /* takes the reference over */
+{
+    pthread_mutex_lock(&event->lock);
+    soft_mark *before = event->latest;
+    event->latest = mark;
+    pthread_mutex_unlock(&event->lock);
+    if (before)
+        soft_unref(&before->object);
+}
+
+static soft_mark *shared_mark(soft_event *event, uint64_t number)
+{
+    soft_mark *mark = soft_mark_new();
+    if (!mark)
+        return NULL;
+    mark->shared = event->shared;
+    soft_ref(&event->shared->object);
+    mark->number = number;
+    return mark;
+}
+
+aclError soft_event_latest(soft_event *event, soft_mark **out)
+{
+    uint64_t number = event->shared ? soft_shared_event_latest(event->shared) : 0;
+    if (event->shared) {
+        *out = number ? shared_mark(event, number) : NULL;
+        return number && !*out ? soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event") : ACL_SUCCESS;
+    }
+    pthread_mutex_lock(&event->lock);
+    *out = event->latest;
+    if (*out)
+        soft_ref(&(*out)->object);
+    pthread_mutex_unlock(&event->lock);
+    return ACL_SUCCESS;
+}
+
+static aclError submit(soft_stream *stream, event_task value)
+{
+    event_task *made = malloc(sizeof *made);
+    if (!made)
+        return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a task");
+    *made = value;
+    soft_ref(&value.mark->object);
+    return soft_submit(stream, &made->task);
+}
+
+static aclError record(soft_event *event, soft_stream *stream, soft_task task)
+{
+    soft_mark *mark = event->shared ? shared_mark(event, soft_shared_event_record(event->shared)) : soft_mark_new();
+    if (!mark)
+        return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event");
+    aclError code = submit(stream, (event_task){ task, mark });
+    if (code || event->shared)
+        soft_unref(&mark->object);
+    else
+        set_latest(event, mark);                            /* only now: a record that was refused changes nothing */
+    return code;
+}
+
+aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream)
+{
+    soft_task task = { .function = __func__, .run = run_record, .drop = drop_record };
+    aclError code;
+    soft_stream *on;
+    SOFT_TRY(soft_fault(__func__, &task.fault));
+    soft_event *found = soft_event_get(event, &code);
+    if (!found)
+        return code;
+    code = soft_stream_find(stream, &on);
+    if (code == ACL_SUCCESS) {
+        code = record(found, on, task);
+        soft_stream_put(on);
+    }
+    soft_unref(&found->object);
+    return code;
+}
+
+typedef struct reset_task { soft_task task; soft_event *event; } reset_task;
+
+static aclError run_reset(soft_task *task)                  /* back to "never recorded", once the stream gets here */
+{
+    set_latest(((reset_task *)task)->event, NULL);
+    return ACL_SUCCESS;
+}
+
+static void drop_reset(soft_task *task)
+{
+    soft_unref(&((reset_task *)task)->event->object);
+    free(task);
+}
+
+static aclError reset(soft_event *event, soft_stream *stream, soft_task task)
+{
+    if (event->extended || event->shared)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "an event made with aclrtCreateEventExWithFlag, or for IPC, cannot be reset: "
+                          "record it again");
+    reset_task *made = malloc(sizeof *made);
+    if (!made)
+        return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a task");
+    *made = (reset_task){ task, event };
+    soft_ref(&event->object);
+    return soft_submit(stream, &made->task);
+}
+
+aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream)
+{
+    soft_task task = { .function = __func__, .run = run_reset, .drop = drop_reset };
+    aclError code;
+    soft_stream *on;
+    SOFT_TRY(soft_fault(__func__, &task.fault));
+    soft_event *found = soft_event_get(event, &code);
+    if (!found)
+        return code;
+    code = soft_stream_find(stream, &on);
+    if (code == ACL_SUCCESS) {
+        code = reset(found, on, task);
+        soft_stream_put(on);
+    }
+    soft_unref(&found->object);
+    return code;
+}
+
+/* ---- waiting: a stream ---- */
+
+static aclError run_wait(soft_task *task)
+{
+    soft_mark *mark = ((event_task *)task)->mark;
+    if (soft_mark_wait(mark, task, -1) > 0 && soft_mark_get(mark) == SOFT_LOST)
+        soft_task_poll(task, -1, 0, -1);                    /* what it waits for will not come */
+    return ACL_SUCCESS;
+}
+
+static void drop_wait(soft_task *task)
+{
+    soft_unref(&((event_task *)task)->mark->object);
+    free(task);
+}
+
+static aclError stream_wait(soft_event *event, soft_stream *stream, soft_task task)
+{
+    soft_mark *mark;
+    if (!(event->flags & (ACL_EVENT_SYNC | ACL_EVENT_IPC)))
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "event flag %#x: a stream can only wait for an event with ACL_EVENT_SYNC (0x1)",
+                          event->flags);
+    SOFT_TRY(soft_event_latest(event, &mark));
+    if (!mark)
+        return ACL_SUCCESS;                                 /* never recorded: nothing to wait for */
+    task.bytes = soft_mark_get(mark) == SOFT_DONE ? 0 : SOFT_MAY_BLOCK;
+    aclError code = submit(stream, (event_task){ task, mark });
+    soft_unref(&mark->object);
+    return code;
+}
+
+aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event)
+{
+    soft_task task = { .function = __func__, .run = run_wait, .drop = drop_wait };
+    aclError code;
+    soft_stream *on;
+    SOFT_TRY(soft_fault(__func__, &task.fault));
+    soft_event *found = soft_event_get(event, &code);
+    if (!found)
+        return code;
+    code = soft_stream_find(stream, &on);
+    if (code == ACL_SUCCESS) {
+        code = stream_wait(found, on, task);
+        soft_stream_put(on);
+    }
+    soft_unref(&found->object);
+    return code;
+}

@@ -1,0 +1,99 @@
+/* event_host.c: what a host thread asks of an event: is it complete, wait for it, how long between two. */
+#include "runtime.h"
+
+/* Context checked, the event looked up, the mark of its latest record (NULL: none). */
+static aclError look(aclrtEvent handle, soft_event **event, soft_mark **mark)
+{
+    aclError code;
+    SOFT_TRY(soft_context_need());
+    *event = soft_event_get(handle, &code);
+    if (!*event)
+        return code;
+    code = soft_event_latest(*event, mark);
+    if (code)
+        soft_unref(&(*event)->object);
+    return code;
+}
+
+static void done_looking(soft_event *event, soft_mark *mark)
+{
+    if (mark)
+        soft_unref(&mark->object);
+    soft_unref(&event->object);
+}
+
+aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *status)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!status)
+        return soft_null("status");
+    soft_event *found;
+    soft_mark *mark;
+    SOFT_TRY(look(event, &found, &mark));
+    bool complete = !mark || soft_mark_get(mark) == SOFT_DONE;
+    *status = complete ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    done_looking(found, mark);
+    return ACL_SUCCESS;
+}
+
+static aclError wait(soft_mark *mark, int32_t timeout)
+{
+    if (soft_mark_wait(mark, NULL, timeout) == 0)
+        return soft_error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not complete within %d ms; the work before it goes on", timeout);
+    if (soft_mark_get(mark) == SOFT_LOST)
+        return soft_error(ACL_ERROR_RT_STREAM_ABORT, "the event will not complete: its record was dropped with the rest of its stream");
+    return ACL_SUCCESS;
+}
+
+static aclError synchronize(aclrtEvent event, int32_t timeout)
+{
+    if (timeout < -1)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "timeout %d: want milliseconds, or -1 for no limit", timeout);
+    soft_event *found;
+    soft_mark *mark;
+    SOFT_TRY(look(event, &found, &mark));
+    aclError code = mark ? wait(mark, timeout) : ACL_SUCCESS;
+    done_looking(found, mark);
+    return code;
+}
+
+aclError aclrtSynchronizeEvent(aclrtEvent event)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return synchronize(event, -1);
+}
+
+aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout)
+{
+    SOFT_TRY(soft_fault(__func__, NULL));
+    return synchronize(event, timeout);
+}
+
+static aclError time_of(aclrtEvent handle, const char *name, int64_t *at_ns)
+{
+    soft_event *event;
+    soft_mark *mark;
+    SOFT_TRY(look(handle, &event, &mark));
+    aclError code = ACL_SUCCESS;
+    if (!(event->flags & ACL_EVENT_TIME_LINE) || !mark)
+        code = soft_error(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "%s has no time: it was %s", name,
+                          mark ? "made without ACL_EVENT_TIME_LINE (0x8)" : "never recorded");
+    else if (soft_mark_get(mark) != SOFT_DONE)
+        code = soft_error(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "%s is not complete", name);
+    else
+        *at_ns = mark->at_ns;
+    done_looking(event, mark);
+    return code;
+}
+
+aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent)
+{
+    int64_t start, end;
+    SOFT_TRY(soft_fault(__func__, NULL));
+    if (!ms)
+        return soft_null("ms");
+    SOFT_TRY(time_of(startEvent, "startEvent", &start));
+    SOFT_TRY(time_of(endEvent, "endEvent", &end));
+    *ms = (float)(end - start) / 1e6f;
+    return ACL_SUCCESS;
+}

@@ -1,0 +1,125 @@
+/* handle.c: handles are numbers that look like pointers.
+ *
+ *   63      56 55   52 51         24 23        0
+ *   [  0x5a  ][ kind ][ generation  ][  index  ]
+ *
+ * The top byte makes the number an address that no x86-64 or aarch64 process can own, so that following one by mistake
+ * traps at once. The generation grows when a slot is given back: a stale handle is never taken for its successor.   */
+#include "runtime.h"
+#include <stdlib.h>
+
+enum { KINDS = 8, INDEX_BITS = 24, GENERATION_BITS = 28 };
+#define MAGIC 0x5aull
+
+typedef struct slot {
+    soft_object *object;                                    /* NULL: free */
+    uint32_t generation;
+    uint32_t next_free;                                     /* index + 1 of the next free slot */
+} slot;
+typedef struct table {
+    pthread_mutex_t lock;
+    slot *slots;
+    uint32_t used, room, first_free;                        /* first_free is index + 1, 0 when none */
+    uint64_t live;
+} table;
+#define TABLE { .lock = PTHREAD_MUTEX_INITIALIZER }
+static table tables[KINDS] = { TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE };
+
+static void *to_handle(soft_kind kind, uint32_t generation, uint32_t index)
+{
+    return (void *)(uintptr_t)(MAGIC << 56 | (uint64_t)kind << 52 | (uint64_t)generation << INDEX_BITS | index);
+}
+
+static slot *find(soft_kind kind, const void *handle)       /* the table is locked */
+{
+    uint64_t number = (uintptr_t)handle;
+    uint32_t index = number & ((1u << INDEX_BITS) - 1);
+    uint32_t generation = number >> INDEX_BITS & ((1u << GENERATION_BITS) - 1);
+    if (number >> 56 != MAGIC || (number >> 52 & 0xf) != (uint64_t)kind || index >= tables[kind].used)
+        return NULL;
+    slot *found = &tables[kind].slots[index];
+    return found->object && found->generation == generation ? found : NULL;
+}
+
+static slot *take_slot(table *in)
+{
+    if (in->first_free) {
+        slot *free_slot = &in->slots[in->first_free - 1];
+        in->first_free = free_slot->next_free;
+        return free_slot;
+    }
+    if (in->used == in->room) {
+        uint32_t room = in->room ? in->room * 2 : 64;
+        slot *slots = room <= 1u << INDEX_BITS ? realloc(in->slots, room * sizeof *slots) : NULL;
+        if (!slots)
+            return NULL;
+        in->slots = slots;
+        in->room = room;
+    }
+    slot *fresh = &in->slots[in->used++];
+    *fresh = (slot){ .generation = 1 };
+    return fresh;
+}
+
+void *soft_handle_new(soft_kind kind, soft_object *object)
+{
+    table *in = &tables[kind];
+    void *handle = NULL;
+    pthread_mutex_lock(&in->lock);
+    slot *place = take_slot(in);
+    if (place) {
+        place->object = object;
+        in->live++;
+        handle = to_handle(kind, place->generation, (uint32_t)(place - in->slots));
+    }
+    pthread_mutex_unlock(&in->lock);
+    return handle;
+}
+
+void *soft_handle_get(soft_kind kind, const void *handle)
+{
+    pthread_mutex_lock(&tables[kind].lock);
+    slot *found = find(kind, handle);
+    soft_object *object = found ? found->object : NULL;
+    if (object)
+        soft_ref(object);
+    pthread_mutex_unlock(&tables[kind].lock);
+    return object;
+}
+
+void *soft_handle_remove(soft_kind kind, const void *handle)
+{
+    table *in = &tables[kind];
+    pthread_mutex_lock(&in->lock);
+    slot *found = find(kind, handle);
+    soft_object *object = found ? found->object : NULL;
+    if (found) {
+        found->object = NULL;
+        found->generation = (found->generation + 1) & ((1u << GENERATION_BITS) - 1);
+        found->next_free = in->first_free;
+        in->first_free = (uint32_t)(found - in->slots) + 1;
+        in->live--;
+    }
+    pthread_mutex_unlock(&in->lock);
+    return object;
+}
+
+uint64_t soft_handle_count(soft_kind kind)
+{
+    pthread_mutex_lock(&tables[kind].lock);
+    uint64_t live = tables[kind].live;
+    pthread_mutex_unlock(&tables[kind].lock);
+    return live;
+}
+
+void soft_ref(soft_object *object)
+{
+    atomic_fetch_add_explicit(&object->refs, 1, memory_order_relaxed);
+}
+
+void soft_unref(soft_object *object)
+{
+    /* release: our writes come before the destruction; acquire: the destroyer sees those of everyone else */
+    if (atomic_fetch_sub_explicit(&object->refs, 1, memory_order_acq_rel) == 1)
+        object->destroy(object);
+}

@@ -1,0 +1,224 @@
+/* Every rank finds every other. Of each pair the lower rank listens under a name made of key and rank, the higher connects
+ * and says hello; the lower answers, and adds the ends of two channels if the communicator has them.
+ * Nobody waits for a higher rank before all lower ones have answered it, so there is no circle to deadlock in.
+ * A connection that ends before its hello was answered was nobody's fault (the other side may have given up a moment ago
+ * and be about to try again): the higher rank goes on trying until its deadline.                                         */
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "hccl_soft.h"
+
+#define HELLO_NS    ((int64_t)1000000000)               /* a stranger may keep the door this long */
+#define PAUSE_MAX_MS 16
+
+static bool is_linked(hccl_comm *comm, uint32_t rank) {
+    return hccl_socket_alive(comm->peers[rank].link);   /* only set-up changes links, and we are it */
+}
+
+static bool wanted(hccl_comm *comm, int64_t only, uint32_t rank) {
+    return rank != comm->rank && (only < 0 || only == rank) && !is_linked(comm, rank);
+}
+
+static bool any_wanted(hccl_comm *comm, int64_t only, uint32_t from) {
+    for (uint32_t rank = from; rank < comm->size; rank++)
+        if (wanted(comm, only, rank)) return true;
+    return false;
+}
+
+static void close_channels(const int channels[2]) {
+    for (int i = 0; i < 2; i++)
+        if (channels[i] >= 0) close(channels[i]);
+}
+
+/* Under the lock. A link that hung up may be replaced once no task looks at it any more. */
+static bool replaceable(const hccl_comm *comm, uint32_t rank) {
+    return comm->peers[rank].link < 0 || comm->tasks == 0;
+}
+
+static void set_channel(hccl_channel *channel, int fd) {
+    if (channel->fd >= 0) close(channel->fd);
+    channel->fd = fd;
+}
+
+HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, const int channels[2]) {
+    hccl_peer *peer = &comm->peers[rank];
+    pthread_mutex_lock(&comm->lock);
+    bool taken = replaceable(comm, rank) && !comm->closed;
+    if (taken) {
+        if (peer->link >= 0) close(peer->link);
+        hccl_remotes_clear(&peer->remotes);             /* what the old link told about is not true for the new one */
+        peer->link = link;
+        peer->pid = pid;
+        peer->here = pid == getpid();
+        if (channels[0] >= 0) {                         /* made once; later links of a two-sided communicator bring none */
+            set_channel(&peer->send, channels[0]);
+            set_channel(&peer->recv, channels[1]);
+        }
+    }
+    bool closed = comm->closed;
+    pthread_mutex_unlock(&comm->lock);
+    if (taken) return HCCL_SUCCESS;
+    close(link);
+    close_channels(channels);
+    return closed ? HCCL_E_NOT_FOUND : HCCL_E_AGAIN;
+}
+
+static bool needs_channels(const hccl_comm *comm, uint32_t rank) {
+    return !comm->one_sided && comm->peers[rank].send.fd < 0;
+}
+
+static void hello_to(const hccl_comm *comm, uint32_t rank, hccl_message *hello) {
+    hccl_message_init(hello, HCCL_HELLO, 0, 1);
+    hello->body.hello = (hccl_hello){comm->key, comm->rank, rank, comm->size, needs_channels(comm, rank) ? 0 : 1};
+}
+
+/* ---- the higher rank ---- */
+
+static HcclResult greet(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, int fd) {
+    hccl_message hello;
+    int channels[2] = {-1, -1};
+    pid_t pid;
+    HcclResult code = hccl_socket_ours(fd, &pid) ? HCCL_SUCCESS : HCCL_E_UNAVAIL;
+    if (!code) {
+        hello_to(comm, rank, &hello);
+        code = hccl_message_send(wait, fd, &hello);
+    }
+    if (!code) code = hccl_message_receive(wait, fd, HCCL_HELLO, 0, &hello);
+    if (!code && hello.nfds != (needs_channels(comm, rank) ? 2 : 0)) {
+        hccl_message_close(&hello);
+        code = HCCL_E_INTERNAL;
+    }
+    if (code) {
+        close(fd);
+        return code == HCCL_E_UNAVAIL ? HCCL_E_AGAIN : code;
+    }
+    if (hello.nfds) channels[0] = hello.fds[0], channels[1] = hello.fds[1];
+    return hccl_mesh_install(comm, rank, fd, pid, channels);
+}
+
+static HcclResult try_to_join(hccl_comm *comm, const hccl_wait *wait, uint32_t rank) {
+    int fd = hccl_socket_connect(&comm->key, rank);
+    if (fd >= 0) return greet(comm, wait, rank, fd);
+    return errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == ECONNRESET ? HCCL_E_AGAIN : HCCL_E_SYSCALL;
+}
+
+static HcclResult join(hccl_comm *comm, const hccl_wait *wait, uint32_t rank) {
+    for (int pause = 1;; pause = pause < PAUSE_MAX_MS ? pause * 2 : PAUSE_MAX_MS) {
+        HcclResult code = try_to_join(comm, wait, rank);
+        if (code == HCCL_E_AGAIN) code = hccl_wait_pause(wait, pause);
+        else return hccl_wait_failed(wait, rank, code);
+        if (code) return hccl_wait_failed(wait, rank, code);
+    }
+}
+
+/* ---- the lower rank ---- */
+
+/* ends[0..1] become ours (send, receive), ends[2..3] the peer's */
+static bool make_channels(int ends[4]) {
+    int there[2], back[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, there)) return false;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, back)) {
+        close_channels(there);
+        return false;
+    }
+    ends[0] = there[0], ends[1] = back[0];
+    ends[2] = back[1], ends[3] = there[1];
+    return true;
+}
+
+static HcclResult welcome(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, int fd, pid_t pid) {
+    hccl_message hello;
+    int ends[4] = {-1, -1, -1, -1};
+    hello_to(comm, rank, &hello);
+    if (needs_channels(comm, rank)) {
+        if (!make_channels(ends)) return close(fd), HCCL_E_SYSCALL;
+        hello.nfds = 2, hello.fds[0] = ends[2], hello.fds[1] = ends[3];
+    }
+    HcclResult code = hccl_message_send(wait, fd, &hello);
+    close_channels(ends + 2);
+    if (!code) return hccl_mesh_install(comm, rank, fd, pid, ends);
+    close_channels(ends);
+    close(fd);
+    return code == HCCL_E_UNAVAIL ? HCCL_E_AGAIN : code;
+}
+
+static HcclResult turn_away(const hccl_wait *wait, int fd, HcclResult code) {
+    hccl_message_confirm(wait, fd, code);
+    close(fd);
+    return HCCL_E_AGAIN;
+}
+
+/* E_AGAIN: it was not one of the ranks that we wait for */
+static HcclResult admit(hccl_comm *comm, const hccl_wait *wait, int64_t only, int fd) {
+    hccl_message message;
+    pid_t pid;
+    int64_t patience = soft_now_ns() + HELLO_NS;
+    hccl_wait brief = {wait->function, patience < wait->deadline ? patience : wait->deadline, wait->cancel};
+    HcclResult code = hccl_socket_ours(fd, &pid) ? hccl_message_receive(&brief, fd, HCCL_HELLO, 0, &message) : HCCL_E_UNAVAIL;
+    const hccl_hello *hello = &message.body.hello;
+    if (!code) hccl_message_close(&message);
+    if (code || hello->key.word[0] != comm->key.word[0] || hello->key.word[1] != comm->key.word[1] || hello->to != comm->rank) {
+        close(fd);
+        return HCCL_E_AGAIN;
+    }
+    if (hello->ranks != comm->size || hello->from <= comm->rank || hello->from >= comm->size) {
+        soft_hccl_error(HCCL_E_PARA, "%s: a rank %u of %u came, here are %u ranks", wait->function, hello->from, hello->ranks, comm->size);
+        turn_away(&brief, fd, HCCL_E_PARA);
+        return HCCL_E_PARA;
+    }
+    if (is_linked(comm, hello->from)) return turn_away(&brief, fd, HCCL_E_PARA);      /* somebody has that rank already */
+    if (!wanted(comm, only, hello->from)) return close(fd), HCCL_E_AGAIN;             /* later: it will try again */
+    if (hello->one_sided != (needs_channels(comm, hello->from) ? 0u : 1u)) return turn_away(&brief, fd, HCCL_E_PARA);
+    return welcome(comm, &brief, hello->from, fd, pid);
+}
+
+static HcclResult gather(hccl_comm *comm, const hccl_wait *wait, int64_t only, int door) {
+    while (any_wanted(comm, only, comm->rank + 1)) {
+        HcclResult code = hccl_wait_fd(wait, door, POLLIN);
+        if (code) return code;
+        int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return HCCL_E_SYSCALL;
+        if (fd < 0) continue;
+        code = admit(comm, wait, only, fd);
+        if (code && code != HCCL_E_AGAIN) return code;
+    }
+    return HCCL_SUCCESS;
+}
+
+/* The name may still belong to an attempt that is just ending. */
+static HcclResult open_door(hccl_comm *comm, const hccl_wait *wait, int *door) {
+    while ((*door = hccl_socket_listen(&comm->key, comm->rank)) < 0) {
+        if (errno != EADDRINUSE) return HCCL_E_SYSCALL;
+        HcclResult code = hccl_wait_pause(wait, PAUSE_MAX_MS);
+        if (code) return code;
+    }
+    return HCCL_SUCCESS;
+}
+
+static uint32_t first_wanted(hccl_comm *comm, int64_t only, uint32_t from) {
+    while (from < comm->size && !wanted(comm, only, from)) from++;
+    return from;
+}
+
+void hccl_mesh_break(hccl_comm *comm, int64_t only) {
+    for (uint32_t rank = 0; rank < comm->size; rank++)
+        if ((only < 0 || only == rank) && comm->peers[rank].link >= 0) shutdown(comm->peers[rank].link, SHUT_RDWR);
+}
+
+HcclResult hccl_mesh_connect(hccl_comm *comm, const hccl_wait *wait, int64_t only) {
+    HcclResult code = HCCL_SUCCESS;
+    int door = -1;
+    if (any_wanted(comm, only, comm->rank + 1)) {
+        code = open_door(comm, wait, &door);
+        if (code) return hccl_wait_failed(wait, comm->rank, code);
+    }
+    for (uint32_t rank = 0; !code && rank < comm->rank; rank++)
+        if (wanted(comm, only, rank)) code = join(comm, wait, rank);
+    if (!code && door >= 0) {
+        code = gather(comm, wait, only, door);
+        if (code != HCCL_E_PARA) hccl_wait_failed(wait, first_wanted(comm, only, comm->rank + 1), code);
+    }
+    if (door >= 0) close(door);
+    return code;
+}

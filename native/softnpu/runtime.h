@@ -1,0 +1,250 @@
+/* runtime.h: what the files of the aclrt half share among themselves. soft.h is what they offer to the HCCL half.
+ *
+ *   error, time, thread, handle, fault, counters, settings    tools: they know nothing of devices
+ *   sorted, arena, map, backing, import     which addresses exist, and what is behind them
+ *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
+ *   device, context, primary                who owns streams, and which of them a thread talks to
+ *   queue, task, stream                     FIFO execution; the stream calls
+ *   mark, event, event_host, callback, host_func    waiting for one another
+ *   bytes, place, copy, batch, fill         tasks that touch memory
+ *   share, ipc, ipc_event, shared_event, notify, vmm, vmm_share    memory and events of other processes
+ *   init                                    aclInit to aclFinalize, versions
+ *
+ * Each line uses the ones above it.                                                                                */
+#pragma once
+#include "soft.h"
+
+/* Leaves the calling function with the code of `call` unless that is 0. */
+#define SOFT_TRY(call) do { aclError code_ = (call); if (code_) return code_; } while (0)
+
+/* Vendor codes that acl.h does not declare because nothing outside softnpu compares with them. */
+#define SOFT_HOST_REGISTERED     507910
+#define SOFT_HOST_NOT_REGISTERED 507911
+
+/* ---- error.c ---- */
+aclError soft_null(const char *name);                       /* "NAME is NULL" */
+aclError soft_bad_handle(const char *what, const void *handle);
+enum { SOFT_TEXT = 256 };
+char    *soft_error_divert(char *text);                     /* SOFT_TEXT bytes that get what this thread reports from now on; NULL:
+                                                               the thread itself. Returns the one before */
+
+/* ---- fault.c: bits of soft_gate. 0 is the ordinary case, so that every call pays one relaxed load. ---- */
+enum { SOFT_GATE_FAULTS = 1, SOFT_GATE_FORKED = 2 };
+extern atomic_int soft_gate;
+
+/* ---- counters.c ---- */
+typedef struct soft_counts {
+    _Atomic uint64_t device_bytes, pinned_bytes, allocations, adopted, imported, threads, tasks_inline, tasks_queued, bytes_copied;
+} soft_counts;
+extern soft_counts soft_count;
+#define SOFT_COUNT(what, n) atomic_fetch_add_explicit(&soft_count.what, (uint64_t)(n), memory_order_relaxed)
+
+/* ---- settings.c: what the environment says, read by the first aclInit ---- */
+enum { SOFT_MAX_DEVICES = 64 };
+typedef struct soft_settings {
+    int devices;
+    uint32_t max_streams;                                   /* of one device, default streams included */
+    uint64_t inline_bytes;                                  /* work up to this size may run in the submitting thread */
+    _Atomic uint64_t device_memory;                         /* bytes of one device */
+} soft_settings;
+extern soft_settings soft_setting;
+aclError soft_settings_read(void);
+
+/* ---- sorted.c: an array of ranges sorted by address, for O(log n) lookup. Locked by its owner. ---- */
+typedef struct soft_entry { uintptr_t base; uint64_t size; void *value; } soft_entry;
+typedef struct soft_sorted { soft_entry *entries; size_t count, room; } soft_sorted;
+size_t soft_sorted_after(const soft_sorted *sorted, uintptr_t addr);      /* index of the first entry that starts above addr */
+bool   soft_sorted_insert(soft_sorted *sorted, soft_entry entry);         /* false: no memory */
+void   soft_sorted_remove(soft_sorted *sorted, size_t index);
+
+/* ---- arena.c: the address range that all device pointers come from ---- */
+#define SOFT_PAGE      4096ull
+#define SOFT_HUGE_PAGE (2ull << 20)
+aclError soft_arena_take(uint64_t size, uint64_t align, void **addr);     /* inaccessible addresses, a gap behind them */
+void     soft_arena_give(void *addr);                                     /* unmaps whatever is there */
+void     soft_arena_close(void *addr, uint64_t size);                     /* unmaps, keeps the addresses taken */
+bool     soft_arena_has(const void *addr);
+uint64_t soft_round_up(uint64_t value, uint64_t step);
+
+/* ---- map.c: every range that means something to the device ---- */
+typedef enum { SOFT_MALLOC, SOFT_MALLOC_HOST, SOFT_ADOPTED, SOFT_REGISTERED, SOFT_IMPORTED, SOFT_MAPPED } soft_origin;
+typedef struct soft_range {
+    soft_span span;
+    soft_origin origin;
+    bool hidden;                                            /* known, but to copies like any other memory */
+    uint64_t refs;                                          /* of an adopted range */
+    void *address; uint64_t address_size;                   /* what the origin needs to undo it */
+    void *object;
+} soft_range;
+typedef enum { SOFT_UNKNOWN, SOFT_INSIDE, SOFT_OUTSIDE } soft_where;      /* no known range; inside one; crosses the edge of one */
+aclError    soft_map_add(const soft_range *range);          /* 107000 when it overlaps a known one */
+bool        soft_map_take(const void *base, soft_origin origin, soft_range *out);   /* finds by exact start and removes */
+bool        soft_map_find(const void *addr, soft_range *out);             /* the range that holds addr */
+soft_where  soft_map_where(const void *addr, uint64_t size, soft_span *span);
+aclError    soft_map_retain(const soft_range *range);       /* adds an adopted range, or counts one more reference to it */
+aclError    soft_map_release(const void *base, uint64_t size);
+bool        soft_mapped(const void *addr, uint64_t size);   /* may the kernel follow these addresses? No promise about access rights */
+
+/* ---- backing.c: memory that another process can map ---- */
+aclError soft_backing_new(uint64_t size, int *fd);          /* a memfd that can never shrink or grow */
+aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void **addr);  /* at NULL: anywhere in ordinary addresses */
+aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may a peer's fd be mapped safely? */
+uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */
+
+/* ---- device.c ---- */
+typedef struct soft_context soft_context;
+typedef struct soft_device {
+    int id;
+    pthread_mutex_t set_lock;                               /* refs and primary; taken before lock */
+    uint64_t refs;                                          /* aclrtSetDevice calls not yet taken back */
+    soft_context *primary;
+    pthread_mutex_t lock;                                   /* what follows */
+    soft_context *contexts;                                 /* linked by next_in_device */
+    soft_stream *streams;                                   /* of every context; linked by next_in_device */
+    uint32_t nstreams;
+    uint64_t peers;                                         /* bit n: access to device n was enabled */
+    _Atomic uint64_t used;                                  /* bytes allocated */
+} soft_device;
+soft_device *soft_device_of(int id);                        /* NULL when there is no such device */
+aclError     soft_device_current(soft_device **device);     /* of this thread, or 107002 */
+aclError     soft_device_check(int64_t id);                 /* 107001 */
+aclError     soft_device_reserve(int id, uint64_t bytes);   /* accounting; 207001 when the limit is passed */
+void         soft_device_unreserve(int id, uint64_t bytes);
+soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count); /* references; caller frees */
+void         soft_devices_init(void);
+
+/* ---- context.c ---- */
+struct soft_context {
+    soft_object object;
+    aclrtContext handle;
+    soft_device *device;
+    soft_context *next_in_device;
+    bool primary;
+    atomic_bool closing;                                    /* written under the device's lock */
+    atomic_bool stop_on_failure;                            /* the failure mode spreads to all streams of a context */
+    aclrtStream default_stream;                             /* its handle */
+};
+aclError      soft_context_new(soft_device *device, bool primary, soft_context **out);
+void          soft_context_close(soft_context *context, bool force);      /* ends its streams; takes over one reference */
+aclError      soft_context_current(soft_context **out);     /* a reference, or 107002 */
+aclError      soft_context_need(void);                      /* 0, or 107002 */
+aclrtContext  soft_context_handle(void);                    /* of this thread, unchecked */
+void          soft_context_bind(aclrtContext handle);       /* make it this thread's */
+
+/* ---- primary.c ---- */
+void soft_devices_shutdown(void);                           /* ends every context, aborting what runs */
+
+/* ---- queue.c ---- */
+typedef struct soft_reporter soft_reporter;
+struct soft_stream {
+    soft_object object;
+    aclrtStream handle;
+    int32_t id;
+    soft_context *context;                                  /* a reference */
+    soft_stream *next_in_device;                            /* under the device's lock */
+    soft_reporter *reporter;                                /* under callback.c's lock: the thread subscribed to it */
+
+    pthread_mutex_t lock;                                   /* everything below */
+    pthread_cond_t work;                                    /* to the worker: a task to run, or closing */
+    pthread_cond_t progress;                                /* to waiters: a task ended, an abort */
+    soft_task *head, **tail;
+    uint64_t submitted, finished;                           /* tasks so far; a dropped one has finished, too */
+    uint64_t dropping;                                      /* taken off the queue, not yet dropped */
+    bool running;                                           /* a task runs, on the worker or in a submitting thread */
+    bool closing, has_worker;
+    pthread_t worker;
+    uint64_t aborts;                                        /* that ended something */
+    aclError abort_code;
+    atomic_bool abort_running;                              /* the running task shall stop; cleared when it has */
+    int abort_fd;                                           /* readable while abort_running; made at the first poll */
+    bool mode_set, stopped;
+    aclError failure;                                       /* the first one not yet reported */
+    char failure_text[SOFT_TEXT + 64];
+};
+void     soft_queue_init(soft_stream *stream);
+void     soft_queue_destroy(soft_stream *stream);           /* after soft_queue_close */
+aclError soft_queue_close(soft_stream *stream, bool force); /* refuse new work, let the queued end (force: abort it), end the worker */
+void     soft_queue_abort(soft_stream *stream, aclError code);
+aclError soft_queue_wait(soft_stream *stream, const struct timespec *deadline); /* all submitted so far; 507046, 107023, or a failure */
+aclError soft_queue_query(soft_stream *stream, aclrtStreamStatus *status);
+aclError soft_submit_wait(soft_stream *stream, soft_task *task);          /* as soft_submit, and returns after the task ended */
+
+/* ---- bytes.c ---- */
+void soft_fill(soft_task *task, void *dst, int value, uint64_t bytes);    /* memset in pieces; stops when aborted */
+
+/* ---- place.c: what kind of memory a pointer is ---- */
+typedef enum { SOFT_PAGEABLE, SOFT_PINNED, SOFT_DEVICE } soft_place;
+typedef struct soft_spot { soft_place place; int device; } soft_spot;
+aclError soft_place_of(const char *name, const void *addr, uint64_t bytes, soft_spot *spot); /* 107000 when it is no memory we can use */
+
+/* ---- stream.c ---- */
+aclError soft_stream_new(soft_context *context, soft_stream **out);       /* one reference for the caller */
+aclError soft_stream_find(aclrtStream handle, soft_stream **out);         /* a reference, or 107002, 107003, 107017 */
+aclError soft_stream_close(soft_stream *stream, bool force);              /* unlinks it; does not take over the caller's reference */
+
+/* ---- mark.c: something that becomes done once. Who waits for it is a host thread or a task that an abort can wake. ---- */
+typedef enum { SOFT_PENDING, SOFT_DONE, SOFT_LOST } soft_mark_state;      /* lost: its task was dropped, it will never be done */
+typedef struct soft_shared_event soft_shared_event;
+typedef struct soft_mark {
+    soft_object object;
+    pthread_mutex_t lock;
+    atomic_int state;
+    int64_t at_ns;                                          /* when it was done */
+    int fd;                                                 /* readable from then on; made by the first who has to wait */
+    soft_shared_event *shared;                              /* of an IPC event: the truth is there, a reference */
+    uint64_t number;                                        /* which record of it */
+} soft_mark;
+soft_mark *soft_mark_new(void);                             /* pending; NULL: no host memory */
+void       soft_mark_set(soft_mark *mark, soft_mark_state state);         /* the first call decides */
+soft_mark_state soft_mark_get(soft_mark *mark);
+int        soft_mark_wait(soft_mark *mark, soft_task *task, int64_t timeout_ms); /* 1 no longer pending, 0 timeout, -1 aborted */
+
+/* ---- shared_event.c: an event that several processes see: two counters in a page that they all map ---- */
+struct soft_shared_event { soft_object object; struct soft_event_page *page; int fd; };
+aclError soft_shared_event_new(int fd, soft_shared_event **out);          /* takes the fd over; -1: a new page */
+uint64_t soft_shared_event_record(soft_shared_event *event);              /* the number of this record */
+uint64_t soft_shared_event_latest(soft_shared_event *event);              /* 0: never recorded */
+void     soft_shared_event_done(soft_shared_event *event, uint64_t number);
+bool     soft_shared_event_is_done(soft_shared_event *event, uint64_t number);
+void     soft_shared_event_wait(soft_shared_event *event, uint64_t number, int64_t at_most_ms); /* may return early */
+
+/* ---- event.c ---- */
+typedef struct soft_event {
+    soft_object object;
+    bool extended;                                          /* made by aclrtCreateEventExWithFlag */
+    uint32_t flags;
+    pthread_mutex_t lock;
+    soft_mark *latest;                                      /* of the last record; NULL: never recorded */
+    soft_shared_event *shared;                              /* of an IPC event */
+    uint64_t key;                                           /* under which it was offered, or 0 */
+} soft_event;
+aclError soft_event_new(uint32_t flags, bool extended, soft_shared_event *shared, aclrtEvent *handle);
+soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
+aclError soft_event_latest(soft_event *event, soft_mark **mark);           /* a reference to the mark of the latest record; NULL: none */
+
+/* ---- callback.c ---- */
+void soft_callback_forget(soft_stream *stream);             /* the stream ends: so does its subscription */
+void soft_callbacks_shutdown(void);
+
+/* ---- share.c: file descriptors for other processes of this user ---- */
+typedef enum { SOFT_OFFER_MEMORY = 1, SOFT_OFFER_PHYSICAL, SOFT_OFFER_NOTIFY, SOFT_OFFER_EVENT } soft_offer_kind;
+typedef struct soft_offer { uint32_t kind; int32_t placement; uint64_t offset, size; } soft_offer;
+enum { SOFT_KEY_TEXT = 65, SOFT_MOST_PIDS = 1024 };
+aclError soft_share_offer(const soft_offer *what, int fd, bool any_pid, uint64_t *key);  /* duplicates the fd */
+aclError soft_share_allow(uint64_t key, const int32_t *pids, size_t count);
+bool     soft_share_withdraw(uint64_t key);                 /* false: no such offer of ours */
+void     soft_share_shutdown(void);
+aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, int *fd); /* from whoever offered it */
+void     soft_key_print(uint64_t key, char *text);          /* at most 25 bytes with the terminating zero */
+aclError soft_key_parse(const char *text, uint64_t *key);
+
+/* ---- vmm.c ---- */
+typedef struct soft_physical {
+    soft_object object;
+    int fd, device, placement;
+    uint64_t size;
+    bool imported;
+    atomic_int maps;
+    uint64_t key;                                           /* under which it was offered, or 0 */
+} soft_physical;
+aclError soft_physical_new(soft_physical value, aclrtDrvMemHandle *handle);  /* takes over value.fd */

@@ -1,0 +1,45 @@
+/* settings.c: what the environment says about the machine we pretend to be. */
+#include "runtime.h"
+#include <errno.h>
+#include <stdlib.h>
+
+soft_settings soft_setting = { .device_memory = 64ull << 30 };
+
+static aclError read_number(const char *name, uint64_t least, uint64_t most, uint64_t fallback, uint64_t *value)
+{
+    const char *text = getenv(name);
+    *value = fallback;
+    if (!text || !*text)
+        return ACL_SUCCESS;
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (errno || *end || *text < '0' || *text > '9' || number < least || number > most)
+        return soft_error(ACL_ERROR_INVALID_PARAM, "%s=%s: want a decimal number from %llu to %llu", name, text,
+                          (unsigned long long)least, (unsigned long long)most);
+    *value = number;
+    return ACL_SUCCESS;
+}
+
+aclError soft_settings_read(void)
+{
+    uint64_t devices, streams, inline_bytes, memory;
+    SOFT_TRY(read_number("SOFTNPU_DEVICES", 1, SOFT_MAX_DEVICES, 8, &devices));
+    SOFT_TRY(read_number("SOFTNPU_MAX_STREAMS", 1, INT32_MAX, 1984, &streams));   /* 1984: the limit of A2 and A3 */
+    /* Waking a sleeping core costs about 70 us on the machine this was written on, as much as copying some 500 KiB. */
+    SOFT_TRY(read_number("SOFTNPU_INLINE_BYTES", 0, 1ull << 40, 256ull << 10, &inline_bytes));
+    SOFT_TRY(read_number("SOFTNPU_DEVICE_MEMORY", 1, 1ull << 50, atomic_load(&soft_setting.device_memory), &memory));
+    soft_setting.devices = (int)devices;
+    soft_setting.max_streams = (uint32_t)streams;
+    soft_setting.inline_bytes = inline_bytes;
+    atomic_store(&soft_setting.device_memory, memory);
+    return ACL_SUCCESS;
+}
+
+int softnpu_set_memory_limit(uint64_t bytes)
+{
+    if (!bytes || bytes > 1ull << 50)
+        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "memory limit %llu: want 1 to 2^50 bytes", (unsigned long long)bytes);
+    atomic_store(&soft_setting.device_memory, bytes);
+    return ACL_SUCCESS;
+}

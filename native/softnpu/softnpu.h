@@ -1,0 +1,33 @@
+/* softnpu.h: what the software NPU offers beyond the vendor's ABI: fault switches, adopted memory, counters.
+ * Only tests, diagnosis and aiodatadist's device layer use it, and only when softnpu is the runtime in use.
+ * Every call may be made from any thread.                                                                  */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+/* Faults. A spec is `function:action`, several are separated by `;`:
+ *   fail=CODE[@N]    the N-th call from now (default 1) returns CODE and does nothing;  @* = every call
+ *   exec=CODE[@N]    the N-th call is accepted, and its task ends with CODE when it runs
+ *   delay=MS[@N]     the task takes MS milliseconds longer (a call without a task: the call does)
+ *   hang[@N]         the task never completes by itself; a stream abort ends it
+ *   drop[@N]         a host callback is not run
+ * The function is the exported name, e.g. `HcclBatchGet:exec=507057@3`. The environment variable SOFTNPU_FAULTS holds
+ * a spec that is applied at aclInit.                                                                            */
+int  softnpu_fault(const char *spec);              /* 0, or -1: bad spec, nothing applied */
+void softnpu_fault_clear(void);
+int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_DEVICE_MEMORY at aclInit */
+
+/* Ordinary memory of this process taken for device (placement 1) or pinned host (0) memory. Adopting one range twice
+ * counts references; overlapping another known range in part is an error.                                         */
+int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
+int softnpu_release(void *addr, uint64_t size);
+
+typedef struct softnpu_counters {
+    uint64_t device_bytes, pinned_bytes;           /* allocated now */
+    uint64_t allocations, adopted, imported;       /* live */
+    uint64_t streams, events, contexts, comms;     /* live handles */
+    uint64_t threads;                              /* workers alive now */
+    uint64_t tasks_inline, tasks_queued;           /* since the process started */
+    uint64_t bytes_copied;                         /* by streams and synchronous copies, since the process started */
+} softnpu_counters;
+void softnpu_get_counters(softnpu_counters *out);

@@ -1,0 +1,17 @@
+"""Every transport keeps the contract."""
+
+from __future__ import annotations
+
+from aiodatadist.device import Device
+from aiodatadist.testing.contracts import TransportContract
+from aiodatadist.transport import Transport, open_transport
+
+
+class TestLoopback(TransportContract):
+    def transport(self, device: Device) -> Transport:
+        return open_transport("loopback", device)
+
+
+class TestHccl(TransportContract):
+    def transport(self, device: Device) -> Transport:
+        return open_transport("hccl", device)

@@ -1,0 +1,41 @@
+"""Every asynchronous test runs on asyncio's own loop and on uvloop, with softnpu unless the environment says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def open_files() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.add(f"{entry.name} {entry.readlink()}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Threads and open files are back to where they were."""
+    gc.collect()
+    files, threads = open_files(), threading.active_count()
+    yield
+    gc.collect()
+    left = {name for name in open_files() - files if "softnpu" in name or "eventfd" in name or "socket" in name}
+    assert not left, f"still open: {sorted(left)}"
+    assert threading.active_count() <= threads + 8, "anyio's worker threads apart, none may be left"

@@ -1,0 +1,120 @@
+"""The proof proves something: both workers in one process, with a parent that may meddle with what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from aiodatadist.cli.decode import decode
+from aiodatadist.cli.figures import portions_of
+from aiodatadist.cli.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
+from aiodatadist.cli.pipes import OrderT
+from aiodatadist.cli.prefill import prefill
+from aiodatadist.errors import LLMException
+
+PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]
+BLOCKS = 38  # of 16 tokens
+JOB = Job(prompt=PROMPT, tokens=12, seed=3, port=0)
+
+Meddle = Callable[[Prefilled], Prefilled]
+
+
+class Parent:
+    """The parent of one worker, in memory."""
+
+    def __init__(self) -> None:
+        self.orders, self._orders = anyio.create_memory_object_stream[Order](4)
+        self._reports, self.reports = anyio.create_memory_object_stream[Report](1000)
+
+    async def order(self, kind: type[OrderT]) -> OrderT:
+        order = await self._orders.receive()
+        assert isinstance(order, kind)
+        return order
+
+    async def report(self, message: Report) -> None:
+        await self._reports.send(message)
+
+    async def report_of(self, kind: type[Report]) -> Report:
+        """The next report of this kind."""
+        async for report in self.reports:
+            if isinstance(report, kind):
+                return report
+        raise AssertionError(f"no {kind} came")
+
+    def close(self) -> None:
+        for stream in (self.orders, self._orders, self.reports, self._reports):
+            stream.close()
+
+
+async def run_both(meddle: Meddle = lambda ready: ready) -> Finished:
+    """One demo, without processes."""
+    parents = {"prefill": Parent(), "decode": Parent()}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prefill, parents["prefill"])
+        tasks.start_soon(decode, parents["decode"])
+        for parent in parents.values():
+            await parent.orders.send(JOB)
+        ready = await parents["prefill"].report_of(Prefilled)
+        assert isinstance(ready, Prefilled)
+        await parents["decode"].orders.send(meddle(ready))
+        finished = await parents["decode"].report_of(Finished)
+        tasks.cancel_scope.cancel()
+    for parent in parents.values():
+        parent.close()
+    assert isinstance(finished, Finished)
+    return finished
+
+
+async def test_moved_cache_gives_the_same_tokens_and_bytes() -> None:
+    finished = await run_both()
+    assert finished.text == finished.reference
+    assert len(finished.text) == JOB.tokens
+    assert finished.kv_equal
+
+
+async def test_every_byte_of_the_prompt_is_pulled_once_in_several_pulls() -> None:
+    finished = await run_both()
+    assert [pull.blocks for pull in finished.pulls] == [len(portion) for portion in portions_of(BLOCKS)]
+    assert sum(pull.bytes for pull in finished.pulls) == BLOCKS * 16 * 16384
+    assert all(pull.seconds > 0 and pull.memcpy_seconds > 0 for pull in finished.pulls)
+
+
+async def test_block_that_was_not_pulled_is_noticed_in_text_and_bytes() -> None:
+    def stray(ready: Prefilled) -> Prefilled:
+        foreign = next(block for block in range(BLOCKS + 1) if block not in ready.blocks)
+        return ready.model_copy(update={"blocks": [*ready.blocks[:-2], foreign, ready.blocks[-1]]})
+
+    finished = await run_both(stray)
+    assert not finished.kv_equal
+    assert finished.text != finished.reference
+
+
+async def test_exchanged_blocks_are_noticed_in_the_bytes() -> None:
+    finished = await run_both(
+        lambda ready: ready.model_copy(update={"blocks": [ready.blocks[1], ready.blocks[0], *ready.blocks[2:]]})
+    )
+    assert not finished.kv_equal
+
+
+async def test_both_sides_scatter_the_sequence_differently() -> None:
+    seen: list[list[int]] = []
+
+    def look(ready: Prefilled) -> Prefilled:
+        seen.append(ready.blocks)
+        return ready
+
+    await run_both(look)
+    assert sorted(seen[0]) != seen[0]
+
+
+async def test_block_beyond_the_cache_is_refused() -> None:
+    with pytest.RaisesGroup(LLMException, flatten_subgroups=True, allow_unwrapped=True):
+        await run_both(lambda ready: ready.model_copy(update={"blocks": [*ready.blocks[:-1], 10_000]}))
+
+
+def test_messages_survive_the_pipe() -> None:
+    for message in (JOB, Progress(phase="pull", done=1, total=2), Failed(message="no", exit_code=2)):
+        assert type(message).model_validate_json(message.line()) == message
+        assert message.line().count(b"\n") == 1

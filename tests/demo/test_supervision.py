@@ -1,0 +1,158 @@
+"""Two children, one fate: however the demo ends, no process is left, and one line says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from .process import LIMIT, PATIENCE, Demo
+
+Start = Callable[..., Demo]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts demos with fake workers, and ends them with the test."""
+    with ExitStack() as stack:
+
+        def start_demo(scenario: str, *arguments: str) -> Demo:
+            demo = Demo.with_fakes(scenario, *arguments)
+            stack.callback(demo.close)
+            return demo
+
+        yield start_demo
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("scenario", ["idle", "deaf"])
+def test_death_of_one_worker_ends_everything_with_one_line(start: Start, scenario: str, victim: str) -> None:
+    demo = start(scenario)
+    demo.wait_until_started()
+    os.kill(demo.pids[victim], signal.SIGKILL)
+    assert demo.wait_until_all_ended() < LIMIT
+    assert demo.process.returncode == 1
+    assert demo.errors() == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL\n"
+
+
+def test_death_of_prefill_is_blamed_and_not_the_complaint_of_decode(start: Start) -> None:
+    demo = start("complain")
+    demo.wait_until_started()
+    os.kill(demo.pids["prefill"], signal.SIGKILL)
+    assert demo.wait_until_all_ended() < LIMIT
+    assert "prefill process" in demo.errors()
+
+
+def test_complaint_of_a_worker_is_the_line_when_nobody_died(start: Start) -> None:
+    demo = start("complain")
+    demo.wait_until_started()
+    assert demo.wait_until_all_ended() < LIMIT
+    assert demo.process.returncode == 1
+    assert demo.errors() == f"aiodatadist: the decode process (pid {demo.pids['decode']}) failed: the link is gone\n"
+
+
+def test_death_of_the_parent_ends_workers_that_listen(start: Start) -> None:
+    demo = start("idle")
+    demo.wait_until_started()
+    demo.process.kill()
+    assert demo.wait_until_all_ended() < LIMIT
+
+
+def test_death_of_the_parent_ends_workers_that_do_not_listen(start: Start) -> None:
+    demo = start("deaf")
+    demo.wait_until_started()
+    assert {demo.read_until(r"(prefill|decode): 100%")[1] for _ in range(2)} == {"prefill", "decode"}
+    demo.process.kill()
+    assert demo.wait_until_all_ended() < LIMIT
+
+
+@pytest.mark.parametrize("scenario", ["idle", "deaf"])
+def test_interrupt_ends_all_quietly(start: Start, scenario: str) -> None:
+    demo = start(scenario)
+    demo.wait_until_started()
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.wait_until_all_ended() < LIMIT
+    assert demo.process.returncode == 130
+    assert demo.errors() == ""
+
+
+def test_crash_of_a_worker_shows_its_last_words(start: Start) -> None:
+    demo = start("crash")
+    demo.wait_until_started()
+    assert demo.wait_until_all_ended() < LIMIT
+    assert demo.process.returncode == 1
+    first, *rest = demo.errors().splitlines()
+    assert first == f"aiodatadist: the decode process (pid {demo.pids['decode']}) ended unexpectedly with exit code 1"
+    assert rest[-1] == "  RuntimeError: a bug of ours"
+
+
+def test_busy_port_is_one_line_and_exit_code_2(start: Start) -> None:
+    demo = start("busy", "--port", "4712")
+    assert demo.wait_until_all_ended() < PATIENCE
+    assert demo.process.returncode == 2
+    assert demo.errors() == "aiodatadist: cannot use port 4712: address in use\n"
+
+
+def test_output_without_a_terminal_is_a_few_plain_lines(start: Start) -> None:
+    demo = start("good")
+    out, errors = demo.process.communicate(timeout=PATIENCE)
+    assert (demo.process.returncode, errors) == (0, "")
+    assert "\r" not in out
+    assert "\x1b" not in out, "bytes of the text have to be escaped"
+    lines = out.splitlines()
+    assert len(lines) <= 24
+    assert "  >>>A\\x1b[31m\\x80ok" in lines
+    assert "share of limit  0.50" in lines
+    assert lines[-1] == "tokens equal: yes"
+
+
+def test_different_tokens_are_said_and_exit_code_1(start: Start) -> None:
+    demo = start("different")
+    out, _ = demo.process.communicate(timeout=PATIENCE)
+    assert demo.process.returncode == 1
+    assert out.splitlines()[-1] == "tokens equal: NO"
+
+
+def test_json_is_the_only_output(start: Start) -> None:
+    demo = start("good", "--json")
+    out, errors = demo.process.communicate(timeout=PATIENCE)
+    assert (demo.process.returncode, errors) == (0, "")
+    summary = json.loads(out)
+    assert summary["tokens_equal"] is True
+    assert summary["bytes"] == 3 << 18
+
+
+def test_reader_that_goes_away_is_no_traceback(start: Start) -> None:
+    demo = start("good")
+    assert demo.process.stdout is not None
+    demo.process.stdout.close()
+    assert demo.wait_until_all_ended() < PATIENCE
+    assert demo.errors() == ""
+
+
+def test_terminal_gets_one_moving_line() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        command = [sys.executable, str(Path(__file__).with_name("drive_demo.py")), "good", "--prompt", __file__]
+        with subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "100"}) as process:
+            os.close(theirs)
+            shown = b""
+            while True:
+                try:
+                    shown += terminal.read(65536)
+                except OSError:  # Linux says EIO when the other end of a terminal is closed
+                    break
+        assert process.returncode == 0
+    text = shown.decode().replace("\r\n", "\n")
+    assert re.search(r"\rprefill \[#+\]  reference \[#+\]  pull \[#+\]  decode \[#+\]\s*\n", text)
+    assert all(len(bars) < 100 for bars in re.findall(r"\r([^\r\n]+)", text))
+    assert text.endswith("tokens equal: yes\n")

@@ -1,0 +1,68 @@
+"""Wrong arguments are one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aiodatadist.cli import arguments, main
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "COMMAND"),
+        (["nonsense"], "nonsense"),
+        (["demo", "--tokens", "0"], "'0' is not a whole number from 1 to"),
+        (["demo", "--tokens", "many"], "'many'"),
+        (["demo", "--port", "65536"], "from 0 to 65535"),
+        (["demo", "--seed", "-1"], "'-1'"),
+        (["demo", "--colour"], "--colour"),
+    ],
+)
+def test_wrong_argument_is_one_line_and_exit_code_2(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.count("\n") == 1
+    assert words in errors
+
+
+def test_help_hides_what_is_not_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "--prompt" in text
+    assert "--worker" not in text
+
+
+def test_interrupt_is_130_and_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arguments, "_run_doctor", interrupt)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_module_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "aiodatadist", "demo", "-h"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: aiodatadist demo")
+
+
+def test_missing_numpy_is_one_line_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aiodatadist.cli.demo.find_spec", lambda name: None)
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "aiodatadist: the demo's model needs numpy: pip install 'aiodatadist[demo]'"
+    ]

@@ -1,0 +1,82 @@
+"""The numbers of the closing table, and how the blocks are cut into pulls."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from aiodatadist.cli.figures import duration, figures_of, portions_of, quantity, table
+from aiodatadist.cli.messages import Progress, Pull
+from aiodatadist.cli.screen import PlainScreen, TerminalScreen, open_screen
+
+MIB = 1 << 20
+
+
+def pull(blocks: int, seconds: float, memcpy_seconds: float) -> Pull:
+    return Pull(blocks=blocks, ranges=16 * blocks, bytes=blocks * MIB, seconds=seconds, memcpy_seconds=memcpy_seconds)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 17, 255, 256])
+def test_every_block_is_pulled_once_and_in_order(count: int) -> None:
+    portions = portions_of(count)
+    assert [block for portion in portions for block in portion] == list(range(count))
+    assert all(portions)
+    assert len(portions) >= min(2, count)
+
+
+def test_figures_are_medians_and_single_blocks_count_for_latency_only() -> None:
+    figures = figures_of([pull(4, 0.004, 0.002), pull(4, 0.002, 0.001), pull(4, 9.0, 0.001), pull(1, 0.01, 0.01)])
+    assert (figures.bytes, figures.blocks, figures.ranges, figures.pulls) == (13 * MIB, 13, 208, 4)
+    assert figures.gb_per_second == pytest.approx(4 * MIB / 0.004 / 1e9)
+    assert figures.memcpy_share == pytest.approx(0.5)
+    assert figures.block_seconds == pytest.approx(0.01)
+
+
+def test_figures_of_a_prompt_of_one_block_exist() -> None:
+    figures = figures_of([pull(1, 0.002, 0.001)])
+    assert figures.memcpy_share == pytest.approx(0.5)
+    assert dict(table(figures, "soft"))["share of limit"] == "0.50"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 * MIB, "64 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_quantity(count: int, words: str) -> None:
+    assert quantity(count) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.00002, "20 us"), (0.0125, "12.50 ms"), (2.0, "2.00 s")])
+def test_duration(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_plain_screen_says_each_phase_twice_at_most() -> None:
+    out = io.StringIO()
+    screen = open_screen(out)
+    assert isinstance(screen, PlainScreen)
+    for done in range(101):
+        screen.progress(Progress(phase="pull", done=done, total=100))
+    assert out.getvalue().splitlines() == ["pull: 50%", "pull: 100%"]
+
+
+def test_terminal_screen_ends_its_moving_line_before_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = io.StringIO()
+    screen = TerminalScreen(out)
+    screen.progress(Progress(phase="prefill", done=1, total=2))
+    screen.line("next")
+    screen.close()
+    assert out.getvalue().startswith("\rprefill [##..]")
+    assert out.getvalue().endswith("\nnext\n")
+    assert max(map(len, out.getvalue().replace("\r", "\n").splitlines())) < 30
+
+
+def test_silent_screen_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    screen = open_screen(out, silent=True)
+    screen.line("words")
+    screen.progress(Progress(phase="decode", done=1, total=1))
+    screen.close()
+    assert out.getvalue() == ""

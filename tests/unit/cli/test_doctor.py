@@ -1,0 +1,74 @@
+"""Doctor says what it found and what that means, and fails only for what is fatal."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from aiodatadist.cli import doctor, findings, main
+from aiodatadist.cli.findings import Finding
+from aiodatadist.errors import RuntimeUnavailable
+
+
+def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for name in ("runtime", "libraries", "devices", "memfd", "open files", "locked memory", "ptrace", "CPUs", "Python"):
+        assert name in text
+    assert text.splitlines()[-1].startswith("no fatal finding")
+
+
+def test_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is True
+    assert [finding["name"] for finding in report["findings"]] == [finding.name for finding in findings.examine()]
+    assert all(finding["meaning"] for finding in report["findings"])
+
+
+def test_fatal_finding_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("runtime", "none", "fail", "nothing to open")])
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "nothing to open" in out
+    assert "1 fatal" in out
+
+
+def test_missing_runtime_is_fatal_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeUnavailable("libascendcl.so: no such file", hint="is CANN installed?")
+
+    monkeypatch.setattr(findings, "open_runtime", refuse)
+    monkeypatch.setenv("AIODATADIST_RUNTIME", "ascend")
+    (finding,) = findings.runtime_findings()
+    assert finding.mark == "fail"
+    assert finding.value == "none (ascend)"
+    assert "is CANN installed?" in finding.meaning
+
+
+def test_few_open_files_are_a_warning_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    warning = next(findings.limit_findings())
+    assert (warning.mark, warning.value) == ("warn", "256")
+    assert "ulimit -n" in warning.meaning
+    assert "4096" in warning.meaning
+
+
+def test_unlimited_files_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    infinity = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (infinity, infinity))
+    assert [(finding.mark, finding.value) for finding in findings.limit_findings()] == [("ok", "unlimited")] * 2
+
+
+def test_missing_numpy_is_no_more_than_a_warning() -> None:
+    assert findings._package("no-such-package", missing="only the demo needs it", mark="warn").mark == "warn"
+
+
+def test_chosen_word_of_a_kernel_setting(tmp_path: Path) -> None:
+    setting = tmp_path / "shmem_enabled"
+    setting.write_text("always within_size [advise] never\n")
+    assert findings._chosen_word(str(setting)) == "advise"
+    assert findings._chosen_word(str(tmp_path / "missing")) == ""
