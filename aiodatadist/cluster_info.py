@@ -13,7 +13,7 @@ from aiodatadist.descriptors import LLMRole
 def _as_integer(ip: str | int, name: str) -> int:
     """The number that stands for an IPv4 address here: its four network bytes read little-endian."""
     if isinstance(ip, int):
-        return ip
+        return checks.integer(ip, name, checks.UINT32)
     checks.instance(ip, name, str)
     try:
         return int(struct.unpack("<I", socket.inet_aton(str(ipaddress.IPv4Address(ip))))[0])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes
 
@@ -15,6 +15,8 @@ from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_LINK_TOTAL_TIME = 120
 MAX_LOCAL_COMM_RES = 64 << 10
+
+TransportName = Literal["hccl", "loopback"]
 
 
 def _device_id(value: Any) -> int:
@@ -49,24 +51,46 @@ def _bounded(name: str, low: int, high: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _text(name: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: checks.instance(value, name, str))
+def _text(value: Any) -> str | None:
+    return None if value is None else checks.instance(value, "listen_ip_info", str)
 
 
 def _flag(name: str) -> BeforeValidator:
     return BeforeValidator(lambda value: checks.instance(value, name, bool))
 
 
-def _resource(value: Any) -> str:
+def _resource(value: Any) -> str | None:
+    if value is None:
+        return None
     text = checks.instance(value, "local_comm_res", str)
     if len(text) > MAX_LOCAL_COMM_RES:
         raise ParamInvalid(f"local_comm_res has {len(text)} characters: the limit is {MAX_LOCAL_COMM_RES}")
     if text:
         try:
             json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ParamInvalid(f"local_comm_res is not JSON: {error}") from None
     return text
+
+
+def _transport(value: Any) -> str:
+    name = checks.instance(value, "transport", str)
+    if name not in get_args(TransportName):
+        raise ParamInvalid(f"transport is {name!r}: there are {', '.join(get_args(TransportName))}")
+    return name
+
+
+def _secret(value: Any) -> SecretBytes | None:
+    """The messages never show the value."""
+    if value is None or isinstance(value, SecretBytes):
+        secret = value
+    elif isinstance(value, (bytes, str)):
+        secret = SecretBytes(value.encode() if isinstance(value, str) else value)
+    else:
+        raise TypeError(f"auth_key is of type {type(value).__name__}: it has to be bytes or str")
+    if secret is not None and not secret.get_secret_value():
+        raise ParamInvalid("auth_key is empty: a key has at least 1 byte; without authentication it is None")
+    return secret
 
 
 def parse_address(text: str, name: str) -> tuple[str, int]:
@@ -75,14 +99,16 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     Raises:
         ParamInvalid: it is neither.
     """
-    host, colon, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    host, _, port = text.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if in_brackets else host
     try:
-        ipaddress.ip_address(host)
+        is_address = ipaddress.ip_address(host).version == (6 if in_brackets else 4)
     except ValueError:
-        colon = ""
-    if not colon or not port.isdecimal() or int(port) not in checks.UINT16:
-        raise ParamInvalid(f"{name} is {text!r}: it has to be ip:port with a port in [0, 65535]")
+        is_address = False
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
+    if not is_address or not is_port:
+        raise ParamInvalid(f"{name} is {text!r}: it has to be ip:port or [ipv6]:port with a port in [0, 65535]")
     return host, int(port)
 
 
@@ -107,7 +133,7 @@ class LLMConfig(BaseModel):
     model_config = ConfigDict(validate_assignment=True, extra="forbid", populate_by_name=True)
 
     device_id: Annotated[int, BeforeValidator(_device_id)] = 0
-    listen_ip_info: Annotated[str | None, _text("listen_ip_info")] = Field(
+    listen_ip_info: Annotated[str | None, BeforeValidator(_text)] = Field(
         default=None, validation_alias=AliasChoices("listen_ip_info", "listen")
     )
     sync_kv_timeout: Annotated[int, BeforeValidator(_milliseconds)] = DEFAULT_SYNC_KV_TIMEOUT
@@ -116,8 +142,8 @@ class LLMConfig(BaseModel):
     link_total_time: Annotated[int, _bounded("link_total_time", 0, 2**32 - 1)] = 0
     link_retry_count: Annotated[int, _bounded("link_retry_count", 1, 100)] = 1
     local_comm_res: Annotated[str | None, BeforeValidator(_resource)] = None
-    transport: Literal["hccl", "loopback"] = "hccl"
-    auth_key: SecretBytes | None = None
+    transport: Annotated[TransportName, BeforeValidator(_transport)] = "hccl"
+    auth_key: Annotated[SecretBytes | None, BeforeValidator(_secret)] = None
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
@@ -173,30 +199,30 @@ class LLMConfig(BaseModel):
         for key, text in options.items():
             checks.instance(key, "option", str)
             checks.instance(text, key, str)
-            field, convert = _OPTIONS.get(key.lower(), (None, None))
-            if field is None or convert is None:
+            if key.lower() not in _OPTIONS:
                 raise ParamInvalid(f"option {key!r} is not known", hint=f"known are {', '.join(sorted(_OPTIONS))}")
+            field, convert, rule = _OPTIONS[key.lower()]
             try:
                 values[field] = convert(text)
             except ValueError:
-                raise ParamInvalid(f"option {key!r} is {text!r}: it has to be a number") from None
+                raise ParamInvalid(f"option {key!r} is {text!r}: it has to be {rule}") from None
         return cls(**values)
 
 
 def _switch(text: str) -> bool:
     if text not in {"0", "1"}:
-        raise ParamInvalid(f"a switch is {text!r}: it has to be '0' or '1'")
+        raise ValueError(text)
     return text == "1"
 
 
-_OPTIONS: dict[str, tuple[str, Any]] = {
-    "ge.exec.deviceid": ("device_id", int),
-    "llm.deviceid": ("device_id", int),
-    "llm.listenipinfo": ("listen_ip_info", str),
-    "llm.synckvcachewaittime": ("sync_kv_timeout", str),
-    "llm.enablecachemanager": ("enable_cache_manager", _switch),
-    "llm.enableremotecacheaccessible": ("enable_remote_cache_accessible", _switch),
-    "llm.linktotaltime": ("link_total_time", int),
-    "llm.linkretrycount": ("link_retry_count", int),
-    "llm.localcommres": ("local_comm_res", str),
+_OPTIONS: dict[str, tuple[str, Callable[[str], object], str]] = {
+    "ge.exec.deviceid": ("device_id", int, "a number"),
+    "llm.deviceid": ("device_id", int, "a number"),
+    "llm.listenipinfo": ("listen_ip_info", str, "text"),
+    "llm.synckvcachewaittime": ("sync_kv_timeout", str, "a number"),
+    "llm.enablecachemanager": ("enable_cache_manager", _switch, "'0' or '1'"),
+    "llm.enableremotecacheaccessible": ("enable_remote_cache_accessible", _switch, "'0' or '1'"),
+    "llm.linktotaltime": ("link_total_time", int, "a number"),
+    "llm.linkretrycount": ("link_retry_count", int, "a number"),
+    "llm.localcommres": ("local_comm_res", str, "text"),
 }

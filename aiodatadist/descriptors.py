@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from aiodatadist import checks
-from aiodatadist.errors import LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import LLMStatusCode, ParamInvalid
 
 UNSET: Final = 2**64 - 1
 """A request or prefix id that names nothing."""
@@ -104,7 +104,6 @@ class CacheDesc:
         "_placement",
         "_seq_len_dim_index",
         "_shape",
-        "_size",
     )
 
     def __init__(
@@ -133,7 +132,6 @@ class CacheDesc:
         if kv_tensor_format is not None:
             checks.instance(kv_tensor_format, "kv_tensor_format", str)
         self._kv_tensor_format = kv_tensor_format
-        self._size: int | None = None
 
     @property
     def num_tensors(self) -> int:
@@ -174,16 +172,12 @@ class CacheDesc:
         Raises:
             ParamInvalid: a dimension is not positive, or the product does not fit int64.
         """
-        if self._size is None:
-            if len(self._shape) > MAX_DIMENSIONS or min(self._shape) <= 0:
-                raise ParamInvalid(f"shape {self._shape}: it needs 1 to {MAX_DIMENSIONS} dimensions, all above 0")
-            size = math.prod(self._shape) * self._data_type.itemsize
-            if size >= 2**63:
-                raise ParamInvalid(
-                    f"shape {self._shape} of {self._data_type.name} is {size} bytes: the limit is 2**63-1"
-                )
-            self._size = size
-        return self._size
+        if len(self._shape) > MAX_DIMENSIONS or min(self._shape) <= 0:
+            raise ParamInvalid(f"shape {self._shape}: it needs 1 to {MAX_DIMENSIONS} dimensions, all above 0")
+        size = math.prod(self._shape) * self._data_type.itemsize
+        if size >= 2**63:
+            raise ParamInvalid(f"shape {self._shape} of {self._data_type.name} is {size} bytes: the limit is 2**63-1")
+        return size
 
     @property
     def stride(self) -> int:
@@ -199,7 +193,6 @@ class CacheDesc:
         if not 0 <= dim_index < len(self._shape):
             raise ParamInvalid(f"dim_index is {dim_index}: shape {self._shape} has {len(self._shape)} dimensions")
         self._shape[dim_index] = dim_value
-        self._size = None
 
     def _key(self) -> tuple[Any, ...]:
         return (self._num_tensors, tuple(self._shape), self._data_type, self._placement)
@@ -439,7 +432,6 @@ __all__ = [
     "CacheKey",
     "CacheKeyByIdAndIndex",
     "DataType",
-    "LLMException",
     "LLMRole",
     "MemInfo",
     "Memtype",

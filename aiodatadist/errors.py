@@ -86,7 +86,7 @@ class LLMException(RuntimeError):
         hint: str | None = None,
     ) -> None:
         super().__init__(*args)
-        self._status_code = self.default_status if status_code is None else status_code
+        self._status_code = status_code or self.default_status  # also for LLM_SUCCESS, which a peer may claim
         self.peer = peer
         self.operation = operation
         self.hint = hint

@@ -61,14 +61,12 @@ class Grid:
 
 
 def indexes(values: Sequence[int], name: str) -> array[int]:
-    """Block numbers as C reads them.
+    """Block numbers as C reads them; a copy, because C reads them after the caller went on.
 
     Raises:
         TypeError: an element is not an integer.
         ValueError: an element is negative or does not fit 64 bits.
     """
-    if isinstance(values, array) and values.typecode == "Q":
-        return values
     if not isinstance(values, (list, tuple, range, array)):
         raise TypeError(f"{name} is a {type(values).__name__}: it has to be a list or tuple of int")
     try:

@@ -124,7 +124,10 @@ class Link:
         self._transfers: set[Transfer] = set()
         self._idle = anyio.Event()
         self._closed = anyio.Event()
-        self._said_bye = anyio.Event()
+        self._leaving = anyio.Event()
+        self._reason = ""
+        self._patience = 0.0
+        self._vanished = False
         self.cluster_id = 0
         self.instance = ""
         self.state = LinkState.OPENING
@@ -249,25 +252,43 @@ class Link:
     # ---- until it ends ----
 
     async def serve(self) -> None:
-        """Listen to the peer until the link is over, then give everything back."""
+        """Until the link is over: listen to the peer and, when asked to, part from it. Then give everything back."""
         try:
-            while True:
-                message = await self._wire.receive()
-                if isinstance(message, Disconnect):
-                    self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSED)
-                    await self._drain(DRAIN)
-                    await self._wire.send(Bye())
-                    return
-                if isinstance(message, Bye):
-                    self._said_bye.set()
-                    return
-                raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a ready link")
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._part)
+                await self._listen()
+                group.cancel_scope.cancel()
+        finally:
+            await self._give_back()
+
+    async def _listen(self) -> None:
+        try:
+            await self._hear()
         except LinkError as error:
             if self.state is LinkState.READY:
                 self._end(type(error)(f"cluster {self.cluster_id}: {error.args[0]}"), LinkState.BROKEN)
                 self._stop()
-        finally:
-            await self._give_back()
+            elif self.state is LinkState.CLOSING:
+                self._vanished = True
+
+    async def _hear(self) -> None:
+        """Until one end has had the last word."""
+        message = await self._wire.receive()
+        if isinstance(message, Disconnect):
+            self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSED)
+            await self._drain(DRAIN)
+            await self._wire.send(Bye())
+        elif not isinstance(message, Bye) or self.state is not LinkState.CLOSING:
+            raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
+
+    async def _part(self) -> None:
+        """When asked to: drain, and tell the peer. In the link's own task, so that no caller can be cancelled half-way."""
+        await self._leaving.wait()
+        await self._drain(self._patience)
+        try:
+            await self._wire.send(Disconnect(reason=self._reason))
+        except PeerLost:
+            logger.debug("cluster %d went away while the link was closed", self.cluster_id)
 
     def _end(self, failure: LinkError, state: LinkState) -> None:
         """Decide that it is over, and why: no new transfer starts."""
@@ -293,21 +314,21 @@ class Link:
     async def disconnect(self, reason: str, timeout: float) -> None:
         """End it in good order: no new transfers, those under way end, the peer agrees.
 
+        If cancelled, the link is ended all the same.
+
         Raises:
-            LinkTimeout: the peer did not answer in time.
-            PeerLost: the peer was gone already.
+            LinkTimeout: the peer did not answer in time; the link stays half closed until it does, or is abandoned.
+            PeerLost: the peer was gone already. Our half is ended.
         """
-        if self.state is not LinkState.READY:
-            await self._closed.wait()
-            return
-        self._end(LinkClosed(f"the link to cluster {self.cluster_id} was unlinked: {reason}"), LinkState.CLOSING)
+        if self.state is LinkState.READY:
+            self._end(LinkClosed(f"the link to cluster {self.cluster_id} was unlinked: {reason}"), LinkState.CLOSING)
+            self._reason, self._patience = reason, timeout
+            self._leaving.set()
         with anyio.move_on_after(timeout) as limit:
-            await self._drain(timeout)
-            await self._wire.send(Disconnect(reason=reason))
             await self._closed.wait()
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {timeout:.3f} s", peer=self.cluster_id)
-        if not self._said_bye.is_set():
+        if self._vanished:
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
     async def abandon(self, failure: LinkError) -> None:

@@ -8,44 +8,59 @@ enum { BATCH = 256 };                     /* descriptors per HcclBatchGet/Put: t
 
 /* ---- the device: a stream and two events ---- */
 
-int device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options)
+/* Makes the device's context this thread's. *before is for leave(). */
+static aclError enter(const device *d, aclrtContext *before)
 {
-    d->driver = *driver;
-    d->options = *options;
-    d->context = context;
-    aclrtContext before = NULL;
-    driver->get_context(&before);
-    aclError code = driver->set_context(context);
+    *before = NULL;
+    if (d->driver.get_context(before) != ACL_SUCCESS)
+        d->driver.recent_error();         /* that this thread has none is not news */
+    return *before && *before == d->context ? ACL_SUCCESS : d->driver.set_context(d->context);
+}
+
+static void leave(const device *d, aclrtContext before)
+{
+    if (before && before != d->context)
+        d->driver.set_context(before);
+}
+
+static aclError create(device *d)
+{
+    aclError code = d->driver.create_stream(&d->stream, 0, ACL_STREAM_FAST_LAUNCH);
     if (code != ACL_SUCCESS)
         return code;
-    code = driver->create_stream(&d->stream, 0, ACL_STREAM_FAST_LAUNCH);
-    if (code != ACL_SUCCESS)
-        goto restore;
-    code = driver->create_event(&d->window[0], ACL_EVENT_SYNC);
+    code = d->driver.create_event(&d->window[0], ACL_EVENT_SYNC);
     if (code != ACL_SUCCESS)
         goto destroy_stream;
-    code = driver->create_event(&d->window[1], ACL_EVENT_SYNC);
-    if (code == ACL_SUCCESS)
-        goto restore;
-    driver->destroy_event(d->window[0]);
+    code = d->driver.create_event(&d->window[1], ACL_EVENT_SYNC);
+    if (code != ACL_SUCCESS)
+        goto destroy_event;
+    return ACL_SUCCESS;
+destroy_event:
+    d->driver.destroy_event(d->window[0]);
 destroy_stream:
-    driver->destroy_stream(d->stream);
-restore:
-    if (before && before != context)
-        driver->set_context(before);
+    d->driver.destroy_stream(d->stream);
+    return code;
+}
+
+int device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options)
+{
+    aclrtContext before;
+    *d = (device){.driver = *driver, .options = *options, .context = context};
+    aclError code = enter(d, &before);
+    if (code == ACL_SUCCESS)
+        code = create(d);
+    leave(d, before);
     return code;
 }
 
 void device_close(device *d)
 {
-    aclrtContext before = NULL;
-    d->driver.get_context(&before);
-    d->driver.set_context(d->context);
+    aclrtContext before;
+    enter(d, &before);
     d->driver.destroy_event(d->window[1]);
     d->driver.destroy_event(d->window[0]);
     d->driver.destroy_stream(d->stream);
-    if (before && before != d->context)
-        d->driver.set_context(before);
+    leave(d, before);
 }
 
 /* ---- a program, before it runs ---- */
@@ -53,6 +68,12 @@ void device_close(device *d)
 static bool moves_bytes(const ring_step *s)
 {
     return s->op == RING_GET || s->op == RING_PUT || s->op == RING_COPY;
+}
+
+/* Asynchronous host-to-host copies do not exist on the device side; the thread that issues does them on the spot. */
+static bool is_host_copy(const ring_step *s)
+{
+    return s->op == RING_COPY && s->kind == ACL_MEMCPY_HOST_TO_HOST;
 }
 
 static bool step_is_valid(const ring_step *s, const device *d)
@@ -67,125 +88,133 @@ static bool step_is_valid(const ring_step *s, const device *d)
     return (g->tensors == 0 || (g->local && g->remote)) && (g->blocks == 0 || (g->local_index && g->remote_index));
 }
 
-/* false when the bytes of one step do not fit 64 bits */
-static bool step_bytes(const ring_step *s, uint64_t *total)
+/* Adds up; false when the bytes of all steps do not fit 64 bits. */
+static bool add_bytes(const ring_step *s, uint64_t *ranges, uint64_t *total)
 {
-    uint64_t ranges, bytes;
-    return moves_bytes(s) ? !__builtin_mul_overflow((uint64_t)s->grid.tensors, (uint64_t)s->grid.blocks, &ranges) &&
-                                !__builtin_mul_overflow(ranges, s->grid.bytes, &bytes) &&
-                                !__builtin_add_overflow(*total, bytes, total)
-                          : true;
+    uint64_t count = (uint64_t)s->grid.tensors * s->grid.blocks, bytes;
+    *ranges += count;                     /* cannot overflow when the bytes do not */
+    return !__builtin_mul_overflow(count, s->grid.bytes, &bytes) && !__builtin_add_overflow(*total, bytes, total);
 }
 
 bool program_init(program *p, const device *d, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms)
 {
-    memset(p, 0, sizeof *p);
     uint64_t total = 0, ranges = 0;
-    bool waits = false;
+    bool waits = false, on_stream = false;
+    if (count && !steps)
+        return false;
     for (uint32_t i = 0; i < count; i++) {
-        if (!step_is_valid(&steps[i], d) || !step_bytes(&steps[i], &total))
+        const ring_step *s = &steps[i];
+        if (!step_is_valid(s, d) || (moves_bytes(s) && !add_bytes(s, &ranges, &total)))
             return false;
-        waits |= steps[i].op == RING_WAIT;
-        ranges += (uint64_t)steps[i].grid.tensors * steps[i].grid.blocks;
+        waits |= s->op == RING_WAIT || (is_host_copy(s) && on_stream);
+        on_stream |= !is_host_copy(s);
     }
+    memset(p, 0, sizeof *p);
     p->steps = steps;
     p->count = count;
     p->timeout_ms = timeout_ms;
-    p->may_run_inline = d->options.inline_bytes && !waits && total <= d->options.inline_bytes && ranges <= BATCH;
+    p->may_run_inline = d->options.inline_bytes && !waits && ranges <= BATCH && total <= d->options.inline_bytes &&
+                        total <= d->options.window_bytes;    /* a second window would wait for the first */
     p->done.id = id;
     p->done.submitted_ns = ring_now_ns();
     return true;
 }
 
-void program_copy(program *to, const program *from)
-{
-    memcpy(to, from, offsetof(program, cancelled));
-    atomic_init(&to->cancelled, false);
-    to->done = from->done;
-    to->step = 0;
-    to->deadline_ns = 0;
-    to->issued = to->fenced[0] = to->fenced[1] = 0;
-    to->windows = 0;
-}
-
 /* ---- failure ---- */
-
-static void fail(device *d, program *p, int32_t origin, int32_t code)
-{
-    if (p->done.state != RING_DONE)
-        return;                           /* the first failure is the one to tell */
-    p->done.state = RING_FAILED;
-    p->done.origin = origin;
-    p->done.code = code;
-    p->done.step = p->step;
-    const char *words = d->driver.recent_error();   /* of this thread: the one that made the call */
-    if (words)
-        snprintf(p->done.message, sizeof p->done.message, "%s", words);
-}
 
 static bool goes_on(const program *p)
 {
     return p->done.state == RING_DONE && !atomic_load_explicit(&p->cancelled, memory_order_relaxed);
 }
 
+static void end_as(device *d, program *p, int32_t state, int32_t origin, int32_t code)
+{
+    if (p->done.state != RING_DONE)
+        return;                           /* the first failure is the one to tell */
+    p->done.state = state;
+    p->done.origin = origin;
+    p->done.code = code;
+    const char *words = d->driver.recent_error();   /* of this thread: the one that made the call */
+    if (words)
+        snprintf(p->done.message, sizeof p->done.message, "%s", words);
+}
+
+static bool check(device *d, program *p, aclError code)
+{
+    if (code != ACL_SUCCESS)
+        end_as(d, p, RING_FAILED, RING_ACL, code);
+    return code == ACL_SUCCESS;
+}
+
 /* ---- waiting for the device ---- */
 
-static int64_t remaining_ms(const program *p)
+static int32_t ms_until(int64_t ns, int32_t most)
 {
-    int64_t left = p->deadline_ns - ring_now_ns();
-    return left <= 0 ? 0 : left / 1000000 + 1;
+    int64_t left = ns - ring_now_ns();
+    return left <= 0 ? 1 : left / 1000000 >= most ? most : (int32_t)(left / 1000000 + 1);
 }
 
-static aclError wait_slice(device *d, aclrtEvent event, int32_t ms)
+/* A cancellation shortens the time limit to the grace. `code`: what to say when time is up. */
+static void watch_time(device *d, program *p, aclError code)
 {
-    return event ? d->driver.sync_event(event, ms) : d->driver.sync_stream(d->stream, ms);
+    if (!p->stopping && atomic_load_explicit(&p->cancelled, memory_order_relaxed)) {
+        int64_t grace_ends = ring_after_ns(d->options.grace_ms);
+        p->stopping = true;
+        p->deadline_ns = grace_ends < p->deadline_ns ? grace_ends : p->deadline_ns;
+    }
+    if (ring_now_ns() < p->deadline_ns)
+        return;
+    if (p->stopping)
+        p->done.state = RING_CANCELLED;
+    else
+        end_as(d, p, RING_TIMED_OUT, RING_ACL, code);
 }
 
-/* Waits for the event, or for the whole stream. A call into the vendor's library cannot be interrupted, so it is made
- * in slices: only a transfer that makes no progress ever sees the end of one.                                      */
-static void await_device(device *d, program *p, aclrtEvent event)
+/* Waits for the event, or for the whole stream; false: the program ended otherwise. A call into the vendor's library
+ * cannot be interrupted, so it is made in slices: only a transfer that makes no progress ever sees the end of one.  */
+static bool await_device(device *d, program *p, aclrtEvent event)
 {
     enum { SLICE_MS = 20 };
-    int64_t give_up_ns = 0;               /* set when cancellation is first seen here */
-    for (;;) {
-        int64_t left = remaining_ms(p);
-        aclError code = wait_slice(d, event, (int32_t)(left < SLICE_MS ? (left > 0 ? left : 1) : SLICE_MS));
-        if (code == ACL_SUCCESS)
-            return;
-        if (code != ACL_ERROR_RT_EVENT_SYNC_TIMEOUT && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT) {
-            fail(d, p, RING_ACL, code);
-            return;
-        }
+    while (p->done.state == RING_DONE) {
+        int32_t ms = ms_until(p->deadline_ns, SLICE_MS);
+        aclError code = event ? d->driver.sync_event(event, ms) : d->driver.sync_stream(d->stream, ms);
+        if (code != ACL_ERROR_RT_EVENT_SYNC_TIMEOUT && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
+            return check(d, p, code);
+        watch_time(d, p, code);
         d->driver.recent_error();         /* the slice's own timeout is not news */
-        if (atomic_load_explicit(&p->cancelled, memory_order_relaxed)) {
-            if (!give_up_ns)
-                give_up_ns = ring_now_ns() + d->options.grace_ms * 1000000;
-            if (ring_now_ns() >= give_up_ns) {
-                p->done.state = RING_CANCELLED;
-                return;
-            }
-        }
-        if (remaining_ms(p) == 0) {
-            fail(d, p, RING_ACL, code);
-            p->done.state = RING_TIMED_OUT;
-            return;
-        }
     }
+    return false;
+}
+
+/* Waits for all that this program gave to the stream. */
+static bool drain(device *d, program *p)
+{
+    if (p->on_stream && !await_device(d, p, NULL))
+        return false;
+    p->on_stream = false;
+    p->done.bytes = p->issued;
+    return true;
+}
+
+/* Did the device let go? An error is told once, and says nothing about what comes after it: so ask again. */
+static bool is_quiet(device *d)
+{
+    int64_t end = ring_after_ns(d->options.grace_ms);
+    aclError code = d->driver.sync_stream(d->stream, ms_until(end, (int32_t)d->options.grace_ms));
+    if (code != ACL_SUCCESS && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
+        code = d->driver.sync_stream(d->stream, ms_until(end, (int32_t)d->options.grace_ms));
+    return code == ACL_SUCCESS;
 }
 
 /* After a failure work may still be under way. Nothing of it may touch memory once the program is complete. */
 static void quiesce(device *d, program *p)
 {
     bool overdue = p->done.state == RING_TIMED_OUT || p->done.state == RING_CANCELLED;
-    if (overdue)
+    if (overdue || !is_quiet(d)) {
         d->driver.abort_stream(d->stream);
-    aclError code = d->driver.sync_stream(d->stream, (int32_t)d->options.grace_ms);
-    if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT && !overdue) {
-        d->driver.abort_stream(d->stream);
-        code = d->driver.sync_stream(d->stream, (int32_t)d->options.grace_ms);
+        if (!is_quiet(d))
+            p->done.state = RING_STUCK;
     }
-    if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
-        p->done.state = RING_STUCK;
     d->driver.recent_error();
 }
 
@@ -194,131 +223,135 @@ static void quiesce(device *d, program *p)
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(device *d, program *p)
 {
+    aclrtStreamStatus status;
     uint32_t now = p->windows++ & 1;
-    aclError code = d->driver.record_event(d->window[now], d->stream);
-    if (code != ACL_SUCCESS) {
-        fail(d, p, RING_ACL, code);
-        return;
-    }
+    p->on_stream = true;
     p->fenced[now] = p->issued;
-    if (p->windows < 2)
+    if (!check(d, p, d->driver.record_event(d->window[now], d->stream)))
         return;
-    await_device(d, p, d->window[!now]);
-    if (p->done.state == RING_DONE)
+    if (p->windows >= 2) {
+        if (!await_device(d, p, d->window[!now]))
+            return;
+        /* An event comes also after copies that failed; the query tells of those. */
+        if (!check(d, p, d->driver.query_stream(d->stream, &status)))
+            return;
         p->done.bytes = p->fenced[!now];
+    }
+    watch_time(d, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
 }
 
 /* The next range of the grid, at most `most` bytes of it; neighbours on both sides are one. */
-static bool next_range(const ring_grid *g, cursor *c, uint64_t most, uint64_t *local, uint64_t *remote, uint64_t *bytes)
+static bool next_range(const ring_grid *g, cursor *c, uint64_t most, HcclOneSideOpDesc *range)
 {
     if (c->tensor >= g->tensors || g->blocks == 0)
         return false;
     uint32_t i = c->block, last = g->blocks - 1;
-    uint64_t whole = (i == last ? g->tail : g->bytes);
-    *local = g->local[c->tensor] + g->local_index[i] * g->local_stride + c->offset;
-    *remote = g->remote[c->tensor] + g->remote_index[i] * g->remote_stride + c->offset;
-    *bytes = whole - c->offset;
+    uint64_t block = i == last ? g->tail : g->bytes, bytes = block - c->offset;
+    range->localAddr = (void *)(g->local[c->tensor] + g->local_index[i] * g->local_stride + c->offset);
+    range->remoteAddr = (void *)(g->remote[c->tensor] + g->remote_index[i] * g->remote_stride + c->offset);
+    range->dataType = HCCL_DATA_TYPE_UINT8;
     bool dense = g->bytes == g->local_stride && g->bytes == g->remote_stride;
-    while (dense && i < last && *bytes < most && g->local_index[i + 1] == g->local_index[i] + 1 &&
+    while (dense && i < last && bytes < most && g->local_index[i + 1] == g->local_index[i] + 1 &&
            g->remote_index[i + 1] == g->remote_index[i] + 1) {
         i++;
-        *bytes += whole = (i == last ? g->tail : g->bytes);
+        block = i == last ? g->tail : g->bytes;
+        bytes += block;
     }
-    uint64_t over = *bytes > most ? *bytes - most : 0;
-    *bytes -= over;                       /* most is at least one block or this is a single block cut short */
-    c->block = i;
-    c->offset = over ? whole - over : 0;
-    if (!over && i == last) {
+    uint64_t over = bytes > most ? bytes - most : 0;    /* of the last block; it is where the next range begins */
+    range->count = bytes - over;
+    c->block = over ? i : i + 1;
+    c->offset = over ? block - over : 0;
+    if (c->block == g->blocks) {
         c->block = 0;
         c->tensor++;
-    } else if (!over)
-        c->block++;
+    }
     return true;
 }
 
-static void issue_batch(device *d, program *p, const ring_step *s, HcclOneSideOpDesc *batch, uint32_t n)
+static aclError copy(device *d, program *p, const ring_step *s, const HcclOneSideOpDesc *r)
 {
-    HcclResult code = (s->op == RING_GET ? d->driver.get : d->driver.put)(s->handle, s->rank, batch, n, d->stream);
-    if (code != HCCL_SUCCESS)
-        fail(d, p, RING_HCCL, code);
+    if (is_host_copy(s))
+        return d->driver.copy(r->localAddr, r->count, r->remoteAddr, r->count, (aclrtMemcpyKind)s->kind);
+    p->on_stream = true;
+    return d->driver.copy_async(r->localAddr, r->count, r->remoteAddr, r->count, (aclrtMemcpyKind)s->kind, d->stream);
 }
 
-static void issue_copy(device *d, program *p, const ring_step *s, uint64_t local, uint64_t remote, uint64_t bytes)
+static bool issue_ranges(device *d, program *p, const ring_step *s, HcclOneSideOpDesc *ranges, uint32_t n)
 {
-    void *to = (void *)local;
-    const void *from = (const void *)remote;
-    /* Asynchronous host-to-host copies do not exist on the device side; the worker is as good a place for them. */
-    aclError code = s->kind == ACL_MEMCPY_HOST_TO_HOST ? d->driver.copy(to, bytes, from, bytes, (aclrtMemcpyKind)s->kind)
-                    : d->driver.copy_async(to, bytes, from, bytes, (aclrtMemcpyKind)s->kind, d->stream);
-    if (code != ACL_SUCCESS)
-        fail(d, p, RING_ACL, code);
+    if (s->op == RING_COPY)
+        return check(d, p, copy(d, p, s, ranges));
+    p->on_stream = true;
+    HcclResult code = (s->op == RING_GET ? d->driver.get : d->driver.put)(s->handle, s->rank, ranges, n, d->stream);
+    if (code != HCCL_SUCCESS)
+        end_as(d, p, RING_FAILED, RING_HCCL, code);
+    return code == HCCL_SUCCESS;
 }
 
 /* false: stopped before the last range */
 static bool issue_grid(device *d, program *p, const ring_step *s)
 {
     HcclOneSideOpDesc batch[BATCH];
-    uint64_t local, remote, bytes, window = d->options.window_bytes;
-    uint32_t n = 0;
+    uint32_t n = 0, most = s->op == RING_COPY ? 1 : BATCH;
+    uint64_t bytes = 0;                   /* of the batch */
     cursor at = {0};
     while (goes_on(p)) {
-        uint64_t room = window - (p->issued - p->fenced[(p->windows + 1) & 1]);
-        bool more = next_range(&s->grid, &at, room, &local, &remote, &bytes);
-        if (more && s->op == RING_COPY)
-            issue_copy(d, p, s, local, remote, bytes);
-        else if (more)
-            batch[n++] = (HcclOneSideOpDesc){(void *)local, (void *)remote, bytes, HCCL_DATA_TYPE_UINT8};
-        bool full = more && bytes == room;
-        if (n == BATCH || (n && (full || !more))) {
-            issue_batch(d, p, s, batch, n);
+        uint64_t room = d->options.window_bytes - (p->issued - p->fenced[(p->windows + 1) & 1]);
+        bool more = next_range(&s->grid, &at, room - bytes, &batch[n]);
+        if (more)
+            bytes += batch[n++].count;
+        bool full = bytes == room;
+        if (n && (n == most || full || !more)) {
+            if (!issue_ranges(d, p, s, batch, n))
+                return false;
+            p->issued += bytes;
+            p->done.ranges += n;
             n = 0;
+            bytes = 0;
         }
-        if (!more)
-            return true;
-        p->issued += bytes;
-        p->done.ranges++;
         if (full && goes_on(p))
             fence(d, p);
+        if (!more)
+            return true;
     }
     return false;
 }
 
 static bool issue_step(device *d, program *p, const ring_step *s)
 {
+    if (is_host_copy(s) && !drain(d, p))  /* it would overtake what came before it */
+        return false;
     if (moves_bytes(s))
-        return issue_grid(d, p, s) && p->done.state == RING_DONE;
-    aclError code = ACL_SUCCESS;
-    if (s->op == RING_WAIT)
-        code = d->driver.wait_event(d->stream, s->handle);
-    else
-        code = d->driver.record_event(s->handle, d->stream);
-    if (code != ACL_SUCCESS)
-        fail(d, p, RING_ACL, code);
-    return code == ACL_SUCCESS;
+        return issue_grid(d, p, s);
+    p->on_stream = true;
+    return check(d, p, s->op == RING_WAIT ? d->driver.wait_event(d->stream, s->handle)
+                                          : d->driver.record_event(s->handle, d->stream));
 }
 
 static void issue(device *d, program *p)
 {
-    p->done.started_ns = ring_now_ns();
-    p->deadline_ns = p->done.started_ns + p->timeout_ms * 1000000;
     while (p->step < p->count && goes_on(p) && issue_step(d, p, &p->steps[p->step]))
         p->step++;
 }
 
-/* ---- the end ---- */
+/* ---- from the beginning to the end ---- */
+
+/* false: this thread cannot reach the device */
+static bool begin(device *d, program *p, aclrtContext *before)
+{
+    if (!p->handed_over) {
+        p->done.started_ns = ring_now_ns();
+        p->deadline_ns = ring_after_ns(p->timeout_ms);
+    }
+    return check(d, p, enter(d, before));
+}
 
 static void settle(device *d, program *p)
 {
-    if (p->done.state == RING_DONE)
-        await_device(d, p, NULL);
-    if (p->done.state != RING_DONE) {
+    if (p->done.state == RING_DONE && drain(d, p) && p->step < p->count)
+        p->done.state = RING_CANCELLED;   /* stopped half-way; what was issued has landed */
+    if (p->on_stream)
         quiesce(d, p);
-    } else {
-        p->done.bytes = p->issued;
-        p->done.step = p->step;
-        if (p->step < p->count)           /* stopped half-way; what was issued has landed */
-            p->done.state = RING_CANCELLED;
-    }
+    p->done.step = p->step;
     p->done.finished_ns = ring_now_ns();
 }
 
@@ -330,23 +363,24 @@ void program_refuse(program *p, int32_t state)
 
 void program_run(device *d, program *p)
 {
-    if (!p->handed_over)
+    aclrtContext before;
+    if (begin(d, p, &before) && !p->handed_over)
         issue(d, p);
     settle(d, p);
+    leave(d, before);
 }
 
 bool program_run_inline(device *d, program *p)
 {
-    issue(d, p);
-    if (p->count) {
-        aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
-        aclError code = d->driver.query_stream(d->stream, &status);
-        if (code == ACL_SUCCESS && status != ACL_STREAM_STATUS_COMPLETE)
-            return false;
-        if (code != ACL_SUCCESS)
-            fail(d, p, RING_ACL, code);
+    aclrtContext before;
+    aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
+    if (begin(d, p, &before))
+        issue(d, p);
+    if (p->on_stream && !check(d, p, d->driver.query_stream(d->stream, &status)))
+        status = ACL_STREAM_STATUS_NOT_READY;
+    bool finished = !p->on_stream || status == ACL_STREAM_STATUS_COMPLETE;
+    if (finished)
         settle(d, p);
-    }
-    p->done.finished_ns = ring_now_ns();
-    return true;
+    leave(d, before);
+    return finished;
 }

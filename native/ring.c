@@ -10,12 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A slot is FREE, QUEUED, RUNNING (on the worker or in the submitting call) or COMPLETE (waiting to be reaped). */
-typedef enum { SLOT_FREE, SLOT_QUEUED, SLOT_RUNNING, SLOT_COMPLETE } slot_state;
-
+/* A slot is in one of the ring's lists, or it is the running one: on the worker or in the submitting call. */
 typedef struct slot {
     struct slot *next;
-    slot_state state;
     program program;
 } slot;
 
@@ -26,7 +23,7 @@ struct ring {
     pthread_mutex_t lock;                 /* guards everything below */
     pthread_cond_t wake;                  /* work for the worker, or closing */
     pthread_cond_t idle;                  /* nothing runs any more */
-    slot_list free, queued, complete;
+    slot_list free, queued, complete;     /* complete: waiting to be reaped */
     slot *running;
     bool closing, has_worker, stuck;
     pthread_t worker;
@@ -39,6 +36,13 @@ int64_t ring_now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t ring_after_ns(int64_t ms)
+{
+    enum { YEAR_S = 366 * 86400 };
+    int64_t most = (int64_t)YEAR_S * 1000;
+    return ring_now_ns() + (ms < 0 ? 0 : ms > most ? most : ms) * 1000000;
 }
 
 static void list_clear(slot_list *list)
@@ -75,7 +79,6 @@ static void list_remove(slot_list *list, slot *s)
 
 static void complete(ring *r, slot *s)
 {
-    s->state = SLOT_COMPLETE;
     if (!r->complete.first) {
         uint64_t one = 1;
         while (write(r->fd, &one, sizeof one) < 0 && errno == EINTR)
@@ -99,6 +102,11 @@ static void cancel_queued(ring *r, slot *s)
     complete(r, s);
 }
 
+static void cancel_running(ring *r)
+{
+    atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
+}
+
 /* ---- the worker ---- */
 
 /* What the worker may take up now: a program that an inline run left behind, or the next in the queue. */
@@ -106,18 +114,12 @@ static slot *next_work(ring *r)
 {
     if (r->running)
         return r->running->program.handed_over ? r->running : NULL;
-    slot *s = list_pop(&r->queued);
-    if (s) {
-        s->state = SLOT_RUNNING;
-        r->running = s;
-    }
-    return s;
+    return r->running = list_pop(&r->queued);
 }
 
 static void *work(void *arg)
 {
     ring *r = arg;
-    r->device.driver.set_context(r->device.context);
     pthread_mutex_lock(&r->lock);
     for (;;) {
         slot *s = next_work(r);
@@ -155,28 +157,21 @@ static bool start_worker(ring *r)
 
 /* ---- submission ---- */
 
-/* Run it here. If the device is not done by then the worker takes over: this call never waits for the device. */
+/* Run it here. If the device is not done by then the worker takes over: this call does not wait for the device. */
 static int run_inline(ring *r, slot *s, ring_completion *ran)
 {
-    aclrtContext before = NULL;
-    device *d = &r->device;
-    bool own = d->driver.get_context(&before) == ACL_SUCCESS && before == d->context;
-    if (!own)
-        d->driver.set_context(d->context);
-    bool finished = program_run_inline(d, &s->program);
-    if (!own && before)
-        d->driver.set_context(before);
-
+    bool finished = program_run_inline(&r->device, &s->program);
     pthread_mutex_lock(&r->lock);
     s->program.handed_over = !finished;
     if (!finished && !r->has_worker && !start_worker(r)) {
-        program_run(d, &s->program);      /* no thread to be had: waiting here is all that is left */
+        pthread_mutex_unlock(&r->lock);
+        program_run(&r->device, &s->program);   /* no thread to be had: waiting here is all that is left */
+        pthread_mutex_lock(&r->lock);
         finished = true;
     }
     if (finished) {
         finish_running(r, s);
         *ran = s->program.done;
-        s->state = SLOT_FREE;
         list_push(&r->free, s);
     } else {
         pthread_cond_signal(&r->wake);
@@ -200,8 +195,7 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
         status = RING_FULL;
     else if (!busy && !r->stuck && fresh.may_run_inline) {
         list_pop(&r->free);
-        s->state = SLOT_RUNNING;
-        program_copy(&s->program, &fresh);
+        s->program = fresh;
         r->running = s;
         pthread_mutex_unlock(&r->lock);
         return run_inline(r, s, ran);
@@ -209,8 +203,7 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
         status = RING_NO_THREAD;
     else {
         list_pop(&r->free);
-        s->state = SLOT_QUEUED;
-        program_copy(&s->program, &fresh);
+        s->program = fresh;
         list_push(&r->queued, s);
         if (!r->running)
             pthread_cond_signal(&r->wake);
@@ -221,21 +214,20 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
 
 int ring_cancel(ring *r, uint64_t id)
 {
-    int found = 0;
     pthread_mutex_lock(&r->lock);
-    if (r->running && r->running->program.done.id == id) {
-        atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
-        found = 1;
-    }
-    for (slot *s = r->queued.first; s && !found; s = s->next)
-        if (s->program.done.id == id) {
+    slot *s = r->running;
+    if (s && s->program.done.id == id) {
+        cancel_running(r);
+    } else {
+        for (s = r->queued.first; s && s->program.done.id != id;)
+            s = s->next;
+        if (s) {
             list_remove(&r->queued, s);
             cancel_queued(r, s);
-            found = 1;
-            break;
         }
+    }
     pthread_mutex_unlock(&r->lock);
-    return found;
+    return s != NULL;
 }
 
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
@@ -245,7 +237,6 @@ uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
     while (n < room && r->complete.first) {
         slot *s = list_pop(&r->complete);
         out[n++] = s->program.done;
-        s->state = SLOT_FREE;
         list_push(&r->free, s);
     }
     if (!r->complete.first) {
@@ -292,7 +283,8 @@ static void ring_destroy(ring *r)
 
 int ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out)
 {
-    if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 || options->grace_ms <= 0)
+    if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 ||
+        options->grace_ms <= 0 || options->grace_ms > INT32_MAX)
         return ACL_ERROR_INVALID_PARAM;
     ring *r = calloc(1, sizeof *r + options->depth * sizeof(slot));
     if (!r)
@@ -308,21 +300,16 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     return ACL_SUCCESS;
 }
 
-static struct timespec deadline_after(int64_t ms)
-{
-    int64_t at = ring_now_ns() + ms * 1000000;
-    return (struct timespec){.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
-}
-
 int ring_close(ring *r, int64_t timeout_ms)
 {
-    struct timespec until = deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
+    int64_t end = ring_after_ns(timeout_ms);
+    struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
     pthread_mutex_lock(&r->lock);
     r->closing = true;
     for (slot *s; (s = list_pop(&r->queued));)
         cancel_queued(r, s);
     if (r->running)
-        atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
+        cancel_running(r);
     pthread_cond_signal(&r->wake);
     int waited = 0;
     while (r->running && waited != ETIMEDOUT)
@@ -332,7 +319,7 @@ int ring_close(ring *r, int64_t timeout_ms)
         r->has_worker = false;
     pthread_mutex_unlock(&r->lock);
     if (running)
-        return 1;                         /* the worker still uses the ring */
+        return 1;                         /* somebody still uses the ring */
     if (join)
         pthread_join(r->worker, NULL);
     if (!stuck)

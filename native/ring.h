@@ -7,19 +7,22 @@
  *
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB).
  * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
- * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted.
+ * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted; the limit
+ * counts from when the program begins to run.
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
  *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
  *   ring_cancel           any thread               no
  *   ring_reap, ring_fd    one thread at a time     no
- *   ring_close            any thread, once         until the running program let go, at most timeout_ms
+ *   ring_close            any thread, until it     until the running program let go, at most timeout_ms
+ *                         gave 0
  *   ring_free             any thread, last         no
  *
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
- * for ever: nobody knows when the device will let go of it.                                                        */
+ * for ever: nobody knows when the device will let go of it. The ring is of no more use: what comes behind is refused as
+ * RING_STUCK, with `ranges` 0 because nothing of it was handed to the device.                                      */
 #pragma once
 #include "acl.h"
 #include "hccl.h"
@@ -90,7 +93,7 @@ int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, i
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);
-int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: stuck, the stream is leaked on purpose */
+int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */
 void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
 
 /* The first position whose value is not below the limit, or `count`. For checking index arrays at C speed. */

@@ -28,15 +28,18 @@ typedef struct program {
     /* while it runs */
     uint32_t step;
     int64_t deadline_ns;
+    bool stopping;                        /* the deadline is that of a cancellation */
+    bool on_stream;                       /* something of it may be on the device's stream */
     uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
     uint32_t windows;
 } program;
 
 int64_t ring_now_ns(void);
+int64_t ring_after_ns(int64_t ms);        /* from now; never overflows */
 int  device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options);
 void device_close(device *d);
 bool program_init(program *p, const device *d, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms);
-void program_copy(program *to, const program *from);
 void program_refuse(program *p, int32_t state);   /* complete without having run */
 void program_run(device *d, program *p);          /* to its end; p->done is complete afterwards */
-bool program_run_inline(device *d, program *p);   /* true: to its end; false: issued, program_run() has to finish it */
+bool program_run_inline(device *d, program *p);   /* true: to its end; false: issued, program_run() has to finish it.
+                                                     Neither leaves the device's context on a thread that had another. */

@@ -131,7 +131,7 @@ async def test_host_memory_and_borrowed_memory_travel_too() -> None:
 
 
 async def test_wrong_names_and_numbers_are_refused_before_anything_starts() -> None:
-    async with linked_pair(BLOCKS) as (_, decoder, source, cache):
+    async with linked_pair(BLOCKS) as (_, decoder, _, cache):
         pull = decoder.datadist.cache_manager.pull_blocks
         key = BlocksCacheKey(1)
         with pytest.raises(CacheNotFound, match="offers no cache"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from aiodatadist._native.library import SOFTNPU, Handle, ffi
+from aiodatadist._native.library import SOFTNPU, Handle, ffi, ring
 from aiodatadist.errors import (
     DeviceError,
     FeatureNotEnabled,
@@ -36,19 +36,44 @@ ACL_LIBRARIES = ("libacl_rt.so", "libascendcl.so")
 COMM_LIBRARIES = ("libhcomm.so", "libhccl.so")
 P2P_LIBRARIES = ("libhccl.so",)
 
-ACL_TIMEOUTS = frozenset({507046, 507047, 107019, 107020})
-ACL_OUT_OF_MEMORY = frozenset({207001, 207018, 200000})
-ACL_BAD_ARGUMENT = frozenset({100000, 107000, 107001, 107008, 107016, 107017, 200003, 200005})
-ACL_UNSUPPORTED = frozenset({200001, 200006, 207000})
-ACL_REPEAT_INITIALIZE = 100002
+# cffi gives every number of our headers as an attribute of any library that it opened with them.
+ACL_TIMEOUTS = frozenset(
+    {
+        ring.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
+        ring.ACL_ERROR_RT_EVENT_SYNC_TIMEOUT,
+        ring.ACL_ERROR_RT_WAIT_TIMEOUT,
+        ring.ACL_ERROR_RT_TASK_TIMEOUT,
+    }
+)
+ACL_OUT_OF_MEMORY = frozenset(
+    {
+        ring.ACL_ERROR_RT_MEMORY_ALLOCATION,
+        207018,  # ACL_ERROR_RT_DEVICE_OOM of the vendor's headers; ours lack it
+        ring.ACL_ERROR_BAD_ALLOC,
+    }
+)
+ACL_BAD_ARGUMENT = frozenset(
+    {
+        ring.ACL_ERROR_INVALID_PARAM,
+        ring.ACL_ERROR_RT_PARAM_INVALID,
+        ring.ACL_ERROR_RT_INVALID_DEVICEID,
+        ring.ACL_ERROR_RT_ADDR_UNALIGNED,
+        ring.ACL_ERROR_RT_INVALID_MEMORY_TYPE,
+        ring.ACL_ERROR_RT_INVALID_HANDLE,
+        ring.ACL_ERROR_MEMORY_ADDRESS_UNALIGNED,
+        ring.ACL_ERROR_INVALID_RESOURCE_HANDLE,
+    }
+)
+ACL_UNSUPPORTED = frozenset(
+    {ring.ACL_ERROR_API_NOT_SUPPORT, ring.ACL_ERROR_FEATURE_UNSUPPORTED, ring.ACL_ERROR_RT_FEATURE_NOT_SUPPORT}
+)
+ACL_REPEAT_INITIALIZE = ring.ACL_ERROR_REPEAT_INITIALIZE
 
-HCCL_E_PARA, HCCL_E_NOT_SUPPORT, HCCL_E_TIMEOUT, HCCL_E_REMOTE = 1, 5, 9, 21
 HCCL_NAMES = {
-    1: "E_PARA", 2: "E_PTR", 3: "E_MEMORY", 4: "E_INTERNAL", 5: "E_NOT_SUPPORT", 6: "E_NOT_FOUND", 7: "E_UNAVAIL",
-    8: "E_SYSCALL", 9: "E_TIMEOUT", 10: "E_OPEN_FILE_FAILURE", 11: "E_TCP_CONNECT", 12: "E_ROCE_CONNECT",
-    13: "E_TCP_TRANSFER", 14: "E_ROCE_TRANSFER", 15: "E_RUNTIME", 16: "E_DRV", 17: "E_PROFILING", 18: "E_CCE",
-    19: "E_NETWORK", 20: "E_AGAIN", 21: "E_REMOTE", 22: "E_SUSPENDING", 23: "E_OPRETRY_FAIL", 24: "E_OOM",
-}  # fmt: skip
+    **ffi.typeof("HcclResult").elements,
+    ring.HCCL_E_OPRETRY_FAIL: "HCCL_E_OPRETRY_FAIL",
+    ring.HCCL_E_OOM: "HCCL_E_OOM",
+}
 
 
 def acl_error(call: str, code: int, words: str) -> LLMException:
@@ -70,13 +95,13 @@ def acl_error(call: str, code: int, words: str) -> LLMException:
 def hccl_error(call: str, code: int, words: str) -> LLMException:
     """The exception for a failed ``Hccl*`` call. The one table of these codes."""
     text = f"{call} returned {code} ({HCCL_NAMES.get(code, 'unknown')})" + (f": {words}" if words else "")
-    if code == HCCL_E_PARA:
+    if code == ring.HCCL_E_PARA:
         return ParamInvalid(text)
-    if code == HCCL_E_TIMEOUT:
+    if code == ring.HCCL_E_TIMEOUT:
         return TransferTimeout(text)
-    if code == HCCL_E_NOT_SUPPORT:
+    if code == ring.HCCL_E_NOT_SUPPORT:
         return FeatureNotEnabled(text)
-    if code == HCCL_E_REMOTE:
+    if code == ring.HCCL_E_REMOTE:
         return TransferError(text, status_code=LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR)
     return TransferError(text)
 
@@ -84,12 +109,12 @@ def hccl_error(call: str, code: int, words: str) -> LLMException:
 def completion_error(completion: Any) -> LLMException:
     """The exception for a ring completion that is neither done nor cancelled."""
     words = decode(completion.message)
-    if completion.state == 4:  # RING_STUCK
+    if completion.state == ring.RING_STUCK:
         return StuckError("the device did not let go of the transfer's memory, not even after an abort")
-    if completion.state == 3:  # RING_TIMED_OUT
+    if completion.state == ring.RING_TIMED_OUT:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")
-    make = hccl_error if completion.origin == 2 else acl_error
+    make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
     return make(f"step {completion.step} of the transfer", completion.code, words)
 
 

@@ -49,14 +49,14 @@ def blocks_to_blocks(local: Entry, remote: RemoteCache, src: Sequence[int], dst:
     """Block ``src[i]`` of the remote blocks cache goes to block ``dst[i]`` of the local one."""
     if not remote.blocks:
         raise ParamInvalid(f"the peer's cache {remote.cache_id} is contiguous: name its slot by a CacheKey")
-    stride = local.desc.stride
+    stride = local.stride
     if remote.stride != stride:
         raise ParamInvalid(f"a block has {remote.stride} bytes at the peer and {stride} here: they have to be equal")
     sources, targets = indexes(src, "src_blocks"), indexes(dst, "dst_blocks")
     if len(sources) != len(targets):
         raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
     check_below(sources, remote.pieces, "src_blocks", "peer's")
-    check_below(targets, local.desc.shape[0], "dst_blocks", "local")
+    check_below(targets, local.pieces, "dst_blocks", "local")
     mine, theirs = _tensors(local, remote, layers)
     return Grid(mine, theirs, targets, sources, stride, stride, stride, stride)
 
@@ -65,14 +65,14 @@ def slot_to_blocks(local: Entry, remote: RemoteCache, dst: Sequence[int], layers
     """A batch slot of the remote contiguous cache is cut into chunks that go to the local blocks ``dst``."""
     if remote.blocks:
         raise ParamInvalid(f"the peer's cache {remote.cache_id} is a blocks cache: name it by a BlocksCacheKey")
-    block = local.desc.stride
+    block = local.stride
     targets = indexes(dst, "dst_blocks")
     needed = blocks_for(remote.stride, block)
     if len(targets) != needed:
         raise ParamInvalid(
             f"{len(targets)} dst_blocks: a slot of {remote.stride} bytes needs exactly {needed} blocks of {block} bytes"
         )
-    check_below(targets, local.desc.shape[0], "dst_blocks", "local")
+    check_below(targets, local.pieces, "dst_blocks", "local")
     mine, theirs = _tensors(local, remote, layers)
     offset = remote.slot * remote.stride
     starts = array("Q", [address + offset for address in theirs])
@@ -84,9 +84,9 @@ def slot_to_slot(local: Entry, remote: RemoteCache, batch_index: int, size: int,
     """A batch slot of the remote contiguous cache goes to a slot of the local one; ``size`` -1 is the local slot."""
     if remote.blocks:
         raise ParamInvalid(f"the peer's cache {remote.cache_id} is a blocks cache: pull it with pull_blocks")
-    stride = local.desc.stride
-    if batch_index >= local.desc.shape[0]:
-        raise ParamInvalid(f"batch_index is {batch_index}: the local cache has {local.desc.shape[0]} slots")
+    stride = local.stride
+    if batch_index >= local.pieces:
+        raise ParamInvalid(f"batch_index is {batch_index}: the local cache has {local.pieces} slots")
     nbytes = stride if size == -1 else size
     for whose, limit in (("local", stride), ("peer's", remote.stride)):
         if nbytes > limit:

@@ -11,16 +11,20 @@ import anyio
 from aiodatadist.descriptors import Cache, CacheDesc, CacheKey
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
-from aiodatadist.wire.messages import CacheEntry, SlotKey
+from aiodatadist.wire.messages import MAX_CACHES, MAX_KEYS, MAX_TENSORS, CacheEntry, SlotKey
 
 
 class Entry:
     """One cache.
 
+    ``nbytes`` of each tensor, the ``stride`` of its ``pieces`` and their ``addresses`` are what they were when the cache was
+    made: the description is its caller's, who may change it.
+
     ``leases`` counts the transfers that use it. A cache whose memory the device would not let go of is poisoned, for good.
     """
 
-    __slots__ = ("_idle", "addresses", "cache", "is_poisoned", "leases", "model_id", "remote_accessible", "slots")
+    __slots__ = ("_idle", "addresses", "cache", "is_poisoned", "leases", "model_id", "nbytes", "pieces",
+                 "remote_accessible", "slots", "stride")  # fmt: skip
 
     def __init__(self, cache: Cache, remote_accessible: bool, model_id: int | None, slots: dict[int, CacheKey]) -> None:
         self.cache = cache
@@ -28,6 +32,7 @@ class Entry:
         self.model_id = model_id
         self.slots = slots
         self.addresses = array("Q", cache.tensor_addrs)
+        self.nbytes, self.stride, self.pieces = self.desc.size, self.desc.stride, self.desc.shape[0]
         self.leases = 0
         self.is_poisoned = False
         self._idle: anyio.Event | None = None
@@ -40,7 +45,7 @@ class Entry:
         """What a peer may reach: each distinct tensor once."""
         if not self.remote_accessible:
             return set()
-        return {Region(address, self.desc.size, self.desc.placement) for address in self.addresses}
+        return {Region(address, self.nbytes, self.desc.placement) for address in self.addresses}
 
     def lease(self) -> None:
         self.leases += 1
@@ -64,8 +69,8 @@ class Entry:
             blocks=self.cache.is_blocks_cache,
             placement=self.desc.placement.value,
             data_type=self.desc.data_type.value,
-            pieces=self.desc.shape[0],
-            stride=self.desc.stride,
+            pieces=self.pieces,
+            stride=self.stride,
             addresses=list(self.addresses),
             model_id=self.model_id,
             keys=[
@@ -81,7 +86,10 @@ class Entry:
 
 
 class CacheTable:
-    """Ids and keys. Ids start at 1 and are never used again."""
+    """Ids and keys. Ids start at 1 and are never used again.
+
+    What is added can be told to a peer: ``wire.messages`` has the limits.
+    """
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -98,7 +106,7 @@ class CacheTable:
         return [entry.published() for entry in self._entries.values() if entry.remote_accessible]
 
     def add_blocks(self, desc: CacheDesc, addrs: Sequence[int], model_id: int | None, accessible: bool) -> Entry:
-        """Raises ParamInvalid: another blocks cache has this model id."""
+        """Raises ParamInvalid: another blocks cache has this model id, or a limit is passed."""
         if model_id is not None and any(e.model_id == model_id for e in self._entries.values()):
             raise ParamInvalid(f"a blocks cache with model_id {model_id} is registered already: one per model id")
         return self._add(desc, addrs, True, accessible, model_id, {})
@@ -109,10 +117,12 @@ class CacheTable:
         """Bind the i-th key to slot i; placeholders bind nothing.
 
         Raises:
-            ParamInvalid: more keys than slots, or a key that is bound already.
+            ParamInvalid: more keys than slots, a key that is bound already, or a limit is passed.
         """
-        if len(keys) > desc.shape[0]:
-            raise ParamInvalid(f"{len(keys)} keys for {desc.shape[0]} batch slots")
+        if len(keys) > min(desc.shape[0], MAX_KEYS):
+            raise ParamInvalid(
+                f"{len(keys)} keys for {desc.shape[0]} batch slots: the limit is one each, and {MAX_KEYS}"
+            )
         slots = {slot: key for slot, key in enumerate(keys) if not key.is_placeholder}
         bound = {self._name(key) for entry in self._entries.values() for key in entry.slots.values()}
         for key in slots.values():
@@ -134,6 +144,12 @@ class CacheTable:
         model_id: int | None,
         slots: dict[int, CacheKey],
     ) -> Entry:
+        if desc.batch_dim != 0:
+            raise ParamInvalid(f"batch_dim_index is {desc.batch_dim}: tensors that move are cut along dimension 0")
+        if not 1 <= len(addrs) <= MAX_TENSORS:
+            raise ParamInvalid(f"a cache of {len(addrs)} tensors: it has 1 to {MAX_TENSORS}")
+        if len(self._entries) >= MAX_CACHES:
+            raise ParamInvalid(f"{len(self._entries)} caches: that is the limit, unregister one first")
         entry = Entry(Cache(next(self._ids), desc, addrs, blocks), accessible, model_id, slots)
         self._entries[entry.cache.cache_id] = entry
         return entry

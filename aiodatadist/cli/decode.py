@@ -29,6 +29,7 @@ from aiodatadist.cli.worker import (
     PREFILL_CLUSTER,
     Advance,
     Kv,
+    allocate_tensors,
     compute,
     open_datadist,
     open_kv,
@@ -75,7 +76,7 @@ async def _link(datadist: LLMDataDist, port: int) -> None:
 
 async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
     """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
-    limit = await anyio.to_thread.run_sync(_MemcpyLimit, max(remote) + 1)
+    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, max(remote) + 1)
     pulls: list[Pull] = []
     for portion in portions_of(len(remote)):
         source = remote[portion.start : portion.stop]
@@ -85,7 +86,7 @@ async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv
             BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
         )
         seconds = perf_counter() - started
-        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, source)
+        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, source, portion)
         pulls.append(
             Pull(
                 blocks=len(source),
@@ -106,18 +107,17 @@ class _MemcpyLimit:
     anything is faster than a pull's scattered ones.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        shape = (CONFIG.num_tensors, num_blocks, CONFIG.block_bytes)
-        self._source = np.ones(shape, np.uint8)
-        self._target = np.ones(shape, np.uint8)
+    def __init__(self, datadist: LLMDataDist, num_blocks: int) -> None:
+        _, self._source = allocate_tensors(datadist, num_blocks)
+        _, self._target = allocate_tensors(datadist, num_blocks)
 
-    def seconds(self, blocks: Sequence[int]) -> float:
-        """Seconds to copy these blocks of every tensor."""
+    def seconds(self, blocks: Sequence[int], portion: range) -> float:
+        """Seconds to copy these blocks of every tensor, to where nothing was copied before."""
         indices = np.asarray(blocks, np.intp)
         started = perf_counter()
         for source, target in zip(self._source, self._target, strict=True):
             # "clip" because the default mode copies once more, into a buffer.
-            np.take(source, indices, axis=0, out=target[: len(indices)], mode="clip")
+            np.take(source, indices, axis=0, out=target[portion.start : portion.stop], mode="clip")
         return perf_counter() - started
 
 

@@ -28,6 +28,7 @@ class Figures:
     pull_seconds: float
     pull_blocks: int
     block_seconds: float
+    first_seconds: float
 
 
 def figures_of(pulls: Sequence[Pull]) -> Figures:
@@ -45,10 +46,11 @@ def figures_of(pulls: Sequence[Pull]) -> Figures:
         pull_seconds=median(pull.seconds for pull in portions),
         pull_blocks=portions[0].blocks,
         block_seconds=median(pull.seconds for pull in singles or portions),
+        first_seconds=pulls[0].seconds,
     )
 
 
-def portions_of(count: int, pieces: int = 8, singles: int = 8) -> list[range]:
+def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
     """How the demo cuts ``count`` blocks into pulls: even pieces first, then some blocks one by one.
 
     Every block is in exactly one range, in order; two or more blocks make two or more ranges.
@@ -70,6 +72,7 @@ def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
         ("bandwidth", f"{f.gb_per_second:.2f} GB/s"),
         ("pull latency", f"{duration(f.pull_seconds)} for {f.pull_blocks} blocks"),
         ("block latency", f"{duration(f.block_seconds)} for one block alone"),
+        ("first pull", f"{duration(f.first_seconds)}, with what has to be set up once per link"),
         ("memcpy limit", f"{f.memcpy_gb_per_second:.2f} GB/s, one thread, the same ranges"),
         ("share of limit", f"{f.memcpy_share:.2f}"),
         ("runtime", runtime),

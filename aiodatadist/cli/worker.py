@@ -29,6 +29,7 @@ from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.messages import Failed, Phase, Progress
 from aiodatadist.cli.model import Array, ModelConfig, blocks_for
 from aiodatadist.cli.pipes import Parent, die_with_parent, open_parent
+from aiodatadist.device import Memory
 
 HOST = "127.0.0.1"
 PREFILL_CLUSTER = 1
@@ -97,22 +98,28 @@ async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int
     """Registered KV memory for ``tokens`` tokens. There are more blocks than needed, and a sequence lies scattered."""
     needed = blocks_for(tokens)
     num_blocks = needed + needed // 4 + 1
-    soft = datadist.runtime.name == "soft"
-    # The model computes on the host: on an NPU its cache has to be pinned host memory.
-    placement = Placement.DEVICE if soft else Placement.HOST
-    desc = CacheDesc(CONFIG.num_tensors, CONFIG.cache_shape(num_blocks), DataType.DT_FLOAT, placement)
-    memory = datadist.device.allocate(CONFIG.num_tensors * desc.size, placement)
+    memory, tensors = allocate_tensors(datadist, num_blocks)
+    desc = CacheDesc(CONFIG.num_tensors, CONFIG.cache_shape(num_blocks), DataType.DT_FLOAT, memory.placement)
     addresses = [memory.address + index * desc.size for index in range(CONFIG.num_tensors)]
-    everything = np.frombuffer(memory.view(), np.float32).reshape(CONFIG.num_tensors, *desc.shape)
-    everything.fill(0)  # touches every page, so that no pull pays for that
     cache = await datadist.cache_manager.register_blocks_cache(desc, addresses, BlocksCacheKey(cluster_id), True)
-    tensors = list(everything)
     table = np.random.default_rng((seed, cluster_id)).permutation(num_blocks)[:needed].tolist()
-    del everything
     try:
         yield Kv(cache, tensors, table)
     finally:
         tensors.clear()  # the library frees the memory when it closes, and nobody must look at it then
+
+
+def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> tuple[Memory, list[Array]]:
+    """The library's memory for a whole cache, and its tensors, all zero; none may be alive when the library closes.
+
+    Every page has been touched, so that no transfer pays for that.
+    """
+    # The model computes on the host: on an NPU its cache has to be pinned host memory.
+    placement = Placement.DEVICE if datadist.runtime.name == "soft" else Placement.HOST
+    memory = datadist.device.allocate(CONFIG.num_tensors * num_blocks * CONFIG.block_bytes, placement)
+    tensors = np.frombuffer(memory.view(), np.float32).reshape(CONFIG.num_tensors, *CONFIG.cache_shape(num_blocks))
+    tensors.fill(0)
+    return memory, list(tensors)
 
 
 async def compute(parent: Parent, phase: Phase, work: Callable[[Advance], T]) -> T:

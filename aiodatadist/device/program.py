@@ -6,10 +6,8 @@ from array import array
 from enum import IntEnum
 from typing import Any
 
-from aiodatadist._native.library import Handle, ffi
+from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist.layout import Grid
-
-GET, PUT, COPY, WAIT, RECORD = 1, 2, 3, 4, 5  # ring.h
 
 
 class CopyKind(IntEnum):
@@ -37,23 +35,23 @@ class Program:
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
         """Read the remote side of a grid into the local one, through a communicator."""
-        return self._add(GET, 0, rank, channel, grid)
+        return self._add(ring.RING_GET, 0, rank, channel, grid)
 
     def put(self, channel: Handle, rank: int, grid: Grid) -> Program:
         """Write the local side of a grid to the remote one, through a communicator."""
-        return self._add(PUT, 0, rank, channel, grid)
+        return self._add(ring.RING_PUT, 0, rank, channel, grid)
 
     def copy(self, kind: CopyKind, grid: Grid) -> Program:
         """Copy the remote side of a grid to the local one; both are addresses of this process."""
-        return self._add(COPY, kind, 0, ffi.NULL, grid)
+        return self._add(ring.RING_COPY, kind, 0, ffi.NULL, grid)
 
     def wait(self, event: Handle) -> Program:
         """Hold the stream until a device event was recorded."""
-        return self._add(WAIT, 0, 0, event, None)
+        return self._add(ring.RING_WAIT, 0, 0, event, None)
 
     def record(self, event: Handle) -> Program:
         """Record a device event when everything before it is done."""
-        return self._add(RECORD, 0, 0, event, None)
+        return self._add(ring.RING_RECORD, 0, 0, event, None)
 
     def _add(self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None) -> Program:
         self._steps.append((op, kind, rank, handle, grid))

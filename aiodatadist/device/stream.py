@@ -23,8 +23,6 @@ from aiodatadist.errors import ForkError, InternalError, LLMException, ParamInva
 
 logger = logging.getLogger(__name__)
 
-QUEUED, RAN, FULL, CLOSED = 0, 1, -1, -2  # ring_submit
-DONE, FAILED, CANCELLED, TIMED_OUT, STUCK = range(5)  # ring_completion.state
 REAP = 64  # completions per call into C
 
 
@@ -39,8 +37,9 @@ class TransferState(Enum):
 
 
 _STATES = {
-    DONE: TransferState.DONE, FAILED: TransferState.FAILED, TIMED_OUT: TransferState.FAILED,
-    CANCELLED: TransferState.CANCELLED, STUCK: TransferState.STUCK,
+    ring.RING_DONE: TransferState.DONE, ring.RING_FAILED: TransferState.FAILED,
+    ring.RING_TIMED_OUT: TransferState.FAILED, ring.RING_CANCELLED: TransferState.CANCELLED,
+    ring.RING_STUCK: TransferState.STUCK,
 }  # fmt: skip
 
 
@@ -154,9 +153,9 @@ class Transfer:
         self.queue_seconds = (completion.started_ns - completion.submitted_ns) / 1e9
         self.transfer_seconds = (completion.finished_ns - completion.started_ns) / 1e9
         state = completion.state
-        if state == DONE:
+        if state == ring.RING_DONE:
             self._finish(TransferState.DONE, None)
-        elif state == CANCELLED:
+        elif state == ring.RING_CANCELLED:
             self._finish(TransferState.CANCELLED, None)
         else:
             self._finish(_STATES[state], completion_error(completion))
@@ -237,14 +236,14 @@ class Stream:
             raise InternalError(f"{transfer!r} was started twice")
         steps, count = program.assemble()
         status = ring.ring_submit(self._ring, transfer._id, steps, count, timeout_ms, self._ran)
-        if status == RAN:
+        if status == ring.RING_RAN:
             transfer._complete(self._ran)
-        elif status == QUEUED:
+        elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
-        elif status == FULL:
+        elif status == ring.RING_FULL:
             self._backlog.appendleft((transfer, timeout_ms))
             return False
-        elif status == CLOSED:
+        elif status == ring.RING_CLOSED:
             raise ParamInvalid(f"{self.name} is closed")
         else:
             raise ParamInvalid(f"{self.name} refused the program: status {status} of ring_submit")

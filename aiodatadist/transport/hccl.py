@@ -32,6 +32,7 @@ CONFIG_BYTES = 300
 CONFIG_MAGIC = 0xF0F0F0F0
 NOT_SET = 0xFFFFFFFF
 BUFFER_MIB = 200  # the vendor's default
+MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
 
 _making = threading.Lock()  # the vendor allows one communicator initialisation at a time per device
@@ -82,14 +83,20 @@ def parse_resource(resource: str) -> dict[str, str]:
         (device,) = server["device"]
         pods = table.get("super_pod_list") or [{"super_pod_id": ""}]
         return {
-            "server_id": str(server["server_id"]),
-            "device_id": str(device["device_id"]),
-            "device_ip": str(device["device_ip"]),
-            "super_device_id": str(device.get("super_device_id", "")),
-            "super_pod_id": str(pods[0]["super_pod_id"]),
+            "server_id": _value(server["server_id"]),
+            "device_id": _value(device["device_id"]),
+            "device_ip": _value(device["device_ip"]),
+            "super_device_id": _value(device.get("super_device_id", "")),
+            "super_pod_id": _value(pods[0]["super_pod_id"]),
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ParamInvalid(f"local_comm_res does not describe exactly one local device: {error!r}") from error
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, (str, int)) or len(str(value)) > MAX_VALUE:
+        raise TypeError(f"a value is {str(value)[:MAX_VALUE]!r}: it has to be text of at most {MAX_VALUE} characters")
+    return str(value)
 
 
 class HcclTransport(Transport):

@@ -14,6 +14,8 @@ VERSION = 1
 HEAD = struct.Struct(">2sBxI")
 MAX_BODY = 1 << 20
 """Bytes of one message, at most; checked before anything is allocated for it."""
+MAX_COMPLAINT = 300
+"""Characters of what is wrong with a message."""
 
 
 def encode(message: Message) -> bytes:
@@ -67,8 +69,11 @@ class Decoder:
         try:
             return parser.validate_json(body)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ProtocolError(f"the peer sent a message that is not valid: {where}: {first['msg']}") from None
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"the peer sent a message that is not JSON: {error}") from None
+            raise ProtocolError(f"the peer sent a message that is not valid: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """What is wrong, in one short line: names and values in it are the peer's, and as long as it likes."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    text = ".".join(str(part) for part in first["loc"]) + ": " + first["msg"]
+    return ascii(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")[1:-1]

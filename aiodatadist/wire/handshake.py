@@ -11,7 +11,7 @@
             both open the channel, each says ready when its half is open
     DONE    ready   <->  ready            DONE
 
-At any point either may say ``refuse``, and then it is over.
+At any point either may say ``refuse``, and then it is over; so it is after whatever the other end should not have said.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class State(Enum):
     CONNECT = "connect"
     OPEN = "open"
     DONE = "done"
+    OVER = "over"
 
 
 class Handshake:
     """One end's view. Feed it what arrives, send what it returns; it raises when the link cannot be.
 
     Attributes:
-        peer: the other end's hello, once it is trusted as far as it goes (with a key: proved).
+        peer: the other end's hello. With a key it is proved once ``agreed`` says so.
         connect: what the channel is called, once both know; then open it and call :meth:`opened`.
         caches: the peer's catalogue, once it is ready.
     """
@@ -78,6 +79,13 @@ class Handshake:
             LinkError: the peer refused; with the peer's status.
             ProtocolError, IncompatiblePeer, AuthError: we refuse. Say so with :func:`refusal`.
         """
+        try:
+            return self._react(message)
+        except LinkError:
+            self.state = State.OVER
+            raise
+
+    def _react(self, message: Message) -> list[Message]:
         match self.state, message:
             case _, Refuse(status=status, reason=reason):
                 raise LinkError(f"the peer refused: {reason}", status_code=LLMStatusCode.of(status))
@@ -116,7 +124,7 @@ class Handshake:
         return self._prove() if self.side == "client" else self._answer()
 
     def _answer(self) -> list[Message]:
-        self.state = State.PROOF if self._key else State.CONNECT
+        self.state = State.CONNECT if self._key is None else State.PROOF
         return [self._hello]
 
     def _prove(self) -> list[Message]:

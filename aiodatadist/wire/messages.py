@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 PROTOCOL = 1
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
+MAX_KEYS = 4096
 MAX_CACHES = 16384
 
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
@@ -92,7 +93,18 @@ class CacheEntry(_Message):
     addresses: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_TENSORS)]
     model_id: UInt64 | None = None
     """A blocks cache's key."""
-    keys: Annotated[list[SlotKey], Field(max_length=MAX_TENSORS)] = Field(default_factory=list)
+    keys: Annotated[list[SlotKey], Field(max_length=MAX_KEYS)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        """So that nobody who computes with a peer's geometry has to think of overflow, or of slots that are not there."""
+        nbytes = self.pieces * self.stride
+        if nbytes >= 2**63 or max(self.addresses) + nbytes > 2**64:
+            raise ValueError(f"{self.pieces} pieces of {self.stride} bytes leave the address space")
+        for key in self.keys:
+            if key.batch_index >= self.pieces:
+                raise ValueError(f"a key for slot {key.batch_index}: the cache has {self.pieces}")
+        return self
 
 
 class Ready(_Message):

@@ -21,7 +21,7 @@ static void destroy(soft_object *object)
     free(event);
 }
 
-aclError soft_event_new(uint32_t flags, bool extended, soft_shared_event *shared, aclrtEvent *handle)
+aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_shared_event *shared, aclrtEvent *handle)
 {
     soft_event *event = calloc(1, sizeof *event);
     if (!event)
@@ -29,13 +29,15 @@ aclError soft_event_new(uint32_t flags, bool extended, soft_shared_event *shared
     event->object = (soft_object){ .refs = 1, .destroy = destroy };
     event->flags = flags;
     event->extended = extended;
+    event->imported = imported;
+    event->shared = shared;
     pthread_mutex_init(&event->lock, NULL);
     void *made = soft_handle_new(SOFT_EVENT, &event->object);
     if (!made) {
+        event->shared = NULL;                               /* the caller's again */
         soft_unref(&event->object);
         return soft_error(ACL_ERROR_RT_NO_EVENT_RESOURCE, "no handle left for an event");
     }
-    event->shared = shared;                                 /* from here on ours */
     *handle = made;
     return ACL_SUCCESS;
 }
@@ -58,7 +60,7 @@ static aclError create(aclrtEvent *event, uint32_t flags, bool extended)
     SOFT_TRY(soft_context_need());
     if (flags == ACL_EVENT_IPC)
         SOFT_TRY(soft_shared_event_new(-1, &shared));
-    aclError code = soft_event_new(flags, extended, shared, event);
+    aclError code = soft_event_new(flags, extended, false, shared, event);
     if (code && shared)
         soft_unref(&shared->object);
     return code;
@@ -91,8 +93,11 @@ aclError aclrtDestroyEvent(aclrtEvent event)
     soft_event *found = soft_handle_remove(SOFT_EVENT, event);
     if (!found)
         return soft_bad_handle("event", event);
-    if (found->key)
-        soft_share_withdraw(found->key);
+    pthread_mutex_lock(&found->lock);
+    uint64_t key = found->key;
+    pthread_mutex_unlock(&found->lock);
+    if (key)
+        soft_share_withdraw(key);
     soft_unref(&found->object);
     return ACL_SUCCESS;
 }

@@ -16,6 +16,11 @@ uint64_t soft_key_of(int32_t pid, unsigned slot, uint64_t token)
     return (uint64_t)pid << (TOKEN_BITS + SLOT_BITS) | (uint64_t)slot << TOKEN_BITS | (token & ((1ull << TOKEN_BITS) - 1));
 }
 
+int32_t soft_key_pid(uint64_t key)
+{
+    return (int32_t)(key >> (TOKEN_BITS + SLOT_BITS));
+}
+
 void soft_key_print(uint64_t key, char *text)
 {
     sprintf(text, "softnpu:%016llx", (unsigned long long)key);
@@ -138,10 +143,10 @@ static aclError call(int32_t pid, unsigned slot, int *out)
 
 aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, int *fd)
 {
-    int32_t pid = (int32_t)(key >> (TOKEN_BITS + SLOT_BITS));
+    int32_t pid = soft_key_pid(key);
     soft_share_request request = { .key = key, .kind = kind };
     soft_share_reply reply;
-    int socket_fd;
+    int socket_fd = -1;
     SOFT_TRY(call(pid, key >> TOKEN_BITS & (SLOTS - 1), &socket_fd));
     bool answered = send(socket_fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request && receive(socket_fd, &reply, fd);
     close(socket_fd);

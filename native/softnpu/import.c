@@ -10,7 +10,7 @@
 
 /* Fault all pages in now rather than one by one on the data path. After the huge-page advice, which MAP_POPULATE would
  * have come before. A kernel that does not know the advice populates by use. */
-static aclError populate(void *addr, uint64_t size)
+aclError soft_populate(void *addr, uint64_t size)
 {
     if (madvise(addr, size, MADV_POPULATE_WRITE) == 0 || errno == EINVAL)
         return ACL_SUCCESS;
@@ -44,7 +44,7 @@ int soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, vo
     uint64_t total = soft_round_up(fd_offset - from + size, SOFT_PAGE);
     void *at;
     SOFT_TRY(map_import(fd, from, total, placement == 1, &at));
-    aclError code = populate(at, total);
+    aclError code = soft_populate(at, total);
     int device = soft_current_device();
     soft_range range = {
         .span = { .base = (uintptr_t)at + (fd_offset - from), .size = size, .placement = placement,

@@ -65,6 +65,8 @@ static aclError finalize(uint64_t *left)                    /* locked */
         return soft_error(ACL_ERROR_UNINITIALIZE, "aclInit has not been called");
     if (references == 1) {
         soft_devices_shutdown();
+        soft_callbacks_shutdown();
+        soft_share_shutdown();
         atomic_store_explicit(&initialized, false, memory_order_release);
     }
     references--;

@@ -42,7 +42,7 @@ static aclError open_event(int fd, aclrtEvent *event)       /* takes the fd over
 {
     soft_shared_event *shared;
     SOFT_TRY(soft_shared_event_new(fd, &shared));
-    aclError code = soft_event_new(ACL_EVENT_IPC, true, shared, event);
+    aclError code = soft_event_new(ACL_EVENT_IPC, true, true, shared, event);
     if (code)
         soft_unref(&shared->object);
     return code;

@@ -7,7 +7,7 @@
  *   queue, task, stream                     FIFO execution; the stream calls
  *   mark, event, event_host, callback, host_func    waiting for one another
  *   bytes, place, copy, batch, fill         tasks that touch memory
- *   share, ipc, ipc_event, shared_event, notify, vmm, vmm_share    memory and events of other processes
+ *   share, fetch, ipc, ipc_event, shared_event, notify, vmm, vmm_share    memory and events of other processes
  *   init                                    aclInit to aclFinalize, versions
  *
  * Each line uses the ones above it.                                                                                */
@@ -91,6 +91,9 @@ aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void
 aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may a peer's fd be mapped safely? */
 uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */
 
+/* ---- import.c ---- */
+aclError soft_populate(void *addr, uint64_t size);          /* faults all pages in */
+
 /* ---- device.c ---- */
 typedef struct soft_context soft_context;
 typedef struct soft_device {
@@ -104,6 +107,7 @@ typedef struct soft_device {
     uint32_t nstreams;
     uint64_t peers;                                         /* bit n: access to device n was enabled */
     _Atomic uint64_t used;                                  /* bytes allocated */
+    _Atomic uint32_t notifies;
 } soft_device;
 soft_device *soft_device_of(int id);                        /* NULL when there is no such device */
 aclError     soft_device_current(soft_device **device);     /* of this thread, or 107002 */
@@ -216,9 +220,10 @@ typedef struct soft_event {
     pthread_mutex_t lock;
     soft_mark *latest;                                      /* of the last record; NULL: never recorded */
     soft_shared_event *shared;                              /* of an IPC event */
+    bool imported;
     uint64_t key;                                           /* under which it was offered, or 0 */
 } soft_event;
-aclError soft_event_new(uint32_t flags, bool extended, soft_shared_event *shared, aclrtEvent *handle);
+aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_shared_event *shared, aclrtEvent *handle);
 soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
 aclError soft_event_latest(soft_event *event, soft_mark **mark);           /* a reference to the mark of the latest record; NULL: none */
 
@@ -235,8 +240,13 @@ aclError soft_share_allow(uint64_t key, const int32_t *pids, size_t count);
 bool     soft_share_withdraw(uint64_t key);                 /* false: no such offer of ours */
 void     soft_share_shutdown(void);
 aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, int *fd); /* from whoever offered it */
+int32_t  soft_key_pid(uint64_t key);
 void     soft_key_print(uint64_t key, char *text);          /* at most 25 bytes with the terminating zero */
 aclError soft_key_parse(const char *text, uint64_t *key);
+
+/* ---- ipc.c ---- */
+aclError soft_key_check(const char *key, size_t len, uint64_t flags, uint64_t known); /* may a key be written here? */
+aclError soft_flags_check(uint64_t flags, uint64_t known);
 
 /* ---- vmm.c ---- */
 typedef struct soft_physical {
@@ -244,7 +254,9 @@ typedef struct soft_physical {
     int fd, device, placement;
     uint64_t size;
     bool imported;
-    atomic_int maps;
+    pthread_mutex_t lock;                                   /* what follows */
+    uint64_t maps;
     uint64_t key;                                           /* under which it was offered, or 0 */
 } soft_physical;
-aclError soft_physical_new(soft_physical value, aclrtDrvMemHandle *handle);  /* takes over value.fd */
+aclError soft_physical_new(soft_physical value, aclrtDrvMemHandle *handle);  /* takes over value.fd, unless it fails */
+soft_physical *soft_physical_get(aclrtDrvMemHandle handle, aclError *code);  /* a reference, or NULL: 107000, 107017 */

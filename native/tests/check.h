@@ -4,7 +4,7 @@
  *   CHECK(cond), CHECK_EQ(a, b)   record a failure and go on; CHECK_OK(code) shows the runtime's message too
  *   start_peer / finish_peer      a second process: forked before aclInit, joined by a pair of sockets              */
 #pragma once
-#include <inttypes.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,32 +1,327 @@
-/* Streams: order, failure modes, aborts, timeouts. */
-#include "check.h"
+/* Streams: order, life, failure modes, timeouts, aborts. */
+#include "gate.h"
+#include <signal.h>
 
-TEST(test_copies_arrive)
+TEST(test_work_runs_in_order_of_submission)
 {
-    aclrtStream stream;
-    void *device, *host;
-    size_t size = 8 << 20;
-    CHECK_OK(aclrtMalloc(&device, size, ACL_MEM_MALLOC_HUGE_FIRST));
-    CHECK_OK(aclrtMallocHost(&host, size));
-    CHECK_OK(aclrtCreateStream(&stream));
-    memset(host, 7, size);
-    CHECK_OK(aclrtMemcpyAsync(device, size, host, size, ACL_MEMCPY_HOST_TO_DEVICE, stream));
-    CHECK_OK(aclrtMemsetAsync(device, size, 9, 100, stream));
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(64);
+    gate held = GATE;
+    CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+    for (int i = 1; i <= 50; i++)
+        CHECK_OK(aclrtMemsetAsync(device, 64, i, 64, stream));
+    aclrtStreamStatus status = ACL_STREAM_STATUS_COMPLETE;
+    CHECK_OK(aclrtStreamQuery(stream, &status));
+    CHECK_EQ(status, ACL_STREAM_STATUS_NOT_READY);
+    gate_open(&held);
     CHECK_OK(aclrtSynchronizeStream(stream));
-    CHECK_EQ(((char *)device)[99], 9);
-    CHECK_EQ(((char *)device)[100], 7);
-    CHECK_EQ(((char *)device)[size - 1], 7);
+    CHECK_OK(aclrtStreamQuery(stream, &status));
+    CHECK_EQ(status, ACL_STREAM_STATUS_COMPLETE);
+    CHECK_EQ(device[63], 50);
     CHECK_OK(aclrtDestroyStream(stream));
     CHECK_OK(aclrtFree(device));
-    CHECK_OK(aclrtFreeHost(host));
+}
+
+TEST(test_small_work_on_an_idle_stream_needs_no_thread)
+{
+    softnpu_counters before, after;
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(1024);
+    softnpu_get_counters(&before);
+    CHECK_OK(aclrtMemsetAsync(device, 1024, 5, 1024, stream));
+    CHECK_EQ(device[1023], 5);                              /* done already */
+    softnpu_get_counters(&after);
+    CHECK_EQ(after.threads, before.threads);
+    CHECK_EQ(after.tasks_inline, before.tasks_inline + 1);
+    CHECK_EQ(after.tasks_queued, before.tasks_queued);
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_workers_end_with_their_streams)
+{
+    softnpu_counters before, during, after;
+    softnpu_get_counters(&before);
+    aclrtStream stream = new_stream();
+    _Atomic int ran = 0;
+    CHECK_OK(aclrtLaunchHostFunc(stream, set_flag, (void *)&ran));
+    softnpu_get_counters(&during);
+    CHECK_EQ(during.threads, before.threads + 1);
+    CHECK_EQ(during.streams, before.streams + 1);
+    CHECK_OK(aclrtDestroyStream(stream));                   /* waits for what is queued */
+    CHECK_EQ(ran, 1);
+    softnpu_get_counters(&after);
+    CHECK_EQ(after.threads, before.threads);
+    CHECK_EQ(after.streams, before.streams);
+}
+
+static void read_signal_mask(void *argument)
+{
+    sigset_t mask;
+    char name[16] = "";
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    aclrtContext context = NULL;
+    aclrtGetCurrentContext(&context);
+    atomic_store((_Atomic int *)argument, sigismember(&mask, SIGINT) == 1 && !strncmp(name, "softnpu-s", 9) && context != NULL);
+}
+
+TEST(test_workers_are_deaf_to_signals_named_and_in_context)
+{
+    aclrtStream stream = new_stream();
+    _Atomic int good = 0;
+    CHECK_OK(aclrtLaunchHostFunc(stream, read_signal_mask, (void *)&good));
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK_EQ(good, 1);
+    CHECK_OK(aclrtDestroyStream(stream));
+}
+
+TEST(test_timeout_leaves_the_work_running)
+{
+    aclrtStream stream = new_stream();
+    gate held = GATE;
+    _Atomic int ran = 0;
+    CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+    CHECK_OK(aclrtLaunchHostFunc(stream, set_flag, (void *)&ran));
+    CHECK_ERR(aclrtSynchronizeStreamWithTimeout(stream, 1), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+    CHECK_ERR(aclrtSynchronizeDeviceWithTimeout(1), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+    CHECK_ERR(aclrtSynchronizeStreamWithTimeout(stream, -2), ACL_ERROR_RT_PARAM_INVALID);
+    gate_open(&held);
+    CHECK_OK(aclrtSynchronizeStreamWithTimeout(stream, -1));
+    CHECK_OK(aclrtSynchronizeDevice());
+    CHECK_EQ(ran, 1);
+    CHECK_OK(aclrtDestroyStream(stream));
+}
+
+TEST(test_a_failure_is_reported_once_and_the_stream_goes_on)
+{
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(64);
+    aclrtStreamStatus status;
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:exec=507053"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, stream));
+    CHECK_OK(aclrtMemsetAsync(device, 64, 2, 64, stream));
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_DEVICE_MEM_ERROR);
+    CHECK_EQ(device[0], 2);
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:exec=507053"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, stream));
+    CHECK_ERR(aclrtStreamQuery(stream, &status), ACL_ERROR_RT_DEVICE_MEM_ERROR);
+    CHECK_OK(aclrtStreamQuery(stream, &status));
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_stop_on_failure_sticks_and_spreads_in_the_context)
+{
+    aclrtContext context;
+    aclrtStream stream, other;
+    _Atomic int ran = 0;
+    gate held = GATE;
+    char *device = device_bytes(64);
+    CHECK_OK(aclrtCreateContext(&context, 0));
+    stream = new_stream();
+    other = new_stream();
+    CHECK_OK(aclrtSetStreamFailureMode(stream, ACL_STOP_ON_FAILURE));
+    CHECK_ERR(aclrtSetStreamFailureMode(stream, ACL_STOP_ON_FAILURE), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:exec=507053@1; aclrtMemsetAsync:exec=507057@2"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, stream));
+    CHECK_OK(aclrtLaunchHostFunc(stream, set_flag, (void *)&ran));
+    gate_open(&held);
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_DEVICE_MEM_ERROR);
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_DEVICE_MEM_ERROR);
+    CHECK_ERR(aclrtMemsetAsync(device, 64, 1, 64, stream), ACL_ERROR_RT_DEVICE_MEM_ERROR);
+    CHECK_EQ(ran, 0);
+    softnpu_fault_clear();
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:exec=507057"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, other));   /* has not failed itself until now */
+    CHECK_ERR(aclrtMemsetAsync(device, 64, 1, 64, other), ACL_ERROR_RT_SUSPECT_REMOTE_ERROR);
+    CHECK_OK(aclrtStreamAbort(stream));                     /* an abort makes it usable again */
+    CHECK_OK(aclrtMemsetAsync(device, 64, 3, 64, stream));
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK_EQ(device[0], 3);
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtDestroyStream(other));
+    CHECK_OK(aclrtDestroyContext(context));
+    CHECK_OK(aclrtSetDevice(0));
+    CHECK_OK(aclrtFree(device));
+}
+
+typedef struct waiter { aclrtContext context; aclrtStream stream; gate started; aclError code; } waiter;
+
+static void *synchronize(void *argument)
+{
+    waiter *it = argument;
+    CHECK_OK(aclrtSetCurrentContext(it->context));
+    gate_open(&it->started);
+    it->code = aclrtSynchronizeStream(it->stream);
+    return NULL;
+}
+
+TEST(test_abort_ends_a_task_that_never_would)
+{
+    waiter it = { .stream = new_stream(), .started = GATE };
+    char *device = device_bytes(64);
+    _Atomic int ran = 0;
+    pthread_t thread;
+    CHECK_OK(aclrtGetCurrentContext(&it.context));
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:hang"), 0);
+    device[0] = 0;
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, it.stream));
+    CHECK_OK(aclrtLaunchHostFunc(it.stream, set_flag, (void *)&ran));
+    pthread_create(&thread, NULL, synchronize, &it);
+    gate_hold(&it.started);
+    /* Whether it waits already or is about to: with timeouts of its own it would have to be one of the two. */
+    CHECK_ERR(aclrtSynchronizeStreamWithTimeout(it.stream, 20), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+    CHECK_OK(aclrtStreamAbort(it.stream));
+    pthread_join(thread, NULL);
+    CHECK_EQ(it.code, ACL_ERROR_RT_STREAM_ABORT);
+    CHECK_OK(aclrtSynchronizeStream(it.stream));
+    CHECK_EQ(device[0], 0);
+    CHECK_EQ(ran, 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 7, 64, it.stream));
+    CHECK_OK(aclrtSynchronizeStream(it.stream));
+    CHECK_EQ(device[0], 7);
+    CHECK_OK(aclrtDestroyStream(it.stream));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_after_abort_and_synchronize_nothing_is_written_any_more)
+{
+    enum { SIZE = 64 << 20 };
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(SIZE);
+    memset(device, 0, SIZE);
+    for (int round = 1; round <= 5; round++) {
+        CHECK_OK(aclrtMemsetAsync(device, SIZE, round, SIZE, stream));
+        CHECK_OK(aclrtMemsetAsync(device, SIZE, round + 100, SIZE, stream));
+        CHECK_OK(aclrtStreamAbort(stream));
+        CHECK_OK(aclrtMemsetAsync(device, SIZE, 99, 16, stream));         /* runs after the aborted one really stopped */
+        CHECK_OK(aclrtSynchronizeStream(stream));
+        CHECK_EQ(device[0], 99);
+        memset(device, 0, SIZE);                            /* TSan would see a late write */
+        CHECK_EQ(device[15], 0);
+    }
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_force_destroy_drops_the_queue)
+{
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(64);
+    _Atomic int ran = 0;
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:hang"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, stream));
+    CHECK_OK(aclrtLaunchHostFunc(stream, set_flag, (void *)&ran));
+    CHECK_OK(aclrtDestroyStreamForce(stream));
+    CHECK_EQ(ran, 0);
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_INVALID_HANDLE);
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_device_abort_ends_all_streams)
+{
+    aclrtStream first = new_stream(), second = new_stream();
+    char *device = device_bytes(64);
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:hang@*"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, first));
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, second));
+    softnpu_fault_clear();
+    CHECK_OK(aclrtDeviceTaskAbort(0, 5000));
+    CHECK_OK(aclrtSynchronizeDevice());
+    CHECK_OK(aclrtDestroyStream(first));
+    CHECK_OK(aclrtDestroyStream(second));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_device_abort_says_when_work_goes_on)
+{
+    aclrtStream stream = new_stream();
+    gate held = GATE;
+    CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+    gate_await(&held);                                      /* nobody can stop a function of the user's */
+    CHECK_ERR(aclrtDeviceTaskAbort(0, 1), ACL_ERROR_RT_WAIT_TIMEOUT);
+    gate_open(&held);
+    CHECK_OK(aclrtDestroyStream(stream));
+}
+
+static void wait_for_own_stream(void *argument)
+{
+    aclrtStream stream = *(aclrtStream *)argument;
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtDestroyStream(stream), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtDestroyStreamForce(stream), ACL_ERROR_RT_PARAM_INVALID);
+}
+
+TEST(test_a_callback_cannot_wait_for_its_own_stream)
+{
+    aclrtStream stream = new_stream();
+    CHECK_OK(aclrtLaunchHostFunc(stream, wait_for_own_stream, &stream));
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK_OK(aclrtDestroyStream(stream));
+}
+
+TEST(test_streams_belong_to_their_context)
+{
+    aclrtContext mine, other;
+    aclrtStream stream = new_stream(), found = NULL;
+    int32_t id = -1, default_id = -1;
+    CHECK_OK(aclrtGetCurrentContext(&mine));
+    CHECK_OK(aclrtStreamGetId(stream, &id));
+    CHECK_OK(aclrtStreamGetId(NULL, &default_id));
+    CHECK(id >= 0 && default_id >= 0 && id != default_id);
+    CHECK_OK(aclrtCreateContext(&other, 1));
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_STREAM_CONTEXT);
+    CHECK_ERR(aclrtDestroyStream(stream), ACL_ERROR_RT_STREAM_CONTEXT);
+    CHECK_OK(aclrtCtxGetCurrentDefaultStream(&found));
+    CHECK_ERR(aclrtDestroyStream(found), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_OK(aclrtSynchronizeStream(found));
+    CHECK_OK(aclrtDestroyContext(other));
+    CHECK_ERR(aclrtSynchronizeStream(NULL), ACL_ERROR_RT_CONTEXT_NULL);
+    CHECK_OK(aclrtSetCurrentContext(mine));
+    CHECK_OK(aclrtDestroyStream(stream));
+}
+
+TEST(test_streams_are_limited)
+{
+    aclrtStream streams[16];
+    int made = 0;
+    while (made < 16 && aclrtCreateStream(&streams[made]) == ACL_SUCCESS)
+        made++;
+    CHECK_EQ(made, 9);                                      /* SOFTNPU_MAX_STREAMS is 10 here, and the default stream counts */
+    CHECK_ERR(aclrtCreateStream(&streams[made]), ACL_ERROR_RT_NO_STREAM_RESOURCE);
+    while (made > 0)
+        CHECK_OK(aclrtDestroyStream(streams[--made]));
+    CHECK_OK(aclrtCreateStreamWithConfig(&streams[0], 0, ACL_STREAM_FAST_LAUNCH | ACL_STREAM_FAST_SYNC));
+    CHECK_OK(aclrtDestroyStream(streams[0]));
+    CHECK_ERR(aclrtCreateStreamWithConfig(&streams[0], 0, 0x100), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtCreateStreamWithConfig(&streams[0], 8, 0), ACL_ERROR_RT_PARAM_INVALID);
 }
 
 int main(void)
 {
+    setenv("SOFTNPU_MAX_STREAMS", "10", 1);
     CHECK_OK(aclInit(NULL));
     CHECK_OK(aclrtSetDevice(0));
-    RUN(test_copies_arrive);
+    RUN(test_work_runs_in_order_of_submission);
+    RUN(test_small_work_on_an_idle_stream_needs_no_thread);
+    RUN(test_workers_end_with_their_streams);
+    RUN(test_workers_are_deaf_to_signals_named_and_in_context);
+    RUN(test_timeout_leaves_the_work_running);
+    RUN(test_a_failure_is_reported_once_and_the_stream_goes_on);
+    RUN(test_stop_on_failure_sticks_and_spreads_in_the_context);
+    RUN(test_abort_ends_a_task_that_never_would);
+    RUN(test_after_abort_and_synchronize_nothing_is_written_any_more);
+    RUN(test_force_destroy_drops_the_queue);
+    RUN(test_device_abort_ends_all_streams);
+    RUN(test_device_abort_says_when_work_goes_on);
+    RUN(test_a_callback_cannot_wait_for_its_own_stream);
+    RUN(test_streams_belong_to_their_context);
+    RUN(test_streams_are_limited);
     CHECK_OK(aclrtResetDevice(0));
+    CHECK_OK(aclrtResetDevice(0));                          /* one test sets the device again */
     CHECK_OK(aclFinalize());
     return check_done();
 }

@@ -1,0 +1,110 @@
+"""A peer that dies costs its own link, at once, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aiodatadist import BlocksCacheKey, Cache, LLMClusterInfo, LLMRole, LLMStatusCode, NotLinked, PeerLost
+from aiodatadist.testing import Cluster, open_cluster, soft_counters, soft_fault, soft_faults_cleared, verify
+from tests.faults.peer import DESC
+
+
+@asynccontextmanager
+async def peer_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, LLMClusterInfo]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.faults.peer", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info("127.0.0.1", int(await process.stdout.readline()))
+        yield process, info
+    finally:
+        process.stdin.close()
+        if process.returncode is None:
+            await process.wait()
+
+
+@asynccontextmanager
+async def linked_to(info: LLMClusterInfo) -> AsyncIterator[tuple[Cluster, Cache]]:
+    async with open_cluster(2, LLMRole.DECODER, device_id=1, sync_kv_timeout=30_000) as cluster:
+        cache = await cluster.blocks(DESC)
+        status, _ = await cluster.datadist.link_clusters([info], 10_000)
+        assert status is LLMStatusCode.LLM_SUCCESS
+        yield cluster, cache
+
+
+async def test_a_peer_killed_while_blocks_move_is_told_at_once_and_a_new_one_can_be_linked() -> None:
+    loop = asyncio.get_running_loop()
+    async with peer_process() as (process, info), linked_to(info) as (cluster, cache):
+        manager = cluster.datadist.cache_manager
+        blocks = list(range(64))
+        killed_at = 0.0
+
+        async def kill_soon() -> None:
+            nonlocal killed_at
+            await manager.pull_blocks(BlocksCacheKey(1), cache, blocks, blocks)  # certainly under way now
+            killed_at = loop.time()
+            process.send_signal(signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kill_soon())
+            with pytest.raises((PeerLost, NotLinked)):
+                await pull_for_ever(cluster, cache)
+            elapsed = loop.time() - killed_at
+        assert elapsed < 1.0
+        assert "gone" in await closed(cluster)
+        async with peer_process() as (_, again):
+            assert (await cluster.datadist.link_clusters([again], 10_000))[0] is LLMStatusCode.LLM_SUCCESS
+            await manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
+            verify(cluster.memory(cache), cache, [(t, 6, 1, 5) for t in range(4)])
+            await cluster.datadist.unlink_clusters([again])
+
+
+async def pull_for_ever(cluster: Cluster, cache: Cache) -> None:
+    blocks = list(range(64))
+    while True:
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, blocks, blocks)
+
+
+async def closed(cluster: Cluster) -> str:
+    try:
+        return await cluster.datadist.wait_link_closed(1)
+    except NotLinked:
+        return "gone"
+
+
+async def test_a_transfer_that_hangs_ends_with_its_peer() -> None:
+    async with peer_process() as (process, info), linked_to(info) as (cluster, cache):
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:hang")
+            task = cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+            process.kill()
+            with pytest.raises(PeerLost) as caught:
+                await task
+        assert caught.value.peer == 1
+
+
+async def test_a_peer_that_says_good_bye_is_not_lost() -> None:
+    async with peer_process() as (process, info), linked_to(info) as (cluster, _):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert "unlinked: finalize" in await cluster.datadist.wait_link_closed(1)
+
+
+async def test_nothing_is_left_of_a_dead_peer(no_leaks: None) -> None:
+    before = soft_counters()
+    async with peer_process() as (process, info), linked_to(info) as (cluster, cache):
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        process.kill()
+        assert "gone" in await closed(cluster)
+    after = soft_counters()
+    for name in ("device_bytes", "adopted", "imported", "streams", "events", "comms", "threads"):
+        assert after[name] == before[name], name

@@ -1,0 +1,100 @@
+"""Which runtime is opened, and that the vendor's way of being laid out is understood.
+
+There is no NPU here: softnpu, under the vendor's file names, stands in for the vendor's libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiodatadist._native.library import SOFTNPU
+
+OLD = ("libascendcl.so", "libhccl.so")  # before CANN 8.5
+NEW = ("libacl_rt.so", "libascendcl.so", "libhcomm.so", "libhccl.so")
+
+SHOW = """
+from aiodatadist._native.runtime import open_runtime
+runtime = open_runtime()
+print(runtime.name, *[library.rpartition("/")[2] for library in runtime.libraries])
+"""
+
+PULL = """
+import asyncio, json
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
+from aiodatadist.testing import cluster_info, open_cluster, verify
+
+def resource(device):
+    device = {"device_id": str(device), "device_ip": f"10.0.0.{device + 1}"}
+    return json.dumps({"version": "1.0", "server_list": [{"server_id": "one", "device": [device]}]})
+
+async def main():
+    desc = CacheDesc(2, [8, 4096], DataType.DT_UINT8, Placement.HOST)
+    async with (
+        open_cluster(1, device_id=0, local_comm_res=resource(0)) as prompt,
+        open_cluster(2, device_id=1, local_comm_res=resource(1)) as decoder,
+    ):
+        await prompt.blocks(desc)
+        cache = await decoder.blocks(desc)
+        status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
+        verify(decoder.memory(cache), cache, [(0, 5, 1, 1), (1, 6, 1, 2), (0, 0, 2, 0)])
+        print(decoder.datadist.runtime.name, status.name)
+
+asyncio.run(main())
+"""
+
+
+def run(
+    script: str, folder: Path, runtime: str | None, names: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    for name in names:
+        (folder / name).symlink_to(SOFTNPU)
+    environment = {key: value for key, value in os.environ.items() if key != "AIODATADIST_RUNTIME"}
+    if runtime is not None:
+        environment["AIODATADIST_RUNTIME"] = runtime
+    environment["LD_LIBRARY_PATH"] = str(folder)
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "names", "opened"),
+    [
+        ("soft", NEW, "soft libsoftnpu.so"),
+        ("ascend", NEW, "ascend libacl_rt.so libhcomm.so libhccl.so"),
+        ("ascend", OLD, "ascend libascendcl.so libhccl.so libhccl.so"),
+        ("auto", NEW, "ascend libacl_rt.so libhcomm.so libhccl.so"),
+        (None, OLD, "ascend libascendcl.so libhccl.so libhccl.so"),
+        (None, (), "soft libsoftnpu.so"),
+    ],
+)
+def test_the_environment_and_what_is_installed_choose(
+    tmp_path: Path, runtime: str | None, names: tuple[str, ...], opened: str
+) -> None:
+    done = run(SHOW, tmp_path, runtime, names)
+    assert done.stdout.strip() == opened, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"), [("ascend", "libacl_rt.so: cannot open"), ("cuda", "it has to be auto, ascend or soft")]
+)
+def test_what_cannot_be_opened_is_said(tmp_path: Path, runtime: str, words: str) -> None:
+    done = run(SHOW, tmp_path, runtime)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+def test_a_runtime_that_shows_no_device_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTNPU_FAULTS", "aclrtGetDeviceCount:fail=207004@*")
+    done = run(SHOW, tmp_path, "ascend", NEW)
+    assert "the ascend runtime shows no device (code 207004)" in done.stderr
+
+
+def test_a_pull_on_the_vendors_path(tmp_path: Path) -> None:
+    done = run(PULL, tmp_path, "ascend", NEW)
+    assert done.stdout.strip() == "ascend LLM_SUCCESS", done.stderr
