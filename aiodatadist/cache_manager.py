@@ -116,6 +116,7 @@ class CacheManager:
                 for region in done:
                     await self._engine.transport.unregister(region)
             raise
+        entry.is_registered = True
         return entry.cache
 
     async def unregister_cache(self, cache_id: int) -> None:
@@ -130,8 +131,6 @@ class CacheManager:
         entry = self._table.find(checks.integer(cache_id, "cache_id", checks.INT64))
         if entry is None:
             return
-        if entry.is_poisoned:
-            raise LLMException(f"cache {cache_id}: the device never let go of its memory; it must not be used again")
         if entry.remote_accessible and self._engine.has_links:
             raise LLMException(
                 f"cache {cache_id} can be reached through links",
@@ -139,6 +138,8 @@ class CacheManager:
                 hint="unlink_clusters() first",
             )
         await entry.wait_idle()
+        if entry.is_poisoned:
+            raise LLMException(f"cache {cache_id}: the device never let go of its memory; it must not be used again")
         async with self._registering:
             if self._table.remove(cache_id) is None:
                 return

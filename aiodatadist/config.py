@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretBytes
 
 from aiodatadist import checks
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
@@ -130,12 +130,10 @@ class LLMConfig(BaseModel):
         auth_key: secret that both ends prove to have. Needed for listening on anything but loopback addresses.
     """
 
-    model_config = ConfigDict(validate_assignment=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(validate_assignment=True, extra="forbid")
 
     device_id: Annotated[int, BeforeValidator(_device_id)] = 0
-    listen_ip_info: Annotated[str | None, BeforeValidator(_text)] = Field(
-        default=None, validation_alias=AliasChoices("listen_ip_info", "listen")
-    )
+    listen_ip_info: Annotated[str | None, BeforeValidator(_text)] = None
     sync_kv_timeout: Annotated[int, BeforeValidator(_milliseconds)] = DEFAULT_SYNC_KV_TIMEOUT
     enable_cache_manager: Annotated[bool, _flag("enable_cache_manager")] = True
     enable_remote_cache_accessible: Annotated[bool, _flag("enable_remote_cache_accessible")] = True
@@ -144,6 +142,45 @@ class LLMConfig(BaseModel):
     local_comm_res: Annotated[str | None, BeforeValidator(_resource)] = None
     transport: Annotated[TransportName, BeforeValidator(_transport)] = "hccl"
     auth_key: Annotated[SecretBytes | None, BeforeValidator(_secret)] = None
+
+    def __init__(  # spelt out for type checkers: options may be given as more types than they are kept in
+        self,
+        *,
+        device_id: int | Sequence[int] = 0,
+        listen_ip_info: str | None = None,
+        listen: str | None = None,
+        sync_kv_timeout: int | str = DEFAULT_SYNC_KV_TIMEOUT,
+        enable_cache_manager: bool = True,
+        enable_remote_cache_accessible: bool = True,
+        link_total_time: int = 0,
+        link_retry_count: int = 1,
+        local_comm_res: str | None = None,
+        transport: TransportName = "hccl",
+        auth_key: bytes | str | SecretBytes | None = None,
+    ) -> None:
+        if listen is not None and listen_ip_info is not None:
+            raise ParamInvalid("listen and listen_ip_info are the same option: give one of them")
+        super().__init__(
+            device_id=device_id,
+            listen_ip_info=listen_ip_info if listen is None else listen,
+            sync_kv_timeout=sync_kv_timeout,
+            enable_cache_manager=enable_cache_manager,
+            enable_remote_cache_accessible=enable_remote_cache_accessible,
+            link_total_time=link_total_time,
+            link_retry_count=link_retry_count,
+            local_comm_res=local_comm_res,
+            transport=transport,
+            auth_key=auth_key,
+        )
+
+    @property
+    def listen(self) -> str | None:
+        """Another name of ``listen_ip_info``."""
+        return self.listen_ip_info
+
+    @listen.setter
+    def listen(self, value: str | None) -> None:
+        self.listen_ip_info = value
 
     @property
     def listen_address(self) -> tuple[str, int] | None:

@@ -226,7 +226,7 @@ class Engine:
         stream = await self._connect(address)
         link = Link(Wire(stream), self.device, self.transport)
         handshake = Handshake("client", self._hello(), self._key(), cluster_id)
-        connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=timeout)
+        connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
         try:
             await self._shake(link, handshake, connect)
         finally:

@@ -24,8 +24,7 @@ from aiodatadist.errors import (
     ProtocolError,
 )
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
-from aiodatadist.wire.auth import Side
-from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
 from aiodatadist.wire.handshake import Handshake, refusal
 from aiodatadist.wire.messages import Bye, CacheEntry, Connect, Disconnect, Hello, Message
 
@@ -40,6 +39,9 @@ logger = logging.getLogger(__name__)
 RECEIVE = 1 << 16
 UNVERIFIED_BODY = 1 << 14
 """Bytes of a message before the peer is known."""
+
+LONGEST = 60.0
+"""Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
 
 DRAIN = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
@@ -71,7 +73,7 @@ class Wire:
 
     def trust(self) -> None:
         """The peer is known: full-sized messages are fine from now on."""
-        self._decoder = _continued(self._decoder)
+        self._decoder.max_body = MAX_BODY
 
     async def send(self, *messages: Message) -> None:
         """Raises PeerLost: nobody is there any more."""
@@ -90,6 +92,7 @@ class Wire:
             ProtocolError: what came is no message.
         """
         while not self._ready:
+            self._ready = self._decoder.feed(b"")  # what came behind an earlier message may have been wrong
             try:
                 data = await self._stream.receive(RECEIVE)
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -99,12 +102,6 @@ class Wire:
 
     async def aclose(self) -> None:
         await anyio.aclose_forcefully(self._stream)
-
-
-def _continued(decoder: Decoder) -> Decoder:
-    larger = Decoder()
-    larger._buffer = decoder._buffer
-    return larger
 
 
 class Link:
@@ -156,8 +153,9 @@ class Link:
             if connect is not None:
                 await self._wire.send(*handshake.start(connect))
             peer, connect = await self._converse(handshake, admit)
-            self._channel = await self._open_channel(handshake.side, peer, connect)
-            await self._wire.send(*handshake.opened(catalogue()))
+            caches = catalogue()  # at the same moment at which the channel takes the regions
+            self._channel = await self._open_channel(handshake, peer, connect)
+            await self._wire.send(*handshake.opened(caches))
             while not handshake.is_done:
                 handshake.receive(await self._wire.receive())
         except LinkError as error:
@@ -184,12 +182,22 @@ class Link:
             if agreed is not None:
                 return agreed
 
-    async def _open_channel(self, side: Side, peer: Hello, connect: Connect) -> Channel:
+    async def _open_channel(self, handshake: Handshake, peer: Hello, connect: Connect) -> Channel:
         theirs = Endpoint(**peer.endpoint.model_dump())
         mine = self._transport.endpoint
-        rank = 0 if side == "client" else 1
+        rank = 0 if handshake.side == "client" else 1
         ends = (mine, theirs) if rank == 0 else (theirs, mine)
-        return await self._transport.open_channel(ChannelOffer(connect.channel, rank, ends), connect.timeout)
+        seconds = min(connect.timeout, LONGEST)
+        try:
+            return await self._transport.open_channel(ChannelOffer(connect.channel, rank, ends), seconds)
+        except LinkTimeout:
+            await self._hear_refusal(handshake)
+            raise
+
+    async def _hear_refusal(self, handshake: Handshake) -> None:
+        """The peer did not come to open the channel. If it said why, that is the error."""
+        with anyio.move_on_after(0.1):
+            handshake.receive(await self._wire.receive())
 
     async def _refuse(self, error: LinkError) -> None:
         if isinstance(error, PeerLost):
@@ -233,7 +241,7 @@ class Link:
 
     def _settle(self, transfer: Transfer, entry: Entry) -> None:
         if transfer.state is TransferState.STUCK:
-            entry.is_poisoned = True
+            entry.poison()
         else:
             entry.release()
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR

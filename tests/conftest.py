@@ -13,6 +13,8 @@ import pytest
 import uvloop
 
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -23,8 +23,8 @@ class Entry:
     ``leases`` counts the transfers that use it. A cache whose memory the device would not let go of is poisoned, for good.
     """
 
-    __slots__ = ("_idle", "addresses", "cache", "is_poisoned", "leases", "model_id", "nbytes", "pieces",
-                 "remote_accessible", "slots", "stride")  # fmt: skip
+    __slots__ = ("_idle", "addresses", "cache", "is_poisoned", "is_registered", "leases", "model_id", "nbytes",
+                 "pieces", "remote_accessible", "slots", "stride")  # fmt: skip
 
     def __init__(self, cache: Cache, remote_accessible: bool, model_id: int | None, slots: dict[int, CacheKey]) -> None:
         self.cache = cache
@@ -35,6 +35,7 @@ class Entry:
         self.nbytes, self.stride, self.pieces = self.desc.size, self.desc.stride, self.desc.shape[0]
         self.leases = 0
         self.is_poisoned = False
+        self.is_registered = False
         self._idle: anyio.Event | None = None
 
     @property
@@ -52,13 +53,22 @@ class Entry:
 
     def release(self) -> None:
         self.leases -= 1
-        if self.leases == 0 and self._idle is not None:
+        if self.leases == 0:
+            self._wake()
+
+    def poison(self) -> None:
+        """The device did not let go of it: its lease never ends."""
+        self.is_poisoned = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._idle is not None:
             self._idle.set()
             self._idle = None
 
     async def wait_idle(self) -> None:
-        """Until no transfer uses it."""
-        while self.leases:
+        """Until no transfer uses it, or it is poisoned."""
+        while self.leases and not self.is_poisoned:
             if self._idle is None:
                 self._idle = anyio.Event()
             await self._idle.wait()
@@ -103,7 +113,9 @@ class CacheTable:
 
     def published(self) -> list[CacheEntry]:
         """What peers may reach."""
-        return [entry.published() for entry in self._entries.values() if entry.remote_accessible]
+        return [
+            entry.published() for entry in self._entries.values() if entry.is_registered and entry.remote_accessible
+        ]
 
     def add_blocks(self, desc: CacheDesc, addrs: Sequence[int], model_id: int | None, accessible: bool) -> Entry:
         """Raises ParamInvalid: another blocks cache has this model id, or a limit is passed."""

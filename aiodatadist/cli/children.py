@@ -75,7 +75,9 @@ class Child:
         """Wait for the end of a child that should have gone on, and say how it went."""
         code = await self.process.wait()
         if code < 0:
-            return ChildError(f"{self} was killed by {signal.Signals(-code).name}", is_root_cause=True)
+            return ChildError(
+                f"{self} was killed by {signal.Signals(-code).name}; the demo ends with it", is_root_cause=True
+            )
         with anyio.move_on_after(GRACE):
             await self._said_all.wait()
         words = "".join(f"\n  {line}" for line in self._last_words.decode(errors="replace").splitlines())

@@ -49,7 +49,7 @@ async def decode(parent: Parent) -> None:
         ready = await parent.order(Prefilled)
         await _link(datadist, ready.port)
         pulls = await _pull(parent, datadist, ready.blocks, kv)
-        kv_equal = kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
+        kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
         start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
         text = await compute(
             parent, "decode", lambda advance: _continued(model, start, kv.tensors, kv.block_table, advance)
@@ -76,7 +76,7 @@ async def _link(datadist: LLMDataDist, port: int) -> None:
 
 async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
     """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
-    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, max(remote) + 1)
+    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, len(remote))
     pulls: list[Pull] = []
     for portion in portions_of(len(remote)):
         source = remote[portion.start : portion.stop]
@@ -86,7 +86,7 @@ async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv
             BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
         )
         seconds = perf_counter() - started
-        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, source, portion)
+        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, portion)
         pulls.append(
             Pull(
                 blocks=len(source),
@@ -101,23 +101,24 @@ async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv
 
 
 class _MemcpyLimit:
-    """Plain copies of the ranges of some blocks, by one thread between two private caches: what a pull is held against.
+    """Plain copies of as many ranges as a pull has, by one thread: what a pull is held against.
 
-    ``np.take`` is one ``memcpy`` per block and tensor, without anything in between; into consecutive ranges, which if
-    anything is faster than a pull's scattered ones.
+    Between two private caches in the same kind of memory, from scattered blocks. ``np.take`` is one ``memcpy`` per block
+    and tensor with nothing in between; into consecutive ranges, which if anything is faster than a pull's scattered ones.
     """
 
     def __init__(self, datadist: LLMDataDist, num_blocks: int) -> None:
         _, self._source = allocate_tensors(datadist, num_blocks)
         _, self._target = allocate_tensors(datadist, num_blocks)
+        self._blocks = np.random.default_rng(0).permutation(num_blocks)
 
-    def seconds(self, blocks: Sequence[int], portion: range) -> float:
-        """Seconds to copy these blocks of every tensor, to where nothing was copied before."""
-        indices = np.asarray(blocks, np.intp)
+    def seconds(self, portion: range) -> float:
+        """Seconds to copy a portion of the blocks of every tensor, to where nothing was copied before."""
+        blocks = self._blocks[portion.start : portion.stop]
         started = perf_counter()
         for source, target in zip(self._source, self._target, strict=True):
             # "clip" because the default mode copies once more, into a buffer.
-            np.take(source, indices, axis=0, out=target[portion.start : portion.stop], mode="clip")
+            np.take(source, blocks, axis=0, out=target[portion.start : portion.stop], mode="clip")
         return perf_counter() - started
 
 

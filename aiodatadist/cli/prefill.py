@@ -35,7 +35,7 @@ async def prefill(parent: Parent) -> None:
         ready = Prefilled(
             port=datadist.listen_address[1],
             blocks=kv.block_table,
-            digest=kv.digest(kv.block_table),
+            digest=await kv.digest(kv.block_table),
             first_token=sample(logits, job.seed, len(prompt)),
             seconds=perf_counter() - started,
         )

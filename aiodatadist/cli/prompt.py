@@ -17,16 +17,18 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The bytes the model reads, where they came from, and how many there would have been."""
+    """The bytes the model reads, where they came from, and how many there are; more than ``LIMIT`` are cut."""
 
     name: str
     text: bytes
     total: int
+    is_total_known: bool = True
 
     def describe(self) -> str:
         """One line for people; names the truncation if there was one."""
         if len(self.text) < self.total:
-            return f"{self.name}, the first {len(self.text)} of {self.total} bytes (the demo reads no more)"
+            of_all = f" of {self.total}" if self.is_total_known else ""
+            return f"{self.name}, the first {len(self.text)}{of_all} bytes (the demo reads no more)"
         return f"{self.name}, {self.total} bytes"
 
 
@@ -41,11 +43,11 @@ def load_prompt(path: Path | None) -> Prompt:
     try:
         with path.open("rb") as file:
             text = file.read(LIMIT + 1)
-            total = max(len(text), os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size  # 0 for a pipe
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise wrong_input(f"cannot read the prompt {path}: {reason}; give another with --prompt FILE") from error
-    return _checked(str(path), text, total)
+    return _checked(str(path), text, max(size, len(text)), is_total_known=size > 0)
 
 
 def _own_readme() -> Prompt:
@@ -64,10 +66,10 @@ def _installed_description() -> bytes:
     return str(description).encode()
 
 
-def _checked(name: str, text: bytes, total: int) -> Prompt:
+def _checked(name: str, text: bytes, total: int, *, is_total_known: bool = True) -> Prompt:
     if not text:
         raise wrong_input(f"the prompt {name} is empty: the model needs at least one byte; give one with --prompt FILE")
-    return Prompt(name, text[:LIMIT], total)
+    return Prompt(name, text[:LIMIT], total, is_total_known)
 
 
 def shown(text: str) -> str:

@@ -48,7 +48,8 @@ class TerminalScreen:
             print(file=self._out, flush=True)
 
     def _bars(self, columns: int) -> str:
-        width = max(4, min(16, columns // len(PHASES) - len("reference [] ") - 1))
+        taken = sum(len(f"{phase} []  ") for phase in PHASES)
+        width = max(4, min(20, (columns - taken) // len(PHASES)))
         return "  ".join(f"{phase} {_bar(self._done.get(phase, 0.0), width)}" for phase in PHASES)
 
 

@@ -85,8 +85,11 @@ class Kv:
     tensors: list[Array]
     block_table: list[int]
 
-    def digest(self, blocks: Sequence[int]) -> str:
+    async def digest(self, blocks: Sequence[int]) -> str:
         """A hash over these blocks of all tensors, in this order."""
+        return await anyio.to_thread.run_sync(self._digest, blocks)
+
+    def _digest(self, blocks: Sequence[int]) -> str:
         state = hashlib.blake2b(digest_size=16)
         for tensor in self.tensors:
             state.update(np.take(tensor, blocks, axis=0).data)
@@ -98,7 +101,7 @@ async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int
     """Registered KV memory for ``tokens`` tokens. There are more blocks than needed, and a sequence lies scattered."""
     needed = blocks_for(tokens)
     num_blocks = needed + needed // 4 + 1
-    memory, tensors = allocate_tensors(datadist, num_blocks)
+    memory, tensors = await anyio.to_thread.run_sync(allocate_tensors, datadist, num_blocks)
     desc = CacheDesc(CONFIG.num_tensors, CONFIG.cache_shape(num_blocks), DataType.DT_FLOAT, memory.placement)
     addresses = [memory.address + index * desc.size for index in range(CONFIG.num_tensors)]
     cache = await datadist.cache_manager.register_blocks_cache(desc, addresses, BlocksCacheKey(cluster_id), True)

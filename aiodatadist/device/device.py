@@ -34,6 +34,7 @@ class Device:
         self.index = index
         self.limits = limits or StreamLimits()
         self._context: Handle = runtime.acquire_device(index)
+        _ = runtime.ring_driver  # looked up here, in a thread, rather than by the first stream
         self._memories: set[Memory] = set()
         self._streams = 0
         self._closed = False

@@ -130,10 +130,14 @@ class TransportContract:
     @pytest.mark.parametrize("piece", [SIZE // 4096, 2**40])
     async def test_a_range_outside_the_peers_regions_is_refused(self, piece: int) -> None:
         async with self.channels(f"contract-bounds-{piece}") as (mine, theirs, channel, _):
-            program = Program()
-            with pytest.raises(LLMException):
+
+            async def get() -> None:
+                program = Program()
                 channel.add_get(program, grid(mine, theirs, [(0, piece)], 4096))
                 await self.run(mine, program)
+
+            with pytest.raises(LLMException):
+                await get()
             assert mine.memory.view()[:] == b"\x01" * SIZE
 
     async def test_a_peer_that_does_not_come_is_a_timeout(self) -> None:

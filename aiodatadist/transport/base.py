@@ -33,6 +33,7 @@ class Endpoint:
         transport, runtime: have to be the same on both ends.
         host: identifies the machine (its boot id and user); a runtime that cannot leave the machine compares it.
         server_id, device_id, device_ip: this device in a rank table.
+        process: the process id on its machine.
         super_device_id, super_pod_id: on super-pod hardware, else empty.
     """
 
@@ -42,6 +43,7 @@ class Endpoint:
     server_id: str
     device_id: str
     device_ip: str
+    process: int
     super_device_id: str = ""
     super_pod_id: str = ""
 

@@ -113,12 +113,14 @@ class HcclTransport(Transport):
     def _describe(self, resource: str | None) -> Endpoint:
         runtime = self._runtime.name
         if resource:
-            return Endpoint(self.name, runtime, host_identity(), **parse_resource(resource))
+            return Endpoint(self.name, runtime, host_identity(), process=os.getpid(), **parse_resource(resource))
         if not self._runtime.is_soft:
             raise ParamInvalid(
                 "on an NPU the device's own address has to be given", hint="set LLMConfig.local_comm_res"
             )
-        return Endpoint(self.name, runtime, host_identity(), "127.0.0.1", str(self.device.index), "127.0.0.1")
+        return Endpoint(
+            self.name, runtime, host_identity(), "127.0.0.1", str(self.device.index), "127.0.0.1", os.getpid()
+        )
 
     @property
     def endpoint(self) -> Endpoint:
@@ -182,6 +184,11 @@ class HcclTransport(Transport):
             )
         if self._runtime.is_soft and peer.host != mine.host:
             raise IncompatiblePeer("softnpu moves bytes between processes of one user on one machine only")
+        if (peer.host, peer.process, peer.device_id) == (mine.host, mine.process, mine.device_id):
+            raise IncompatiblePeer(
+                f"both ends are device {mine.device_id} of one process: HCCL needs two devices",
+                hint="give one of them another device_id, or both transport='loopback'",
+            )
 
     def _open_channel(self, offer: ChannelOffer, handles: list[Handle], timeout: float) -> HcclChannel:
         with self.device.current():

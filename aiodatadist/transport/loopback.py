@@ -49,7 +49,13 @@ class LoopbackTransport(Transport):
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint(
-            self.name, self.device.runtime.name, self._host, "127.0.0.1", str(self.device.index), "127.0.0.1"
+            self.name,
+            self.device.runtime.name,
+            self._host,
+            "127.0.0.1",
+            str(self.device.index),
+            "127.0.0.1",
+            os.getpid(),
         )
 
     async def register(self, region: Region) -> None:
@@ -98,7 +104,8 @@ class LoopbackChannel(Channel):
             (self._local, grid.local, grid.local_index, grid.local_stride, "local"),
             (self._remote, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
         ):
-            low, high = min(index) * stride, max(index) * stride + grid.nbytes
+            ends = [i * stride + grid.nbytes for i in index[:-1]] + [index[-1] * stride + grid.tail]
+            low, high = min(index) * stride, max(ends)
             found = [_find(regions, base + low, high - low) for base in bases]
             missing = next((base for base, region in zip(bases, found, strict=True) if region is None), None)
             if missing is not None or found[0] is None:

@@ -36,17 +36,25 @@ class Decoder:
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self.max_body = max_body
         self._buffer = bytearray()
+        self._failure: ProtocolError | None = None
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete with ``data``.
+        """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
 
         Raises:
             ProtocolError: these bytes are no message of ours.
         """
+        if self._failure is not None:
+            raise self._failure
         self._buffer += data
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
+        messages: list[Message] = []
+        try:
+            while (message := self._next()) is not None:
+                messages.append(message)
+        except ProtocolError as error:
+            if not messages:
+                raise
+            self._failure = error
         return messages
 
     def _next(self) -> Message | None:

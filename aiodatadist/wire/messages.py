@@ -33,6 +33,7 @@ class EndpointInfo(_Message):
     server_id: Text
     device_id: Text
     device_ip: Text
+    process: UInt32
     super_device_id: Text = ""
     super_pod_id: Text = ""
 

@@ -6,6 +6,7 @@
  * stays wrong for long instead of meaning the next allocation.                                                      */
 #include "runtime.h"
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MOST  (16ull << 40)
 #define LEAST (64ull << 30)
@@ -19,6 +20,11 @@ static uintptr_t cursor;
 uint64_t soft_round_up(uint64_t value, uint64_t step)
 {
     return (value + step - 1) / step * step;
+}
+
+uint64_t soft_page_size(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static bool reserve(void)                                   /* less address space where there is a limit on it */

@@ -47,7 +47,7 @@ aclError soft_backing_new(uint64_t size, int *fd)
 /* Addresses outside the arena that start on a huge page when that is worth it; cut out of a larger piece. */
 static void *ordinary_addresses(uint64_t size)
 {
-    uint64_t align = soft_backing_align(size), slack = align > SOFT_PAGE ? align : 0;
+    uint64_t page = soft_page_size(), align = size >= SOFT_HUGE_PAGE ? SOFT_HUGE_PAGE : page, slack = align - page;
     char *piece = mmap(NULL, size + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (piece == MAP_FAILED)
         return NULL;

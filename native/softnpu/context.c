@@ -119,6 +119,7 @@ aclError aclrtDestroyContext(aclrtContext context)
     SOFT_TRY(soft_fault(__func__, NULL));
     if (!context)
         return soft_null("context");
+    SOFT_TRY(soft_queue_outside());
     soft_context *found = soft_handle_get(SOFT_CONTEXT, context);
     if (!found)
         return soft_bad_handle("context", context);

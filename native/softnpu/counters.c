@@ -12,6 +12,10 @@ void softnpu_get_counters(softnpu_counters *out)
 {
     if (!out)
         return;
+    if (atomic_load_explicit(&soft_gate, memory_order_relaxed) & SOFT_GATE_FORKED) {
+        *out = (softnpu_counters){ .streams = 0 };          /* locks cannot be trusted after a fork; and nothing of it is the child's */
+        return;
+    }
     *out = (softnpu_counters){
         .device_bytes = now(&soft_count.device_bytes),
         .pinned_bytes = now(&soft_count.pinned_bytes),

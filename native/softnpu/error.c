@@ -1,4 +1,5 @@
-/* error.c: what went wrong, said to the thread it went wrong in. */
+/* error.c: what went wrong, said to the thread it went wrong in. Asking for it never fails on request (fault.c): it must
+ * stay possible to read what another call reported. */
 #include "runtime.h"
 #include <stdarg.h>
 #include <stdio.h>

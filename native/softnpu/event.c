@@ -166,14 +166,17 @@ static aclError submit(soft_stream *stream, event_task value)
 
 static aclError record(soft_event *event, soft_stream *stream, soft_task task)
 {
-    soft_mark *mark = event->shared ? shared_mark(event, soft_shared_event_record(event->shared)) : soft_mark_new();
+    soft_mark *mark = event->shared ? shared_mark(event, soft_shared_event_number(event->shared)) : soft_mark_new();
     if (!mark)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event");
     aclError code = submit(stream, (event_task){ task, mark });
-    if (code || event->shared)
-        soft_unref(&mark->object);
-    else
-        set_latest(event, mark);                            /* only now: a record that was refused changes nothing */
+    if (code == ACL_SUCCESS && !event->shared) {            /* only now: a record that was refused changes nothing */
+        set_latest(event, mark);
+        return ACL_SUCCESS;
+    }
+    if (code == ACL_SUCCESS)
+        soft_shared_event_record(event->shared, mark->number);
+    soft_unref(&mark->object);
     return code;
 }
 

@@ -105,6 +105,8 @@ static void install(fault *list)                            /* behind the faults
 
 int softnpu_fault(const char *spec)
 {
+    if (atomic_load_explicit(&soft_gate, memory_order_relaxed) & SOFT_GATE_FORKED)
+        return soft_fault(__func__, NULL) ? -1 : 0;
     char *copy = spec ? strdup(spec) : NULL, *state = NULL;
     fault *list = NULL, **last = &list;
     bool good = copy;
@@ -128,6 +130,8 @@ int softnpu_fault(const char *spec)
 
 void softnpu_fault_clear(void)
 {
+    if (atomic_load_explicit(&soft_gate, memory_order_relaxed) & SOFT_GATE_FORKED)
+        return;
     pthread_mutex_lock(&lock);
     fault *old = faults;
     faults = NULL;

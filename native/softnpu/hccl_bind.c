@@ -1,14 +1,16 @@
-/* Binding says which regions a communicator will show to its peers. Peers learn of them once, in HcclCommPrepare, so binding
- * after it is refused: success would promise an access that never comes. Unbinding is possible at any time; it releases our
- * hold on the region but does not take back a mapping that a peer made: HcclCommDestroy ends that peer's transfers.        */
+/* Binding says which regions a communicator will show to its peers. Peers learn of them once, in HcclCommPrepare, so
+ * binding after it is refused: success would promise an access that never comes. Unbinding is always possible. It ends our
+ * hold on the region, but does not take back the mapping that a peer made: HcclCommDestroy ends that peer's transfers.   */
 #include <stdlib.h>
 #include "hccl_soft.h"
 
-bool hccl_regions_add(hccl_regions *regions, hccl_region *region) {
+bool hccl_regions_add(hccl_regions *regions, hccl_region *region)
+{
     if (regions->count == regions->capacity) {
         size_t capacity = regions->capacity ? regions->capacity * 2 : 8;
         hccl_region **item = realloc(regions->item, capacity * sizeof *item);
-        if (!item) return false;
+        if (!item)
+            return false;
         regions->item = item;
         regions->capacity = capacity;
     }
@@ -16,72 +18,96 @@ bool hccl_regions_add(hccl_regions *regions, hccl_region *region) {
     return true;
 }
 
-bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region) {
+bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region)
+{
     for (size_t i = regions->count; i-- > 0;)
         if (regions->item[i] == region) {
-            for (regions->count--; i < regions->count; i++) regions->item[i] = regions->item[i + 1];
+            for (regions->count--; i < regions->count; i++)
+                regions->item[i] = regions->item[i + 1];
             return true;
         }
     return false;
 }
 
-bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to) {
+bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to)
+{
     *to = (hccl_regions){NULL, 0, 0};
     for (size_t i = 0; i < from->count; i++) {
-        if (!hccl_regions_add(to, from->item[i])) return hccl_regions_drop(to), false;
+        if (!hccl_regions_add(to, from->item[i]))
+            return hccl_regions_drop(to), false;
         soft_ref(&from->item[i]->object);
     }
     return true;
 }
 
-void hccl_regions_drop(hccl_regions *copy) {
-    for (size_t i = 0; i < copy->count; i++) soft_unref(&copy->item[i]->object);
+void hccl_regions_drop(hccl_regions *copy)
+{
+    for (size_t i = 0; i < copy->count; i++)
+        soft_unref(&copy->item[i]->object);
     free(copy->item);
     *copy = (hccl_regions){NULL, 0, 0};
 }
 
-void hccl_regions_clear(hccl_regions *regions, bool release) {
+void hccl_regions_clear(hccl_regions *regions, bool release)
+{
     for (size_t i = 0; i < regions->count; i++) {
         hccl_region *region = regions->item[i];
         soft_ref(&region->object);                      /* the binding held it until now */
         hccl_region_unbind(region);
-        if (release) hccl_region_release(__func__, region);
+        if (release)
+            hccl_region_release(__func__, region);
         soft_unref(&region->object);
     }
     free(regions->item);
     *regions = (hccl_regions){NULL, 0, 0};
 }
 
-static bool contains(const hccl_regions *regions, const hccl_region *region) {
+static bool contains(const hccl_regions *regions, const hccl_region *region)
+{
     for (size_t i = 0; i < regions->count; i++)
-        if (regions->item[i] == region) return true;
+        if (regions->item[i] == region)
+            return true;
     return false;
 }
 
 /* Under the communicator's lock. */
-static HcclResult bind_locked(const char *function, hccl_comm *comm, hccl_region *region) {
-    if (comm->closed) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", function);
-    if (comm->setting_up) return soft_hccl_error(HCCL_E_AGAIN, "%s: the communicator is being prepared", function);
-    if (comm->prepared) return soft_hccl_error(HCCL_E_PARA, "%s: bind before HcclCommPrepare; the peers have been told about memory", function);
-    if (contains(&comm->bound, region)) return soft_hccl_error(HCCL_E_PARA, "%s: the region is already bound to this communicator", function);
-    if (comm->bound.count == HCCL_REGIONS_MAX) return soft_hccl_error(HCCL_E_PARA, "%s: a communicator shows at most %d regions", function, HCCL_REGIONS_MAX);
-    if (!hccl_region_bind(region)) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the region was deregistered by another thread", function);
-    if (hccl_regions_add(&comm->bound, region)) return HCCL_SUCCESS;
+static HcclResult bind_locked(const char *function, hccl_comm *comm, hccl_region *region)
+{
+    if (comm->closed)
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", function);
+    if (comm->setting_up)
+        return soft_hccl_error(HCCL_E_AGAIN, "%s: the communicator is being prepared", function);
+    if (comm->prepared)
+        return soft_hccl_error(HCCL_E_PARA, "%s: bind before HcclCommPrepare; the peers have been told about memory",
+                               function);
+    if (contains(&comm->bound, region))
+        return soft_hccl_error(HCCL_E_PARA, "%s: the region is already bound to this communicator", function);
+    if (comm->bound.count == HCCL_REGIONS_MAX)
+        return soft_hccl_error(HCCL_E_PARA, "%s: a communicator shows at most %d regions", function, HCCL_REGIONS_MAX);
+    if (!hccl_region_bind(region))
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the region was deregistered by another thread", function);
+    if (hccl_regions_add(&comm->bound, region))
+        return HCCL_SUCCESS;
     hccl_region_unbind(region);
     return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
 }
 
-static HcclResult unbind_locked(const char *function, hccl_comm *comm, hccl_region *region) {
+static HcclResult unbind_locked(const char *function, hccl_comm *comm, hccl_region *region)
+{
     if (!hccl_regions_remove(&comm->bound, region))
         return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the region is not bound to this communicator", function);
     hccl_region_unbind(region);
     return HCCL_SUCCESS;
 }
 
-static HcclResult with_both(const char *function, HcclComm handle, void *memHandle, HcclResult (*act)(const char *, hccl_comm *, hccl_region *)) {
+typedef HcclResult action(const char *function, hccl_comm *comm, hccl_region *region);
+
+static HcclResult with_both(const char *function, HcclComm handle, void *memHandle, action *act)
+{
     hccl_comm *comm;
     HcclResult code = hccl_comm_find(function, handle, &comm);
-    if (code) return code;
+    if (code)
+        return code;
     hccl_region *region = memHandle ? soft_handle_get(SOFT_REGION, memHandle) : NULL;
     if (region) {
         pthread_mutex_lock(&comm->lock);
@@ -89,18 +115,21 @@ static HcclResult with_both(const char *function, HcclComm handle, void *memHand
         pthread_mutex_unlock(&comm->lock);
         soft_unref(&region->object);
     } else {
-        code = soft_hccl_error(memHandle ? HCCL_E_NOT_FOUND : HCCL_E_PTR, "%s: %p is not a registered region", function, memHandle);
+        code = soft_hccl_error(memHandle ? HCCL_E_NOT_FOUND : HCCL_E_PTR, "%s: %p is not a registered region", function,
+                               memHandle);
     }
     hccl_comm_put(comm);
     return code;
 }
 
-HcclResult HcclCommBindMem(HcclComm comm, void *memHandle) {
+HcclResult HcclCommBindMem(HcclComm comm, void *memHandle)
+{
     HCCL_ENTER();
     return with_both(__func__, comm, memHandle, bind_locked);
 }
 
-HcclResult HcclCommUnbindMem(HcclComm comm, void *memHandle) {
+HcclResult HcclCommUnbindMem(HcclComm comm, void *memHandle)
+{
     HCCL_ENTER();
     return with_both(__func__, comm, memHandle, unbind_locked);
 }

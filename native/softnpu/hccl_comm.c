@@ -11,13 +11,16 @@
 #include "hccl_soft.h"
 
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
-static hccl_comm *named;                                /* live one-sided communicators: their names are unique per device */
+static hccl_comm *named;                                /* live one-sided ones: their names are unique per device */
 
-static void close_if_open(int fd) {
-    if (fd >= 0) close(fd);
+static void close_if_open(int fd)
+{
+    if (fd >= 0)
+        close(fd);
 }
 
-static void comm_free(soft_object *object) {
+static void comm_free(soft_object *object)
+{
     hccl_comm *comm = (hccl_comm *)object;
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         hccl_peer *peer = &comm->peers[rank];
@@ -30,9 +33,11 @@ static void comm_free(soft_object *object) {
     free(comm);
 }
 
-hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const hccl_key *key) {
+hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const hccl_key *key)
+{
     hccl_comm *comm = calloc(1, sizeof *comm + size * sizeof comm->peers[0]);
-    if (!comm) return NULL;
+    if (!comm)
+        return NULL;
     comm->object.destroy = comm_free;
     atomic_init(&comm->object.refs, 1);
     pthread_mutex_init(&comm->lock, NULL);
@@ -52,13 +57,16 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const h
 }
 
 /* Under names_lock. */
-static bool name_is_taken(const hccl_comm *comm) {
+static bool name_is_taken(const hccl_comm *comm)
+{
     for (const hccl_comm *other = named; other; other = other->next)
-        if (other->device == comm->device && !strcmp(other->name, comm->name)) return true;
+        if (other->device == comm->device && !strcmp(other->name, comm->name))
+            return true;
     return false;
 }
 
-static void forget_name(const hccl_comm *comm) {
+static void forget_name(const hccl_comm *comm)
+{
     pthread_mutex_lock(&names_lock);
     for (hccl_comm **at = &named; *at; at = &(*at)->next)
         if (*at == comm) {
@@ -68,11 +76,13 @@ static void forget_name(const hccl_comm *comm) {
     pthread_mutex_unlock(&names_lock);
 }
 
-HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle) {
+HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle)
+{
     HcclResult code = HCCL_SUCCESS;
     pthread_mutex_lock(&names_lock);
     if (comm->one_sided && name_is_taken(comm))
-        code = soft_hccl_error(HCCL_E_PARA, "%s: device %d already has a one-sided communicator named \"%s\"", function, comm->device, comm->name);
+        code = soft_hccl_error(HCCL_E_PARA, "%s: device %d already has a one-sided communicator named \"%s\"", function,
+                               comm->device, comm->name);
     soft_ref(&comm->object);                            /* ours, while the handle may already be found and destroyed */
     if (!code && !(comm->handle = soft_handle_new(SOFT_COMM, &comm->object)))
         code = soft_hccl_error(HCCL_E_MEMORY, "%s: no room for another communicator", function);
@@ -81,42 +91,55 @@ HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *ha
         named = comm;
     }
     pthread_mutex_unlock(&names_lock);
-    if (code) hccl_comm_put(comm);
-    else *handle = comm->handle;
+    if (code)
+        hccl_comm_put(comm);
+    else
+        *handle = comm->handle;
     hccl_comm_put(comm);
     return code;
 }
 
-HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm) {
-    if (!handle) return soft_hccl_error(HCCL_E_PTR, "%s: comm is NULL", function);
+HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm)
+{
+    if (!handle)
+        return soft_hccl_error(HCCL_E_PTR, "%s: comm is NULL", function);
     *comm = soft_handle_get(SOFT_COMM, handle);
-    if (!*comm) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: %p is not a communicator, or no longer", function, handle);
+    if (!*comm)
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: %p is not a communicator, or no longer", function, handle);
     return HCCL_SUCCESS;
 }
 
-void hccl_comm_put(hccl_comm *comm) {
+void hccl_comm_put(hccl_comm *comm)
+{
     soft_unref(&comm->object);
 }
 
-HcclResult hccl_comm_hold(const char *function, hccl_comm *comm) {
+HcclResult hccl_comm_hold(const char *function, hccl_comm *comm)
+{
     pthread_mutex_lock(&comm->lock);
     bool closed = comm->closed, suspended = comm->suspended;
-    if (!closed && !suspended) comm->tasks++;
+    if (!closed && !suspended)
+        comm->tasks++;
     pthread_mutex_unlock(&comm->lock);
-    if (closed) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", function);
-    if (suspended) return soft_hccl_error(HCCL_E_SUSPENDING, "%s: the communicator is suspended", function);
+    if (closed)
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", function);
+    if (suspended)
+        return soft_hccl_error(HCCL_E_SUSPENDING, "%s: the communicator is suspended", function);
     return HCCL_SUCCESS;
 }
 
-void hccl_comm_release(hccl_comm *comm) {
+void hccl_comm_release(hccl_comm *comm)
+{
     pthread_mutex_lock(&comm->lock);
     comm->tasks--;
     pthread_mutex_unlock(&comm->lock);
 }
 
-HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait) {
+HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait)
+{
     int cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (cancel < 0) return soft_hccl_error(HCCL_E_SYSCALL, "%s: eventfd: %s", wait->function, strerror(errno));
+    if (cancel < 0)
+        return soft_hccl_error(HCCL_E_SYSCALL, "%s: eventfd: %s", wait->function, strerror(errno));
     pthread_mutex_lock(&comm->lock);
     bool closed = comm->closed, busy = comm->setting_up;
     if (!closed && !busy) {
@@ -124,58 +147,77 @@ HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait) {
         comm->cancel = wait->cancel = cancel;
     }
     pthread_mutex_unlock(&comm->lock);
-    if (!closed && !busy) return HCCL_SUCCESS;
+    if (!closed && !busy)
+        return HCCL_SUCCESS;
     close(cancel);
-    if (closed) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", wait->function);
+    if (closed)
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed", wait->function);
     return soft_hccl_error(HCCL_E_AGAIN, "%s: another thread is setting this communicator up", wait->function);
 }
 
-HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code) {
+HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code)
+{
     pthread_mutex_lock(&comm->lock);
     comm->setting_up = false;
     comm->cancel = -1;
     bool closed = comm->closed;
     pthread_mutex_unlock(&comm->lock);
     close(wait->cancel);
-    return closed && !code ? soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed by another thread", wait->function) : code;
+    if (!closed)
+        return code;
+    return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed by another thread", wait->function);
 }
 
-static void hang_up(hccl_comm *comm) {
+static void hang_up(hccl_comm *comm)
+{
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         hccl_peer *peer = &comm->peers[rank];
-        if (peer->link >= 0) shutdown(peer->link, SHUT_RDWR);
-        if (peer->send.fd >= 0) shutdown(peer->send.fd, SHUT_RDWR);
-        if (peer->recv.fd >= 0) shutdown(peer->recv.fd, SHUT_RDWR);
+        if (peer->link >= 0)
+            shutdown(peer->link, SHUT_RDWR);
+        if (peer->send.fd >= 0)
+            shutdown(peer->send.fd, SHUT_RDWR);
+        if (peer->recv.fd >= 0)
+            shutdown(peer->recv.fd, SHUT_RDWR);
     }
 }
 
 /* Bindings end here and not with the last reference: memory may be deregistered as soon as HcclCommDestroy has returned. */
-static HcclResult close_comm(hccl_comm *comm) {
+static HcclResult close_comm(hccl_comm *comm)
+{
     pthread_mutex_lock(&comm->lock);
     HcclResult code = comm->closed ? HCCL_E_NOT_FOUND : comm->tasks ? HCCL_E_AGAIN : HCCL_SUCCESS;
     if (!code) {
         comm->closed = true;
-        if (comm->cancel >= 0) eventfd_write(comm->cancel, 1);
+        if (comm->cancel >= 0)
+            eventfd_write(comm->cancel, 1);
         hang_up(comm);
         hccl_regions_clear(&comm->bound, false);
-        for (uint32_t rank = 0; rank < comm->size; rank++) hccl_regions_clear(&comm->peers[rank].offered, true);
+        for (uint32_t rank = 0; rank < comm->size; rank++)
+            hccl_regions_clear(&comm->peers[rank].offered, true);
     }
     pthread_mutex_unlock(&comm->lock);
     return code;
 }
 
-HcclResult HcclCommDestroy(HcclComm handle) {
+HcclResult HcclCommDestroy(HcclComm handle)
+{
     hccl_comm *comm;
     HCCL_ENTER();
-    if (!handle) return HCCL_SUCCESS;
+    if (!handle)
+        return HCCL_SUCCESS;
     HcclResult code = hccl_comm_find(__func__, handle, &comm);
-    if (code) return code;
+    if (code)
+        return code;
     code = close_comm(comm);
-    if (code == HCCL_E_AGAIN) soft_hccl_error(code, "%s: transfers of this communicator are queued or running", __func__);
-    if (code == HCCL_E_NOT_FOUND) soft_hccl_error(code, "%s: another thread destroyed it first", __func__);
+    if (code == HCCL_E_AGAIN)
+        soft_hccl_error(code, "%s: transfers of this communicator are queued or running", __func__);
+    if (code == HCCL_E_NOT_FOUND)
+        soft_hccl_error(code, "%s: another thread destroyed it first", __func__);
     if (!code) {
-        if (comm->one_sided) forget_name(comm);
-        if (soft_handle_remove(SOFT_COMM, handle)) hccl_comm_put(comm);
+        if (comm->one_sided)
+            forget_name(comm);
+        if (soft_handle_remove(SOFT_COMM, handle))
+            hccl_comm_put(comm);
     }
     hccl_comm_put(comm);
     return code;

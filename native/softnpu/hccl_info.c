@@ -8,82 +8,106 @@
 
 typedef struct question { uint32_t *number; char *name; HcclResult *error; } question;
 
-static HcclResult ask(const char *function, HcclComm handle, const void *out, void (*answer)(hccl_comm *, question), question what) {
+static HcclResult ask(const char *function, HcclComm handle, const void *out, void (*answer)(hccl_comm *, question),
+                      question what)
+{
     hccl_comm *comm;
-    if (!out) return soft_hccl_error(HCCL_E_PTR, "%s: the output is NULL", function);
+    if (!out)
+        return soft_hccl_error(HCCL_E_PTR, "%s: the output is NULL", function);
     HcclResult code = hccl_comm_find(function, handle, &comm);
-    if (code) return code;
+    if (code)
+        return code;
     answer(comm, what);
     hccl_comm_put(comm);
     return HCCL_SUCCESS;
 }
 
-static void rank_size(hccl_comm *comm, question what) {
+static void rank_size(hccl_comm *comm, question what)
+{
     *what.number = comm->size;
 }
 
-static void rank_id(hccl_comm *comm, question what) {
+static void rank_id(hccl_comm *comm, question what)
+{
     *what.number = comm->rank;
 }
 
-static void comm_name(hccl_comm *comm, question what) {
-    memcpy(what.name, comm->name, HCCL_NAME_BYTES);
+static void comm_name(hccl_comm *comm, question what)
+{
+    strcpy(what.name, comm->name);                      /* the caller's buffer is documented to hold 128 bytes, and so does ours */
 }
 
-static bool is_lost(int fd) {
+static bool is_lost(int fd)
+{
     return fd >= 0 && !hccl_socket_alive(fd);
 }
 
-static void async_error(hccl_comm *comm, question what) {
+/* A link that only tried to prepare a two-sided communicator is not missed. */
+static bool peer_is_lost(const hccl_comm *comm, const hccl_peer *peer)
+{
+    bool needs_link = comm->one_sided || comm->prepared;
+    return (needs_link && is_lost(peer->link)) || is_lost(peer->send.fd) || is_lost(peer->recv.fd);
+}
+
+static void async_error(hccl_comm *comm, question what)
+{
     *what.error = HCCL_SUCCESS;
     pthread_mutex_lock(&comm->lock);
-    for (uint32_t rank = 0; rank < comm->size; rank++) {
-        const hccl_peer *peer = &comm->peers[rank];
-        if (is_lost(peer->link) || is_lost(peer->send.fd) || is_lost(peer->recv.fd)) *what.error = HCCL_E_REMOTE;
-    }
+    for (uint32_t rank = 0; rank < comm->size; rank++)
+        if (peer_is_lost(comm, &comm->peers[rank]))
+            *what.error = HCCL_E_REMOTE;
     pthread_mutex_unlock(&comm->lock);
 }
 
-HcclResult HcclGetRankSize(HcclComm comm, uint32_t *rankSize) {
+HcclResult HcclGetRankSize(HcclComm comm, uint32_t *rankSize)
+{
     HCCL_ENTER();
     return ask(__func__, comm, rankSize, rank_size, (question){.number = rankSize});
 }
 
-HcclResult HcclGetRankId(HcclComm comm, uint32_t *rank) {
+HcclResult HcclGetRankId(HcclComm comm, uint32_t *rank)
+{
     HCCL_ENTER();
     return ask(__func__, comm, rank, rank_id, (question){.number = rank});
 }
 
-HcclResult HcclGetCommName(HcclComm comm, char *commName) {
+HcclResult HcclGetCommName(HcclComm comm, char *commName)
+{
     HCCL_ENTER();
     return ask(__func__, comm, commName, comm_name, (question){.name = commName});
 }
 
-HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult *asyncError) {
+HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult *asyncError)
+{
     HCCL_ENTER();
     return ask(__func__, comm, asyncError, async_error, (question){.error = asyncError});
 }
 
-uint32_t HcclGetCommConfigCapability(void) {
+uint32_t HcclGetCommConfigCapability(void)
+{
     return soft_fault(__func__, NULL) ? 0 : CAPABILITY;
 }
 
-const char *HcclGetErrorString(HcclResult code) {
+const char *HcclGetErrorString(HcclResult code)
+{
     static const char *const texts[] = {
-        "no error", "parameter error", "null pointer", "out of host memory", "internal error", "not supported", "not found", "unavailable",
-        "system call failed", "timeout", "open file failure", "connection failed (TCP)", "connection failed (RoCE)", "transfer failed (TCP)",
-        "transfer failed (RoCE)", "runtime failed", "driver failed", "profiling failed", "communication engine failed", "network failed",
-        "busy, try again", "remote error", "suspended", "operator retry failed", "out of device memory",
+        "no error", "parameter error", "null pointer", "out of host memory", "internal error", "not supported",
+        "not found", "unavailable", "system call failed", "timeout", "open file failure", "connection failed (TCP)",
+        "connection failed (RoCE)", "transfer failed (TCP)", "transfer failed (RoCE)", "runtime failed", "driver failed",
+        "profiling failed", "communication engine failed", "network failed", "busy, try again", "remote error",
+        "suspended", "operator retry failed", "out of device memory",
     };
     soft_fault(__func__, NULL);                         /* a delay, perhaps; there is no code to return */
     return (unsigned)code < sizeof texts / sizeof *texts ? texts[code] : "unknown HCCL error";
 }
 
 /* A suspended communicator refuses new transfers. What was submitted before goes on. */
-static HcclResult set_suspended(const char *function, HcclComm handle, bool suspended) {
+static HcclResult set_suspended(const char *function, HcclComm handle, bool suspended)
+{
     hccl_comm *comm;
     HcclResult code = hccl_comm_find(function, handle, &comm);
-    if (code) return code;
+    if (code)
+        return code;
     pthread_mutex_lock(&comm->lock);
     comm->suspended = suspended;
     pthread_mutex_unlock(&comm->lock);
@@ -91,12 +115,14 @@ static HcclResult set_suspended(const char *function, HcclComm handle, bool susp
     return HCCL_SUCCESS;
 }
 
-HcclResult HcclCommSuspend(HcclComm comm) {
+HcclResult HcclCommSuspend(HcclComm comm)
+{
     HCCL_ENTER();
     return set_suspended(__func__, comm, true);
 }
 
-HcclResult HcclCommResume(HcclComm comm) {
+HcclResult HcclCommResume(HcclComm comm)
+{
     HCCL_ENTER();
     return set_suspended(__func__, comm, false);
 }
@@ -105,32 +131,38 @@ HcclResult HcclCommResume(HcclComm comm) {
  * belong into one HcclBatchSendRecv, or on two streams.                                                              */
 static _Thread_local uint32_t group_depth;
 
-HcclResult HcclGroupStart(void) {
+HcclResult HcclGroupStart(void)
+{
     HCCL_ENTER();
     group_depth++;
     return HCCL_SUCCESS;
 }
 
-HcclResult HcclGroupEnd(void) {
+HcclResult HcclGroupEnd(void)
+{
     HCCL_ENTER();
-    if (!group_depth) return soft_hccl_error(HCCL_E_PARA, "%s: no group was started on this thread", __func__);
+    if (!group_depth)
+        return soft_hccl_error(HCCL_E_PARA, "%s: no group was started on this thread", __func__);
     group_depth--;
     return HCCL_SUCCESS;
 }
 
 /* After a repair of device memory the vendor's library registers the ranges again. Memory of softnpu does not wear out, so
- * what is left is to say whether the arguments make sense: live communicators, and ranges that lie in known memory.        */
-HcclResult HcclRemapRegistedMemory(HcclComm *comm, CommMem *memInfoArray, uint64_t commSize, uint64_t arraySize) {
+ * all that is left is to say whether the arguments make sense: live communicators, and ranges that lie in known memory.   */
+HcclResult HcclRemapRegistedMemory(HcclComm *comm, CommMem *memInfoArray, uint64_t commSize, uint64_t arraySize)
+{
     hccl_comm *found;
     soft_span span;
     HCCL_ENTER();
-    if (!comm || !memInfoArray) return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, comm ? "memInfoArray" : "comm");
+    if (!comm || !memInfoArray)
+        return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, comm ? "memInfoArray" : "comm");
     if (!commSize || !arraySize || commSize > HCCL_REGIONS_MAX || arraySize > HCCL_REGIONS_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %llu communicators and %llu ranges; 1 to %d are possible", __func__, (unsigned long long)commSize,
-                               (unsigned long long)arraySize, HCCL_REGIONS_MAX);
+        return soft_hccl_error(HCCL_E_PARA, "%s: %llu communicators and %llu ranges; 1 to %d are possible", __func__,
+                               (unsigned long long)commSize, (unsigned long long)arraySize, HCCL_REGIONS_MAX);
     for (uint64_t i = 0; i < commSize; i++) {
         HcclResult code = hccl_comm_find(__func__, comm[i], &found);
-        if (code) return code;
+        if (code)
+            return code;
         hccl_comm_put(found);
     }
     for (uint64_t i = 0; i < arraySize; i++)

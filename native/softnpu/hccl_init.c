@@ -13,65 +13,88 @@
 static const char root_magic[8] = "softroot";
 typedef struct root { char magic[8]; uint64_t token[2]; } root;   /* how the 4108 bytes begin; the rest is zero */
 
-static HcclResult need_device(const char *function) {
-    if (soft_current_device() >= 0) return HCCL_SUCCESS;
+static HcclResult need_device(const char *function)
+{
+    if (soft_current_device() >= 0)
+        return HCCL_SUCCESS;
     return soft_hccl_error(HCCL_E_RUNTIME, "%s: this thread has no device; call aclrtSetDevice first", function);
 }
 
-static HcclResult check_ranks(const char *function, uint32_t ranks, uint32_t rank) {
-    if (ranks >= 1 && ranks <= HCCL_RANKS_MAX && rank < ranks) return HCCL_SUCCESS;
-    return soft_hccl_error(HCCL_E_PARA, "%s: rank %u of %u; 1 to %d ranks are possible", function, rank, ranks, HCCL_RANKS_MAX);
+static HcclResult check_ranks(const char *function, uint32_t ranks, uint32_t rank)
+{
+    if (ranks >= 1 && ranks <= HCCL_RANKS_MAX && rank < ranks)
+        return HCCL_SUCCESS;
+    return soft_hccl_error(HCCL_E_PARA, "%s: rank %u of %u; 1 to %d ranks are possible", function, rank, ranks,
+                           HCCL_RANKS_MAX);
 }
 
 /* Everybody has everybody, and knows it: otherwise one rank may believe in a communicator that another has given up. */
-static HcclResult meet(hccl_comm *comm, const hccl_wait *wait) {
+static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
+{
     HcclResult code = hccl_mesh_connect(comm, wait, -1);
     for (uint32_t rank = 0; !code && rank < comm->size; rank++)
-        if (rank != comm->rank) code = hccl_wait_failed(wait, rank, hccl_message_confirm(wait, comm->peers[rank].link, HCCL_SUCCESS));
+        if (rank != comm->rank)
+            code = hccl_wait_failed(wait, rank, hccl_message_confirm(wait, comm->peers[rank].link, HCCL_SUCCESS));
     return code;
 }
 
-static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, const char *name, const hccl_key *key, HcclComm *out) {
+static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, const char *name, const hccl_key *key,
+                             HcclComm *out)
+{
     hccl_wait wait = {function, 0, -1};
     char made_up[HCCL_NAME_BYTES];
     HcclResult code = hccl_connect_deadline(function, 0, &wait.deadline);
-    if (code) return code;
+    if (code)
+        return code;
     snprintf(made_up, sizeof made_up, "softnpu-%016llx", (unsigned long long)(key->word[0] ^ key->word[1]));
     hccl_comm *comm = hccl_comm_new(ranks, rank, *name ? name : made_up, key);
-    if (!comm) return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
+    if (!comm)
+        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
     code = meet(comm, &wait);
-    if (!code) return hccl_comm_publish(function, comm, out);
+    if (!code)
+        return hccl_comm_publish(function, comm, out);
     hccl_comm_put(comm);
     return code;
 }
 
 /* ---- root info ---- */
 
-static HcclResult new_root(const char *function, root *made) {
+static HcclResult new_root(const char *function, root *made)
+{
     memcpy(made->magic, root_magic, sizeof root_magic);
-    if (getrandom(made->token, sizeof made->token, 0) == sizeof made->token) return HCCL_SUCCESS;
+    if (getrandom(made->token, sizeof made->token, 0) == sizeof made->token)
+        return HCCL_SUCCESS;
     return soft_hccl_error(HCCL_E_SYSCALL, "%s: getrandom: %s", function, strerror(errno));
 }
 
-HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo) {
+HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
+{
     root made;
     HCCL_ENTER();
-    if (!rootInfo) return soft_hccl_error(HCCL_E_PTR, "%s: rootInfo is NULL", __func__);
+    if (!rootInfo)
+        return soft_hccl_error(HCCL_E_PTR, "%s: rootInfo is NULL", __func__);
     HcclResult code = need_device(__func__);
-    if (!code) code = new_root(__func__, &made);
-    if (code) return code;
+    if (!code)
+        code = new_root(__func__, &made);
+    if (code)
+        return code;
     memset(rootInfo, 0, sizeof *rootInfo);
     memcpy(rootInfo->internal, &made, sizeof made);
     return HCCL_SUCCESS;
 }
 
-static HcclResult init_root(const char *function, uint32_t ranks, const HcclRootInfo *info, uint32_t rank, const char *name, HcclComm *comm) {
+static HcclResult init_root(const char *function, uint32_t ranks, const HcclRootInfo *info, uint32_t rank, const char *name,
+                            HcclComm *comm)
+{
     root given;
     hccl_key key = {{0, 0}};
-    if (!info || !comm) return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, info ? "comm" : "rootInfo");
+    if (!info || !comm)
+        return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, info ? "comm" : "rootInfo");
     HcclResult code = check_ranks(function, ranks, rank);
-    if (!code) code = need_device(function);
-    if (code) return code;
+    if (!code)
+        code = need_device(function);
+    if (code)
+        return code;
     memcpy(&given, info->internal, sizeof given);
     if (memcmp(given.magic, root_magic, sizeof root_magic))
         return soft_hccl_error(HCCL_E_PARA, "%s: rootInfo did not come from HcclGetRootInfo", function);
@@ -79,80 +102,104 @@ static HcclResult init_root(const char *function, uint32_t ranks, const HcclRoot
     return rendezvous(function, ranks, rank, name, &key, comm);
 }
 
-HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm) {
+HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm)
+{
     HCCL_ENTER();
     return init_root(__func__, nRanks, rootInfo, rank, "", comm);
 }
 
-HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, const HcclCommConfig *config, HcclComm *comm) {
+HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank,
+                                      const HcclCommConfig *config, HcclComm *comm)
+{
     char name[HCCL_NAME_BYTES];
     HCCL_ENTER();
-    if (!config) return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
+    if (!config)
+        return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
     HcclResult code = hccl_config_name(__func__, config, name);
     return code ? code : init_root(__func__, nRanks, rootInfo, rank, name, comm);
 }
 
 /* ---- rank tables ---- */
 
-static HcclResult read_table(const char *function, const char *path, char **text, size_t *length) {
+static HcclResult read_table(const char *function, const char *path, char **text, size_t *length)
+{
     struct stat file;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return soft_hccl_error(HCCL_E_OPEN_FILE_FAILURE, "%s: %s: %s", function, path, strerror(errno));
+    if (fd < 0)
+        return soft_hccl_error(HCCL_E_OPEN_FILE_FAILURE, "%s: %s: %s", function, path, strerror(errno));
     bool usable = fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && file.st_size <= HCCL_TABLE_BYTES;
     ssize_t got = usable && (*text = malloc(HCCL_TABLE_BYTES)) ? read(fd, *text, HCCL_TABLE_BYTES) : -1;
     close(fd);
-    if (!usable) return soft_hccl_error(HCCL_E_PARA, "%s: %s is not a file of at most %u bytes", function, path, HCCL_TABLE_BYTES);
-    if (got < 0) return free(*text), soft_hccl_error(HCCL_E_OPEN_FILE_FAILURE, "%s: %s cannot be read", function, path);
+    if (!usable)
+        return soft_hccl_error(HCCL_E_PARA, "%s: %s is not a file of at most %u bytes", function, path, HCCL_TABLE_BYTES);
+    if (got < 0)
+        return free(*text), soft_hccl_error(HCCL_E_OPEN_FILE_FAILURE, "%s: %s cannot be read", function, path);
     *length = (size_t)got;
     return HCCL_SUCCESS;
 }
 
-static HcclResult init_table(const char *function, const char *path, uint32_t rank, const char *name, HcclComm *comm) {
+static HcclResult init_table(const char *function, const char *path, uint32_t rank, const char *name, HcclComm *comm)
+{
     char *text = NULL;
     size_t length = 0;
     uint32_t ranks;
     hccl_key key = {{1, 0}};
-    if (!path || !comm) return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, path ? "comm" : "clusterInfo");
+    if (!path || !comm)
+        return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, path ? "comm" : "clusterInfo");
     HcclResult code = need_device(function);
-    if (!code) code = read_table(function, path, &text, &length);
-    if (code) return code;
+    if (!code)
+        code = read_table(function, path, &text, &length);
+    if (code)
+        return code;
     hccl_key_add(&key, name, strlen(name) + 1);
     code = hccl_rank_table(function, text, length, rank, &ranks, &key);
     free(text);
     return code ? code : rendezvous(function, ranks, rank, name, &key, comm);
 }
 
-HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm) {
+HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm)
+{
     HCCL_ENTER();
     return init_table(__func__, clusterInfo, rank, "", comm);
 }
 
-HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank, HcclCommConfig *config, HcclComm *comm) {
+HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank, HcclCommConfig *config, HcclComm *comm)
+{
     char name[HCCL_NAME_BYTES];
     HCCL_ENTER();
-    if (!config) return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
+    if (!config)
+        return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
     HcclResult code = hccl_config_name(__func__, config, name);
     return code ? code : init_table(__func__, clusterInfo, rank, name, comm);
 }
 
 /* The one-sided kind: nobody is met before HcclCommPrepare. */
-HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config, HcclComm *comm) {
+HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config,
+                                            HcclComm *comm)
+{
     char name[HCCL_NAME_BYTES];
     uint32_t ranks;
     hccl_key key = {{2, 0}};
     HCCL_ENTER();
-    if (!rankTableString || !config || !comm) return soft_hccl_error(HCCL_E_PTR, "%s: rankTableString, config or comm is NULL", __func__);
+    if (!rankTableString || !config || !comm)
+        return soft_hccl_error(HCCL_E_PTR, "%s: rankTableString, config or comm is NULL", __func__);
     HcclResult code = need_device(__func__);
-    if (!code) code = hccl_config_name(__func__, config, name);
-    if (code) return code;
-    if (!*name) return soft_hccl_error(HCCL_E_PARA, "%s: config gives no hcclCommName", __func__);
+    if (!code)
+        code = hccl_config_name(__func__, config, name);
+    if (code)
+        return code;
+    if (!*name)
+        return soft_hccl_error(HCCL_E_PARA, "%s: config gives no hcclCommName", __func__);
     size_t length = strnlen(rankTableString, HCCL_TABLE_BYTES);
-    if (length == HCCL_TABLE_BYTES) return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", __func__, HCCL_TABLE_BYTES);
+    if (length == HCCL_TABLE_BYTES)
+        return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", __func__, HCCL_TABLE_BYTES);
     hccl_key_add(&key, name, strlen(name) + 1);
     code = hccl_rank_table(__func__, rankTableString, length, rank, &ranks, &key);
-    if (code) return code;
+    if (code)
+        return code;
     hccl_comm *made = hccl_comm_new(ranks, rank, name, &key);
-    if (!made) return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
+    if (!made)
+        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
     made->one_sided = true;
     return hccl_comm_publish(__func__, made, comm);
 }

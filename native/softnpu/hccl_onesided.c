@@ -9,38 +9,47 @@ typedef struct batch_call {
     soft_exec_fault fault;
 } batch_call;
 
-static HcclResult check_call(const batch_call *call, const hccl_comm *comm) {
+static HcclResult check_call(const batch_call *call, const hccl_comm *comm)
+{
     if (call->rank >= comm->size || call->rank == comm->rank)
-        return soft_hccl_error(HCCL_E_PARA, "%s: remote rank %u; we are rank %u of %u", call->function, call->rank, comm->rank, comm->size);
+        return soft_hccl_error(HCCL_E_PARA, "%s: remote rank %u; we are rank %u of %u", call->function, call->rank,
+                               comm->rank, comm->size);
     if (call->count > HCCL_BATCH_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %u items; at most %d are possible", call->function, call->count, HCCL_BATCH_MAX);
-    if (call->count && !call->desc) return soft_hccl_error(HCCL_E_PTR, "%s: desc is NULL", call->function);
+        return soft_hccl_error(HCCL_E_PARA, "%s: %u items; at most %d are possible", call->function, call->count,
+                               HCCL_BATCH_MAX);
+    if (call->count && !call->desc)
+        return soft_hccl_error(HCCL_E_PTR, "%s: desc is NULL", call->function);
     return HCCL_SUCCESS;
 }
 
-static HcclResult check_local(const batch_call *call, uint32_t i, hccl_copy *copy) {
+static HcclResult check_local(const batch_call *call, uint32_t i, hccl_copy *copy)
+{
     const HcclOneSideOpDesc *desc = &call->desc[i];
     soft_span span = {0};
     if (!desc->localAddr || !desc->remoteAddr)
-        return soft_hccl_error(HCCL_E_PTR, "%s: item %u: %s is NULL", call->function, i, desc->localAddr ? "remoteAddr" : "localAddr");
+        return soft_hccl_error(HCCL_E_PTR, "%s: item %u: %s is NULL", call->function, i,
+                               desc->localAddr ? "remoteAddr" : "localAddr");
     if (!hccl_bytes(desc->count, desc->dataType, &copy->bytes))
-        return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu elements of data type %d", call->function, i, (unsigned long long)desc->count, (int)desc->dataType);
+        return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu elements of data type %d", call->function, i,
+                               (unsigned long long)desc->count, (int)desc->dataType);
     if (copy->bytes && !soft_span_of(desc->localAddr, copy->bytes, &span))
-        return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu bytes at %p are not within one known range of this process", call->function, i,
-                               (unsigned long long)copy->bytes, desc->localAddr);
+        return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu bytes at %p are not within one known range of this process",
+                               call->function, i, (unsigned long long)copy->bytes, desc->localAddr);
     copy->local = desc->localAddr;
     copy->local_range = span.base;
     return HCCL_SUCCESS;
 }
 
 /* Under the communicator's lock. */
-static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_peer *peer, hccl_copy *copy) {
+static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_peer *peer, hccl_copy *copy)
+{
     uint64_t address = (uintptr_t)call->desc[i].remoteAddr;
-    if (!copy->bytes) return HCCL_SUCCESS;
+    if (!copy->bytes)
+        return HCCL_SUCCESS;
     const hccl_remote *remote = hccl_remote_find(&peer->remotes, address, copy->bytes);
     if (!remote || !remote->enabled)
-        return soft_hccl_error(HCCL_E_INTERNAL, "%s: item %u: %llu bytes at %#llx are not within one region that rank %u %s", call->function, i,
-                               (unsigned long long)copy->bytes, (unsigned long long)address, call->rank,
+        return soft_hccl_error(HCCL_E_INTERNAL, "%s: item %u: %llu bytes at %#llx are not within one region that rank %u %s",
+                               call->function, i, (unsigned long long)copy->bytes, (unsigned long long)address, call->rank,
                                peer->remotes.count ? "has bound" : "has shown; has HcclCommPrepare succeeded?");
     copy->mapped = remote->local != NULL;
     copy->remote = copy->mapped ? (uint64_t)(uintptr_t)(remote->local + (address - remote->base)) : address;
@@ -48,15 +57,18 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
     return HCCL_SUCCESS;
 }
 
-static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer) {
+static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
+{
     const hccl_peer *peer = &comm->peers[call->rank];
     HcclResult code = HCCL_SUCCESS;
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; !code && i < call->count; i++) {
         hccl_copy copy = {0};
         code = check_local(call, i, &copy);
-        if (!code) code = check_remote(call, i, peer, &copy);
-        if (!code) hccl_transfer_add(transfer, copy);
+        if (!code)
+            code = check_remote(call, i, peer, &copy);
+        if (!code)
+            hccl_transfer_add(transfer, copy);
     }
     transfer->link = peer->link;
     transfer->pid = peer->pid;
@@ -65,44 +77,56 @@ static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_tran
     return code;
 }
 
-static HcclResult submit(const batch_call *call, hccl_comm *comm, soft_stream *stream) {
+static HcclResult submit(const batch_call *call, hccl_comm *comm, soft_stream *stream)
+{
     hccl_transfer *transfer = hccl_transfer_new(call->count);
-    if (!transfer) return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", call->function);
+    if (!transfer)
+        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", call->function);
     soft_ref(&comm->object);
     transfer->comm = comm;
     transfer->task.function = call->function;
     transfer->task.fault = call->fault;
     transfer->rank = call->rank;
     transfer->put = call->put;
-    HcclResult code = hccl_comm_hold(call->function, comm);  /* first: from here on no set-up call changes the table or the link */
+    HcclResult code = hccl_comm_hold(call->function, comm);  /* from here on no set-up call replaces the table or the link */
     transfer->held = !code;
-    if (!code) code = check_items(call, comm, transfer);
-    if (!code) return soft_submit(stream, &transfer->task) ? HCCL_E_RUNTIME : HCCL_SUCCESS;
+    if (!code)
+        code = check_items(call, comm, transfer);
+    if (!code)
+        return soft_submit(stream, &transfer->task) ? HCCL_E_RUNTIME : HCCL_SUCCESS;
     hccl_transfer_drop(&transfer->task);
     return code;
 }
 
-static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtStream stream_handle) {
+static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtStream stream_handle)
+{
     hccl_comm *comm;
     HcclResult code = hccl_comm_find(call->function, handle, &comm);
-    if (code) return code;
+    if (code)
+        return code;
     code = check_call(call, comm);
     soft_stream *stream = NULL;
-    if (!code && !stream_handle) code = soft_hccl_error(HCCL_E_PTR, "%s: stream is NULL", call->function);
-    if (!code && !(stream = soft_stream_get(stream_handle))) code = soft_hccl_error(HCCL_E_PARA, "%s: %p is not a stream", call->function, stream_handle);
-    if (!code && call->count) code = submit(call, comm, stream);
-    if (stream) soft_stream_put(stream);
+    if (!code && !stream_handle)
+        code = soft_hccl_error(HCCL_E_PTR, "%s: stream is NULL", call->function);
+    if (!code && !(stream = soft_stream_get(stream_handle)))
+        code = HCCL_E_PARA;
+    if (!code && call->count)
+        code = submit(call, comm, stream);
+    if (stream)
+        soft_stream_put(stream);
     hccl_comm_put(comm);
     return code;
 }
 
-HcclResult HcclBatchPut(HcclComm comm, uint32_t remoteRank, HcclOneSideOpDesc *desc, uint32_t descNum, aclrtStream stream) {
+HcclResult HcclBatchPut(HcclComm comm, uint32_t remoteRank, HcclOneSideOpDesc *desc, uint32_t descNum, aclrtStream stream)
+{
     batch_call call = {__func__, true, remoteRank, descNum, desc, {0}};
     HCCL_ENTER_TASK(&call.fault);
     return transfer_items(&call, comm, stream);
 }
 
-HcclResult HcclBatchGet(HcclComm comm, uint32_t remoteRank, HcclOneSideOpDesc *desc, uint32_t descNum, aclrtStream stream) {
+HcclResult HcclBatchGet(HcclComm comm, uint32_t remoteRank, HcclOneSideOpDesc *desc, uint32_t descNum, aclrtStream stream)
+{
     batch_call call = {__func__, false, remoteRank, descNum, desc, {0}};
     HCCL_ENTER_TASK(&call.fault);
     return transfer_items(&call, comm, stream);

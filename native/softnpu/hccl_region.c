@@ -11,47 +11,59 @@ static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static hccl_region *table;
 static uint64_t last_id;
 
-static HcclResult check_range(const char *function, const CommMem *mem) {
+static HcclResult check_range(const char *function, const CommMem *mem)
+{
     uint64_t limit = mem->type == COMM_MEM_TYPE_DEVICE ? DEVICE_BYTES_MAX : HOST_BYTES_MAX;
     if (mem->type != COMM_MEM_TYPE_DEVICE && mem->type != COMM_MEM_TYPE_HOST)
-        return soft_hccl_error(HCCL_E_PARA, "%s: memory type %d is neither device (0) nor host (1)", function, (int)mem->type);
-    if (!mem->addr) return soft_hccl_error(HCCL_E_PTR, "%s: addr is NULL", function);
+        return soft_hccl_error(HCCL_E_PARA, "%s: memory type %d is neither device (0) nor host (1)", function,
+                               (int)mem->type);
+    if (!mem->addr)
+        return soft_hccl_error(HCCL_E_PTR, "%s: addr is NULL", function);
     if (mem->size == 0 || mem->size > limit || (uintptr_t)mem->addr > UINTPTR_MAX - mem->size)
         return soft_hccl_error(HCCL_E_PARA, "%s: %llu bytes at %p; at least 1 and at most %llu are possible", function,
                                (unsigned long long)mem->size, mem->addr, (unsigned long long)limit);
     return HCCL_SUCCESS;
 }
 
-static int placement_of(const CommMem *mem) {
+static int placement_of(const CommMem *mem)
+{
     return mem->type == COMM_MEM_TYPE_DEVICE ? 1 : 0;
 }
 
 /* Under table_lock. The registered range that shares a byte with this one. */
-static hccl_region *overlapping(const CommMem *mem) {
+static hccl_region *overlapping(const CommMem *mem)
+{
     uintptr_t from = (uintptr_t)mem->addr;
     for (hccl_region *region = table; region; region = region->next) {
         uintptr_t start = (uintptr_t)region->mem.addr;
-        if (from < start + region->mem.size && start < from + mem->size) return region;
+        if (from < start + region->mem.size && start < from + mem->size)
+            return region;
     }
     return NULL;
 }
 
-static HcclResult know(const char *function, const CommMem *mem, bool *adopted) {
+static HcclResult know(const char *function, const CommMem *mem, bool *adopted)
+{
     soft_span span;
     *adopted = !soft_span_of(mem->addr, mem->size, &span);
-    if (*adopted) return soft_mem_adopt(mem->addr, mem->size, placement_of(mem)) ? HCCL_E_PARA : HCCL_SUCCESS;
-    if (span.placement == placement_of(mem)) return HCCL_SUCCESS;
+    if (*adopted)
+        return soft_mem_adopt(mem->addr, mem->size, placement_of(mem)) ? HCCL_E_PARA : HCCL_SUCCESS;
+    if (span.placement == placement_of(mem))
+        return HCCL_SUCCESS;
     return soft_hccl_error(HCCL_E_PARA, "%s: %p is %s memory", function, mem->addr, span.placement ? "device" : "host");
 }
 
-static void region_free(soft_object *object) {
+static void region_free(soft_object *object)
+{
     free(object);
 }
 
-static HcclResult create(const char *function, const CommMem *mem, hccl_region **region) {
+static HcclResult create(const char *function, const CommMem *mem, hccl_region **region)
+{
     bool adopted;
     HcclResult code = know(function, mem, &adopted);
-    if (code) return code;
+    if (code)
+        return code;
     hccl_region *made = calloc(1, sizeof *made);
     if (made) {
         made->object.destroy = region_free;
@@ -60,7 +72,8 @@ static HcclResult create(const char *function, const CommMem *mem, hccl_region *
     }
     if (!made || !made->handle) {
         free(made);
-        if (adopted) soft_mem_release(mem->addr, mem->size);
+        if (adopted)
+            soft_mem_release(mem->addr, mem->size);
         return soft_hccl_error(HCCL_E_MEMORY, "%s: no room for another registration", function);
     }
     made->id = ++last_id;
@@ -71,16 +84,18 @@ static HcclResult create(const char *function, const CommMem *mem, hccl_region *
     return HCCL_SUCCESS;
 }
 
-HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_region **region) {
+HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_region **region)
+{
     HcclResult code = check_range(function, mem);
-    if (code) return code;
+    if (code)
+        return code;
     pthread_mutex_lock(&table_lock);
     hccl_region *found = overlapping(mem);
     if (!found)
         code = create(function, mem, &found);
     else if (found->mem.addr != mem->addr || found->mem.size != mem->size || found->mem.type != mem->type)
-        code = soft_hccl_error(HCCL_E_PARA, "%s: %llu bytes at %p overlap the registered %llu bytes at %p", function, (unsigned long long)mem->size,
-                               mem->addr, (unsigned long long)found->mem.size, found->mem.addr);
+        code = soft_hccl_error(HCCL_E_PARA, "%s: %llu bytes at %p overlap the registered %llu bytes at %p", function,
+                               (unsigned long long)mem->size, mem->addr, (unsigned long long)found->mem.size, found->mem.addr);
     if (!code) {
         found->registrations++;
         soft_ref(&found->object);
@@ -90,58 +105,76 @@ HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_re
     return code;
 }
 
-static void unlink_region(hccl_region *region) {
+static void unlink_region(hccl_region *region)
+{
     hccl_region **at = &table;
-    while (*at != region) at = &(*at)->next;
+    while (*at != region)
+        at = &(*at)->next;
     *at = region->next;
-    if (region->adopted) soft_mem_release(region->mem.addr, region->mem.size);
-    if (soft_handle_remove(SOFT_REGION, region->handle)) soft_unref(&region->object);
+    if (region->adopted)
+        soft_mem_release(region->mem.addr, region->mem.size);
+    if (soft_handle_remove(SOFT_REGION, region->handle))
+        soft_unref(&region->object);
 }
 
-HcclResult hccl_region_release(const char *function, hccl_region *region) {
+HcclResult hccl_region_release(const char *function, hccl_region *region)
+{
     HcclResult code = HCCL_SUCCESS;
     pthread_mutex_lock(&table_lock);
     if (region->registrations == 0)
         code = soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the region was deregistered by another thread", function);
     else if (region->registrations == 1 && region->bindings)
-        code = soft_hccl_error(HCCL_E_PARA, "%s: the region is still bound to %u communicators", function, region->bindings);
+        code = soft_hccl_error(HCCL_E_PARA, "%s: the region is still bound to %u communicators", function,
+                               region->bindings);
     else if (--region->registrations == 0)
         unlink_region(region);
     pthread_mutex_unlock(&table_lock);
     return code;
 }
 
-bool hccl_region_bind(hccl_region *region) {
+bool hccl_region_bind(hccl_region *region)
+{
     pthread_mutex_lock(&table_lock);
     bool registered = region->registrations > 0;
-    if (registered) region->bindings++, soft_ref(&region->object);
+    if (registered) {
+        region->bindings++;
+        soft_ref(&region->object);
+    }
     pthread_mutex_unlock(&table_lock);
     return registered;
 }
 
-void hccl_region_unbind(hccl_region *region) {
+void hccl_region_unbind(hccl_region *region)
+{
     pthread_mutex_lock(&table_lock);
     region->bindings--;
     pthread_mutex_unlock(&table_lock);
     soft_unref(&region->object);
 }
 
-HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle) {
+HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
+{
     hccl_region *region;
     HCCL_ENTER();
-    if (!mem || !memHandle) return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, mem ? "memHandle" : "mem");
+    if (!mem || !memHandle)
+        return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, mem ? "memHandle" : "mem");
     HcclResult code = hccl_region_acquire(__func__, mem, &region);
-    if (code) return code;
+    if (code)
+        return code;
     *memHandle = region->handle;
     soft_unref(&region->object);
+    soft_populate(mem->addr, mem->size);                    /* a NIC's registration pins memory, too; read-only memory stays as it is */
     return HCCL_SUCCESS;
 }
 
-HcclResult HcclDeregisterGlobalMem(void *memHandle) {
+HcclResult HcclDeregisterGlobalMem(void *memHandle)
+{
     HCCL_ENTER();
-    if (!memHandle) return soft_hccl_error(HCCL_E_PTR, "%s: memHandle is NULL", __func__);
+    if (!memHandle)
+        return soft_hccl_error(HCCL_E_PTR, "%s: memHandle is NULL", __func__);
     hccl_region *region = soft_handle_get(SOFT_REGION, memHandle);
-    if (!region) return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: %p is not a registered region, or no longer", __func__, memHandle);
+    if (!region)
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: %p is not a registered region, or no longer", __func__, memHandle);
     HcclResult code = hccl_region_release(__func__, region);
     soft_unref(&region->object);
     return code;

@@ -1,5 +1,5 @@
-/* A peer's memory, as that peer described it. Nothing it says is believed: sizes are bounded, overlaps refused, and what it
- * hands over is mapped only after soft_mem_import has looked at the file itself. Transfers are checked against this table.  */
+/* A peer's memory, as that peer described it. Nothing it says is believed: sizes are bounded, overlaps refused, and what
+ * it hands over is mapped only after soft_mem_import has looked at the file itself. Transfers are checked against this. */
 #include <stdlib.h>
 #include <string.h>
 #include "hccl_soft.h"
@@ -7,58 +7,73 @@
 #define BYTES_MAX ((uint64_t)1 << 40)
 
 /* The first entry that ends above `base`. */
-static size_t position(const hccl_remotes *remotes, uint64_t base) {
+static size_t position(const hccl_remotes *remotes, uint64_t base)
+{
     size_t low = 0, high = remotes->count;
     while (low < high) {
         size_t middle = (low + high) / 2;
         const hccl_remote *entry = &remotes->item[middle];
-        if (entry->base + entry->size <= base) low = middle + 1;
-        else high = middle;
+        if (entry->base + entry->size <= base)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
 
-hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64_t size) {
+hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64_t size)
+{
     size_t at = position(remotes, base);
-    if (at == remotes->count || remotes->item[at].base > base) return NULL;
+    if (at == remotes->count || remotes->item[at].base > base)
+        return NULL;
     hccl_remote *entry = &remotes->item[at];
     return size <= entry->size - (base - entry->base) ? entry : NULL;
 }
 
-void hccl_remote_remove(hccl_remotes *remotes, hccl_remote *remote) {
-    size_t at = (size_t)(remote - remotes->item);
-    if (remote->mapping) soft_mem_unimport(remote->mapping);
-    memmove(remote, remote + 1, (--remotes->count - at) * sizeof *remote);
+static void remove_at(hccl_remotes *remotes, size_t at)
+{
+    if (remotes->item[at].mapping)
+        soft_mem_unimport(remotes->item[at].mapping);
+    memmove(&remotes->item[at], &remotes->item[at + 1], (--remotes->count - at) * sizeof remotes->item[at]);
 }
 
-void hccl_remotes_clear(hccl_remotes *remotes) {
+void hccl_remotes_clear(hccl_remotes *remotes)
+{
     for (size_t i = 0; i < remotes->count; i++)
-        if (remotes->item[i].mapping) soft_mem_unimport(remotes->item[i].mapping);
+        if (remotes->item[i].mapping)
+            soft_mem_unimport(remotes->item[i].mapping);
     free(remotes->item);
     *remotes = (hccl_remotes){NULL, 0, 0};
 }
 
-static bool makes_sense(const hccl_wire_region *wire) {
+static bool makes_sense(const hccl_wire_region *wire)
+{
     return wire->base && wire->size && wire->size <= BYTES_MAX && wire->base <= UINT64_MAX - wire->size
-        && wire->fd_offset <= INT64_MAX - wire->size && (wire->type == COMM_MEM_TYPE_DEVICE || wire->type == COMM_MEM_TYPE_HOST);
+        && wire->fd_offset <= INT64_MAX - wire->size && (wire->type == COMM_MEM_TYPE_DEVICE
+                                                         || wire->type == COMM_MEM_TYPE_HOST);
 }
 
 /* Ranges that were never enabled are of no use to anybody once the peer has put something else in their place. */
-static bool make_room(hccl_remotes *remotes, const hccl_wire_region *wire) {
+static bool make_room(hccl_remotes *remotes, const hccl_wire_region *wire)
+{
     size_t at = position(remotes, wire->base);
     while (at < remotes->count && remotes->item[at].base < wire->base + wire->size) {
-        if (remotes->item[at].enabled) return false;
-        hccl_remote_remove(remotes, &remotes->item[at]);
+        if (remotes->item[at].enabled)
+            return false;
+        remove_at(remotes, at);
     }
     return true;
 }
 
-static HcclResult insert(hccl_remotes *remotes, const hccl_remote *entry) {
-    if (remotes->count == HCCL_REGIONS_MAX) return HCCL_E_INTERNAL;
+static HcclResult insert(hccl_remotes *remotes, const hccl_remote *entry)
+{
+    if (remotes->count == HCCL_REGIONS_MAX)
+        return HCCL_E_INTERNAL;
     if (remotes->count == remotes->capacity) {
         size_t capacity = remotes->capacity ? remotes->capacity * 2 : 16;
         hccl_remote *item = realloc(remotes->item, capacity * sizeof *item);
-        if (!item) return HCCL_E_MEMORY;
+        if (!item)
+            return HCCL_E_MEMORY;
         remotes->item = item;
         remotes->capacity = capacity;
     }
@@ -69,31 +84,40 @@ static HcclResult insert(hccl_remotes *remotes, const hccl_remote *entry) {
 }
 
 /* Under the lock. Told about the same region again? */
-static bool known(hccl_remotes *remotes, const hccl_wire_region *wire, bool enable) {
+static bool known(hccl_remotes *remotes, const hccl_wire_region *wire, bool enable)
+{
     hccl_remote *entry = hccl_remote_find(remotes, wire->base, wire->size);
-    if (!entry || entry->id != wire->id || entry->base != wire->base || entry->size != wire->size || entry->type != wire->type) return false;
+    if (!entry || entry->id != wire->id || entry->base != wire->base || entry->size != wire->size
+        || entry->type != wire->type)
+        return false;
     entry->enabled |= enable;
     return true;
 }
 
-static HcclResult add_locked(hccl_peer *peer, const hccl_wire_region *wire, const hccl_remote *entry) {
+static HcclResult add_locked(hccl_peer *peer, const hccl_wire_region *wire, const hccl_remote *entry)
+{
     return make_room(&peer->remotes, wire) ? insert(&peer->remotes, entry) : HCCL_E_INTERNAL;
 }
 
 /* `fd` (or -1) stays the caller's. Mapping may take long and is done without the lock; only one thread sets up at a time. */
-HcclResult hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_region *wire, int fd, bool enable) {
+HcclResult hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_region *wire, int fd, bool enable)
+{
     hccl_peer *peer = &comm->peers[rank];
     hccl_remote entry = {wire->id, wire->base, wire->size, wire->type, enable, NULL, NULL};
-    if (!makes_sense(wire) || (peer->here && wire->shared)) return HCCL_E_INTERNAL;
+    if (!makes_sense(wire) || (peer->here && wire->shared))
+        return HCCL_E_INTERNAL;
     pthread_mutex_lock(&comm->lock);
     bool have = known(&peer->remotes, wire, enable);
     pthread_mutex_unlock(&comm->lock);
-    if (have) return HCCL_SUCCESS;
-    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, &entry.mapping)) return HCCL_E_MEMORY;
+    if (have)
+        return HCCL_SUCCESS;
+    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, &entry.mapping))
+        return HCCL_E_MEMORY;
     entry.local = peer->here ? (char *)(uintptr_t)wire->base : entry.mapping;
     pthread_mutex_lock(&comm->lock);
     HcclResult code = add_locked(peer, wire, &entry);
     pthread_mutex_unlock(&comm->lock);
-    if (code && entry.mapping) soft_mem_unimport(entry.mapping);
+    if (code && entry.mapping)
+        soft_mem_unimport(entry.mapping);
     return code;
 }

@@ -9,50 +9,64 @@
 #include <unistd.h>
 #include "hccl_soft.h"
 
-static socklen_t address_of(const hccl_key *key, uint32_t rank, struct sockaddr_un *address) {
+static socklen_t address_of(const hccl_key *key, uint32_t rank, struct sockaddr_un *address)
+{
     memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;                      /* the name starts after a NUL byte: that is what makes it abstract */
-    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-hccl.%u.%016llx%016llx.%u", geteuid(),
+    /* the name starts after a NUL byte: that is what makes it abstract */
+    address->sun_family = AF_UNIX;
+    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-hccl.%u.%016llx%016llx.%u",
+                          geteuid(),
                           (unsigned long long)key->word[0], (unsigned long long)key->word[1], rank);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-static int close_keeping_errno(int fd) {
+static int close_keeping_errno(int fd)
+{
     int why = errno;
     close(fd);
     errno = why;
     return -1;
 }
 
-int hccl_socket_listen(const hccl_key *key, uint32_t rank) {
+int hccl_socket_listen(const hccl_key *key, uint32_t rank)
+{
     struct sockaddr_un address;
     socklen_t length = address_of(key, rank, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, HCCL_RANKS_MAX)) return close_keeping_errno(fd);
+    if (fd < 0)
+        return -1;
+    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, HCCL_RANKS_MAX))
+        return close_keeping_errno(fd);
     return fd;
 }
 
-int hccl_socket_connect(const hccl_key *key, uint32_t rank) {
+int hccl_socket_connect(const hccl_key *key, uint32_t rank)
+{
     struct sockaddr_un address;
     socklen_t length = address_of(key, rank, &address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    if (connect(fd, (struct sockaddr *)&address, length)) return close_keeping_errno(fd);
+    if (fd < 0)
+        return -1;
+    if (connect(fd, (struct sockaddr *)&address, length))
+        return close_keeping_errno(fd);
     return fd;
 }
 
-bool hccl_socket_ours(int fd, pid_t *pid) {
+bool hccl_socket_ours(int fd, pid_t *pid)
+{
     struct ucred who;
     socklen_t length = sizeof who;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) || who.uid != geteuid()) return false;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) || who.uid != geteuid())
+        return false;
     *pid = who.pid;                                     /* 0: in a pid namespace that we cannot see */
     return true;
 }
 
-bool hccl_socket_alive(int fd) {
+bool hccl_socket_alive(int fd)
+{
     struct pollfd state = {fd, POLLRDHUP, 0};
-    if (fd < 0) return false;
+    if (fd < 0)
+        return false;
     int ready = poll(&state, 1, 0);
     return ready == 0 || (ready < 0 && errno == EINTR);
 }

@@ -10,6 +10,7 @@
  *   hccl_message.c    framed messages with file descriptors          hccl_copy.c       BatchPut/Get: the task
  *   hccl_mesh.c       every rank finds every other                   hccl_channel.c    one send or receive, step by step
  *   hccl_info.c       getters, error texts, groups                   hccl_sendrecv.c   Send, Recv, Barrier
+ *   hccl_init_all.c   the one that needs no rendezvous
  *
  * A pair of ranks shares a *link* (a SEQPACKET socket: set-up messages, and the news that the peer is gone) and, unless the
  * communicator is one-sided, two *channels* (STREAM sockets, one per direction of HcclSend). A one-sided link is one file
@@ -24,7 +25,7 @@
 #define HCCL_RANKS_MAX    64
 #define HCCL_NAME_BYTES   128
 #define HCCL_TABLE_BYTES  (1u << 20)                    /* rank table text */
-#define HCCL_REGIONS_MAX  65536                         /* regions that one peer may describe: vm.max_map_count is the same */
+#define HCCL_REGIONS_MAX  65536                         /* that one peer may describe; vm.max_map_count is the same */
 #define HCCL_BATCH_MAX    256
 #define HCCL_PIECE        ((uint64_t)1 << 20)           /* how much is copied between two looks at abort and peer */
 
@@ -47,23 +48,24 @@ HcclResult hccl_wait_pause(const hccl_wait *wait, int ms);
 HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult code);
 
 /* ---- hccl_config.c ---- */
-HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, char name[HCCL_NAME_BYTES]); /* "" = none given */
-HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline);  /* 0 = HCCL_CONNECT_TIMEOUT, -1 = never */
-int64_t    hccl_exec_deadline(void);                                                     /* HCCL_EXEC_TIMEOUT */
-bool       hccl_bytes(uint64_t count, HcclDataType type, uint64_t *bytes);               /* false: bad type, or overflow */
+HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, char name[HCCL_NAME_BYTES]); /* "": none */
+HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline); /* 0: the environment's, -1: never */
+int64_t    hccl_exec_deadline(void);
+bool       hccl_bytes(uint64_t count, HcclDataType type, uint64_t *bytes);  /* false: bad type, or overflow */
 
 /* ---- hccl_json.c, hccl_ranktable.c ---- */
 typedef struct hccl_json { const char *at, *end; int depth; } hccl_json;
 typedef bool hccl_json_item(hccl_json *json, const char *key, size_t length, void *context); /* must consume the value */
 bool hccl_json_object(hccl_json *json, hccl_json_item *item, void *context);
-bool hccl_json_array(hccl_json *json, hccl_json_item *item, void *context);              /* key is NULL */
-bool hccl_json_string(hccl_json *json, const char **text, size_t *length);               /* between the quotes, escapes as they are */
-bool hccl_json_skip(hccl_json *json);                                                    /* any value */
-bool hccl_json_end(hccl_json *json);                                                     /* nothing but space is left */
+bool hccl_json_array(hccl_json *json, hccl_json_item *item, void *context);  /* key is NULL */
+bool hccl_json_string(hccl_json *json, const char **text, size_t *length);   /* between the quotes, escapes as they are */
+bool hccl_json_skip(hccl_json *json);                                        /* any value */
+bool hccl_json_end(hccl_json *json);                                         /* nothing but space is left */
 
-typedef struct hccl_key { uint64_t word[2]; } hccl_key;                                  /* what the ranks of one communicator share */
+typedef struct hccl_key { uint64_t word[2]; } hccl_key; /* what the ranks of one communicator have in common */
 void       hccl_key_add(hccl_key *key, const void *bytes, size_t length);
-HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *ranks, hccl_key *key);
+HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *ranks,
+                           hccl_key *key);
 
 /* ---- hccl_region.c, hccl_bind.c: memory of this process that may be shown to peers ---- */
 typedef struct hccl_region {
@@ -75,17 +77,17 @@ typedef struct hccl_region {
     uint32_t registrations, bindings;                   /* under the table's lock */
     struct hccl_region *next;
 } hccl_region;
-HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_region **region); /* one registration, one reference */
-HcclResult hccl_region_release(const char *function, hccl_region *region);                     /* the registration, not the reference */
+HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_region **region); /* registers; a reference */
+HcclResult hccl_region_release(const char *function, hccl_region *region);  /* deregisters; the reference stays */
 bool       hccl_region_bind(hccl_region *region);       /* false: no longer registered. Takes a reference. */
 void       hccl_region_unbind(hccl_region *region);
 
-typedef struct hccl_regions { hccl_region **item; size_t count, capacity; } hccl_regions; /* bound ones */
-bool hccl_regions_add(hccl_regions *regions, hccl_region *region);                      /* false: no memory */
-bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region);             /* the last such; false: not in it */
-bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to);                     /* with references, not bindings */
+typedef struct hccl_regions { hccl_region **item; size_t count, capacity; } hccl_regions;       /* bound ones */
+bool hccl_regions_add(hccl_regions *regions, hccl_region *region);          /* false: no memory */
+bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region); /* the last such; false: not in it */
+bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to);         /* with references, not bindings */
 void hccl_regions_drop(hccl_regions *copy);
-void hccl_regions_clear(hccl_regions *regions, bool release);                           /* unbinds all; release: deregisters them, too */
+void hccl_regions_clear(hccl_regions *regions, bool release);               /* unbinds all; release: deregisters, too */
 
 /* ---- hccl_remote.c: memory of a peer. The table is changed under the communicator's lock. ---- */
 typedef struct hccl_remote {
@@ -100,7 +102,7 @@ typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_
 /* ---- hccl_comm.c ---- */
 typedef struct hccl_channel { int fd; atomic_bool busy; } hccl_channel;
 typedef struct hccl_peer {
-    int link;                                           /* -1: never linked; a link that hung up stays until it is replaced */
+    int link;                                           /* -1: never linked; one that hung up stays until it is replaced */
     pid_t pid;
     bool here;                                          /* a rank of this very process */
     hccl_channel send, recv;
@@ -124,13 +126,13 @@ typedef struct hccl_comm {
     hccl_peer peers[];
 } hccl_comm;
 hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const hccl_key *key);
-HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle);  /* takes over the reference */
-HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm);     /* a new reference */
+HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle); /* takes over the reference */
+HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm);    /* a new reference */
 void       hccl_comm_put(hccl_comm *comm);
-HcclResult hccl_comm_hold(const char *function, hccl_comm *comm);                       /* counts a task in; refused when closed */
-void       hccl_comm_release(hccl_comm *comm);                                          /* counts it out */
-HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait);                          /* one set-up call at a time */
-HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code);           /* passes the code on */
+HcclResult hccl_comm_hold(const char *function, hccl_comm *comm);              /* counts a task in, unless closed */
+void       hccl_comm_release(hccl_comm *comm);                                 /* counts it out */
+HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait);                 /* one set-up call at a time */
+HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code);  /* passes the code on, unless destroyed */
 
 /* ---- hccl_socket.c: -1 and errno, as the system calls ---- */
 int  hccl_socket_listen(const hccl_key *key, uint32_t rank);
@@ -141,6 +143,7 @@ bool hccl_socket_alive(int fd);
 /* ---- hccl_message.c ---- */
 enum { HCCL_HELLO = 1, HCCL_REGIONS, HCCL_DESCRIPTORS, HCCL_STATUS };
 enum { HCCL_LAST = 1, HCCL_PREPARE = 2, HCCL_EXCHANGE = 4 };
+#define HCCL_MAGIC               0x534e4831u            /* changes whenever the layout of messages does */
 #define HCCL_MESSAGE_REGIONS     64
 #define HCCL_MESSAGE_DESCRIPTORS 32
 typedef struct hccl_head { uint32_t magic; uint16_t kind, flags; uint32_t count; int32_t status; } hccl_head;
@@ -148,24 +151,28 @@ typedef struct hccl_hello { hccl_key key; uint32_t from, to, ranks, one_sided; }
 typedef struct hccl_wire_region { uint64_t id, base, size, fd_offset; int32_t type; uint32_t shared; } hccl_wire_region;
 typedef struct hccl_message {
     hccl_head head;
-    union { hccl_hello hello; hccl_wire_region regions[HCCL_MESSAGE_REGIONS]; HcclMemDesc descriptors[HCCL_MESSAGE_DESCRIPTORS]; } body;
+    union {
+        hccl_hello hello;
+        hccl_wire_region regions[HCCL_MESSAGE_REGIONS];
+        HcclMemDesc descriptors[HCCL_MESSAGE_DESCRIPTORS];
+    } body;
     int nfds, fds[HCCL_MESSAGE_REGIONS];                /* received ones are the caller's */
 } hccl_message;
 void       hccl_message_init(hccl_message *message, uint16_t kind, uint16_t flags, uint32_t count);
-HcclResult hccl_message_send(const hccl_wait *wait, int fd, const hccl_message *message); /* E_UNAVAIL: hung up */
-HcclResult hccl_message_receive(const hccl_wait *wait, int fd, uint16_t kind, uint16_t flags, hccl_message *message); /* E_INTERNAL: malformed; or the peer's own code */
-void       hccl_message_close(hccl_message *message);
-HcclResult hccl_message_confirm(const hccl_wait *wait, int fd, HcclResult mine);          /* both sides are content, or both learn of it */
+/* Both return E_UNAVAIL when the peer hung up; receiving also E_INTERNAL for a malformed message, or the peer's own code. */
+HcclResult hccl_message_send(const hccl_wait *wait, int fd, const hccl_message *message);
+HcclResult hccl_message_receive(const hccl_wait *wait, int fd, uint16_t kind, uint16_t flags, hccl_message *message);
+void       hccl_message_close(hccl_message *message);                            /* the descriptors in it */
+HcclResult hccl_message_confirm(const hccl_wait *wait, int fd, HcclResult mine); /* both are content, or both learn of it */
 
-/* ---- hccl_mesh.c ---- */
-HcclResult hccl_mesh_connect(hccl_comm *comm, const hccl_wait *wait, int64_t only);       /* one rank, or all (-1) */
-HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, const int channels[2]); /* takes the descriptors */
+/* ---- hccl_mesh.c; `only` is one rank, or -1 for all ---- */
+HcclResult hccl_mesh_connect(hccl_comm *comm, const hccl_wait *wait, int64_t only);
+HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, const int channels[2]); /* takes them over */
 void       hccl_mesh_break(hccl_comm *comm, int64_t only);
 
 /* ---- hccl_remote.c, hccl_swap.c ---- */
 HcclResult   hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_region *wire, int fd, bool enable);
-hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64_t size); /* the one that [base, base+size) lies in */
-void         hccl_remote_remove(hccl_remotes *remotes, hccl_remote *remote);
+hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64_t size); /* in which the range lies */
 void         hccl_remotes_clear(hccl_remotes *remotes);
 HcclResult   hccl_swap(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, const hccl_regions *mine, uint16_t purpose);
 
@@ -190,10 +197,12 @@ typedef struct hccl_transfer {
     hccl_copy copies[];
 } hccl_transfer;
 hccl_transfer *hccl_transfer_new(uint32_t capacity);
-void           hccl_transfer_add(hccl_transfer *transfer, hccl_copy copy);                /* joins it to the one before where both sides touch */
+void           hccl_transfer_add(hccl_transfer *transfer, hccl_copy copy);  /* joined to the one before where both sides touch */
 void           hccl_transfer_drop(soft_task *task);
 
 /* ---- hccl_channel.c ---- */
+typedef struct hccl_offer { uint32_t magic, barrier; uint64_t bytes; } hccl_offer;
+typedef struct hccl_answer { uint32_t magic; int32_t status; } hccl_answer;
 typedef struct hccl_op {
     hccl_channel *channel;
     uint32_t rank;
@@ -204,8 +213,9 @@ typedef struct hccl_op {
     uint64_t bytes;
     int step;
     uint64_t moved;                                     /* of the current step */
-    union { struct { uint32_t magic, barrier; uint64_t bytes; } offer; struct { uint32_t magic; int32_t status; } answer; } small;
+    union { hccl_offer offer; hccl_answer answer; } small;
 } hccl_op;
 short    hccl_op_events(const hccl_op *op);             /* what it waits for */
-aclError hccl_op_step(hccl_op *op);                     /* as far as it goes without waiting. An error with `finished` spared the channel */
+aclError hccl_op_step(hccl_op *op);                     /* as far as it goes without waiting. An error with `finished` set
+                                                         * has left the channel whole                                    */
 void     hccl_op_stop(hccl_op *op);                     /* gives the channel back; breaks it if it was left in the middle */

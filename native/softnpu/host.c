@@ -49,7 +49,7 @@ int softnpu_release(void *addr, uint64_t size)
 static aclError host_register(void *ptr, uint64_t size, uint32_t flags)
 {
     SOFT_TRY(check_ordinary(ptr, size));
-    if ((uintptr_t)ptr % SOFT_PAGE)
+    if ((uintptr_t)ptr % 4096)
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "%p does not start on a page of 4096 bytes", ptr);
     soft_device *device;
     SOFT_TRY(soft_device_current(&device));

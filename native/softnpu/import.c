@@ -8,13 +8,16 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+#define POPULATE_MAX ((uint64_t)2 << 30)                     /* a larger pool is touched as it is used: not all of it may ever be */
+
 /* Fault all pages in now rather than one by one on the data path. After the huge-page advice, which MAP_POPULATE would
  * have come before. A kernel that does not know the advice populates by use. */
 aclError soft_populate(void *addr, uint64_t size)
 {
-    if (madvise(addr, size, MADV_POPULATE_WRITE) == 0 || errno == EINVAL)
+    uintptr_t from = (uintptr_t)addr / soft_page_size() * soft_page_size();
+    if (size > POPULATE_MAX || madvise((void *)from, (uintptr_t)addr + size - from, MADV_POPULATE_WRITE) == 0 || errno == EINVAL)
         return ACL_SUCCESS;
-    return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "mapping %llu bytes of a peer's memory: %s", (unsigned long long)size,
+    return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "making %llu bytes at %p resident: %s", (unsigned long long)size, addr,
                       strerror(errno));
 }
 
@@ -41,7 +44,7 @@ int soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, vo
 {
     SOFT_TRY(soft_backing_check(fd, fd_offset, size));
     uint64_t step = soft_backing_align(size), from = fd_offset / step * step;   /* huge pages need both offset and address aligned */
-    uint64_t total = soft_round_up(fd_offset - from + size, SOFT_PAGE);
+    uint64_t total = soft_round_up(fd_offset - from + size, soft_page_size());
     void *at;
     SOFT_TRY(map_import(fd, from, total, placement == 1, &at));
     aclError code = soft_populate(at, total);

@@ -59,13 +59,14 @@ aclError aclInit(const char *configPath)
 /* The last call ends all contexts, aborting what still runs, and withdraws what was exported. Memory stays its owner's. */
 static aclError finalize(uint64_t *left)                    /* locked */
 {
+    SOFT_TRY(soft_queue_outside());
     if (!references && was_initialized)
         return soft_error(ACL_ERROR_REPEAT_FINALIZE, "aclFinalize was called once for every aclInit already");
     if (!references)
         return soft_error(ACL_ERROR_UNINITIALIZE, "aclInit has not been called");
     if (references == 1) {
         soft_devices_shutdown();
-        soft_callbacks_shutdown();
+        soft_reporters_shutdown();
         soft_share_shutdown();
         atomic_store_explicit(&initialized, false, memory_order_release);
     }

@@ -154,9 +154,8 @@ bool soft_span_of(const void *addr, uint64_t size, soft_span *span)
 
 bool soft_mapped(const void *addr, uint64_t size)
 {
-    uintptr_t first = (uintptr_t)addr & ~(uintptr_t)(SOFT_PAGE - 1);
-    uintptr_t last = (uintptr_t)addr + size;
-    if (last < (uintptr_t)addr || last > UINTPTR_MAX - SOFT_PAGE)
+    uintptr_t page = soft_page_size(), first = (uintptr_t)addr / page * page, last = (uintptr_t)addr + size;
+    if (last < (uintptr_t)addr || last > UINTPTR_MAX - page)
         return false;
     /* Since Linux 2.6.19 this flag starts nothing: what is left is the check that no page of the range is missing. */
     return msync((void *)first, last - first, MS_ASYNC) == 0;

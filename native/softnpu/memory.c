@@ -14,7 +14,7 @@ static aclError check_request(void **out, const char *name, size_t size)
 
 static aclError new_device_memory(int device, uint64_t size, soft_range *range)
 {
-    uint64_t total = soft_round_up(size, SOFT_PAGE);
+    uint64_t total = soft_round_up(size, soft_page_size());
     void *addr;
     int fd;
     aclError code = soft_arena_take(total, soft_backing_align(size), &addr);
@@ -88,7 +88,7 @@ aclError aclrtFree(void *devPtr)
 
 static aclError new_host_memory(int device, uint64_t size, soft_range *range)
 {
-    uint64_t total = soft_round_up(size, SOFT_PAGE);
+    uint64_t total = soft_round_up(size, soft_page_size());
     void *addr;
     int fd;
     if (total < size || total > INT64_MAX / 2)
@@ -131,7 +131,7 @@ aclError aclrtFreeHost(void *hostPtr)
     soft_range range;
     if (!soft_map_take(hostPtr, SOFT_MALLOC_HOST, &range))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "%p is not what aclrtMallocHost returned, or was freed already", hostPtr);
-    munmap(hostPtr, soft_round_up(range.span.size, SOFT_PAGE));
+    munmap(hostPtr, soft_round_up(range.span.size, soft_page_size()));
     close(range.span.fd);
     SOFT_COUNT(pinned_bytes, -range.span.size);
     SOFT_COUNT(allocations, -1);
@@ -163,7 +163,7 @@ aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attribut
     if (soft_span_of(ptr, 1, &span)) {
         attributes->location.id = (uint32_t)span.device;
         attributes->location.type = span.placement == 1 ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_HOST;
-        attributes->pageSize = (uint32_t)soft_backing_align(span.size);
+        attributes->pageSize = span.size >= SOFT_HUGE_PAGE ? SOFT_HUGE_PAGE : 4096;
     }
     return ACL_SUCCESS;
 }

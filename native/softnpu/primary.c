@@ -18,6 +18,7 @@ static aclError set_device(soft_device *device)
 static aclError reset_device(soft_device *device, bool force)
 {
     soft_context *ended = NULL;
+    SOFT_TRY(soft_queue_outside());
     pthread_mutex_lock(&device->set_lock);
     bool was_set = device->refs > 0;
     if (was_set)

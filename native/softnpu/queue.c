@@ -12,28 +12,13 @@
  * So either way, once it returned, nothing of the aborted work can write any more.                                  */
 #include "runtime.h"
 #include <stdio.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
-static _Thread_local const soft_stream *inside;             /* the stream whose task this thread is running */
+static _Thread_local soft_stream *inside;                   /* the stream whose task this thread is running */
 
-void soft_queue_init(soft_stream *stream)
+soft_stream *soft_queue_inside(void)
 {
-    pthread_mutex_init(&stream->lock, NULL);
-    soft_cond_init(&stream->work);
-    soft_cond_init(&stream->progress);
-    stream->tail = &stream->head;
-    stream->abort_fd = -1;
-}
-
-void soft_queue_destroy(soft_stream *stream)
-{
-    if (stream->abort_fd >= 0)
-        close(stream->abort_fd);
-    pthread_cond_destroy(&stream->work);
-    pthread_cond_destroy(&stream->progress);
-    pthread_mutex_destroy(&stream->lock);
+    return inside;
 }
 
 /* ---- running ---- */
@@ -52,7 +37,7 @@ static aclError run_with_fault(soft_task *task)
     return task->run(task);
 }
 
-static soft_task *detach_all(soft_stream *stream)           /* locked; the caller drops them with drop_all */
+soft_task *soft_queue_detach(soft_stream *stream)
 {
     soft_task *list = stream->head;
     for (soft_task *task = list; task; task = task->next)
@@ -62,7 +47,7 @@ static soft_task *detach_all(soft_stream *stream)           /* locked; the calle
     return list;
 }
 
-static void drop_all(soft_stream *stream, soft_task *list)  /* not locked */
+void soft_queue_drop(soft_stream *stream, soft_task *list)
 {
     uint64_t count = 0;
     while (list) {
@@ -89,7 +74,7 @@ static soft_task *note_failure(soft_stream *stream, const char *function, aclErr
     if (!stream->context->stop_on_failure)
         return NULL;
     stream->stopped = true;
-    return detach_all(stream);
+    return soft_queue_detach(stream);
 }
 
 static void end_abort(soft_stream *stream)                  /* locked; the task that was asked to stop has stopped */
@@ -105,7 +90,7 @@ static bool run(soft_stream *stream, soft_task *task)
 {
     char text[SOFT_TEXT] = "";
     const char *function = task->function;
-    const soft_stream *outer = inside;
+    soft_stream *outer = inside;
     stream->running = true;
     pthread_mutex_unlock(&stream->lock);
 
@@ -127,7 +112,7 @@ static bool run(soft_stream *stream, soft_task *task)
     stream->finished++;
     if (rest) {
         pthread_mutex_unlock(&stream->lock);
-        drop_all(stream, rest);
+        soft_queue_drop(stream, rest);
         pthread_mutex_lock(&stream->lock);
     }
     pthread_cond_broadcast(&stream->progress);
@@ -192,7 +177,7 @@ static bool runs_here(const soft_stream *stream, const soft_task *task)   /* loc
 typedef struct ticket { uint64_t number, aborts; bool done, aborted; } ticket;
 
 /* Locked. `patient`: the caller will wait anyway, so it may do the work itself however long it takes. */
-static aclError accept(soft_stream *stream, soft_task *task, bool patient, ticket *out)
+static aclError admit(soft_stream *stream, soft_task *task, bool patient, ticket *out)
 {
     SOFT_TRY(refuse(stream));
     bool here = patient ? !stream->running && !stream->head : runs_here(stream, task);
@@ -216,7 +201,7 @@ static aclError submit(soft_stream *stream, soft_task *task, bool patient, ticke
     task->stream = stream;
     task->next = NULL;
     pthread_mutex_lock(&stream->lock);
-    aclError code = accept(stream, task, patient, out);
+    aclError code = admit(stream, task, patient, out);
     pthread_mutex_unlock(&stream->lock);
     if (code)
         task->drop(task);
@@ -229,62 +214,11 @@ aclError soft_submit(soft_stream *stream, soft_task *task)
     return submit(stream, task, false, &unused);
 }
 
-/* ---- waiting ---- */
-
-static aclError aborted(const soft_stream *stream)
-{
-    return soft_error(stream->abort_code, "stream %d was aborted", stream->id);
-}
-
-/* Locked. Until task `number` and all before it finished, or an abort ended them and has taken effect. */
-static aclError await(soft_stream *stream, uint64_t number, uint64_t aborts, const struct timespec *deadline)
-{
-    for (;;) {
-        bool ended = stream->aborts != aborts;
-        if (ended && !stream->dropping && !atomic_load_explicit(&stream->abort_running, memory_order_relaxed))
-            return aborted(stream);
-        if (!ended && stream->finished >= number)
-            return ACL_SUCCESS;
-        if (pthread_cond_timedwait(&stream->progress, &stream->lock, deadline))
-            return soft_error(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "stream %d: %llu of %llu tasks not finished in time; they go on",
-                              stream->id, (unsigned long long)(stream->submitted - stream->finished), (unsigned long long)stream->submitted);
-    }
-}
-
-static aclError take_failure(soft_stream *stream)           /* locked; reported once, unless the stream stopped for good */
-{
-    aclError code = stream->failure;
-    if (!code)
-        return ACL_SUCCESS;
-    soft_error(code, "%s", stream->failure_text);
-    if (!stream->stopped)
-        stream->failure = ACL_SUCCESS;
-    return code;
-}
-
-static aclError refuse_inside(const soft_stream *stream)
-{
-    if (inside == stream)
-        return soft_error(ACL_ERROR_RT_PARAM_INVALID, "stream %d: a callback running on a stream cannot wait for that stream", stream->id);
-    return ACL_SUCCESS;
-}
-
-aclError soft_queue_wait(soft_stream *stream, const struct timespec *deadline)
-{
-    SOFT_TRY(refuse_inside(stream));
-    pthread_mutex_lock(&stream->lock);
-    aclError code = await(stream, stream->submitted, stream->aborts, deadline);
-    if (code == ACL_SUCCESS)
-        code = take_failure(stream);
-    pthread_mutex_unlock(&stream->lock);
-    return code;
-}
-
 aclError soft_submit_wait(soft_stream *stream, soft_task *task)
 {
     struct timespec never;
     soft_deadline(&never, -1);
-    aclError code = refuse_inside(stream);
+    aclError code = soft_queue_refuse_inside(stream);
     if (code) {
         task->drop(task);
         return code;
@@ -293,65 +227,9 @@ aclError soft_submit_wait(soft_stream *stream, soft_task *task)
     SOFT_TRY(submit(stream, task, true, &got));
     pthread_mutex_lock(&stream->lock);
     if (!got.done)
-        code = await(stream, got.number, got.aborts, &never);
+        code = soft_queue_await(stream, got.number, got.aborts, &never);
     else if (got.aborted)
-        code = aborted(stream);
+        code = soft_queue_aborted(stream);
     pthread_mutex_unlock(&stream->lock);
     return code;
-}
-
-aclError soft_queue_query(soft_stream *stream, aclrtStreamStatus *status)
-{
-    pthread_mutex_lock(&stream->lock);
-    *status = stream->finished == stream->submitted ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
-    aclError code = take_failure(stream);
-    pthread_mutex_unlock(&stream->lock);
-    return code;
-}
-
-/* ---- ending ---- */
-
-static void signal_abort(soft_stream *stream)               /* locked */
-{
-    atomic_store_explicit(&stream->abort_running, true, memory_order_relaxed);
-    if (stream->abort_fd >= 0)
-        eventfd_write(stream->abort_fd, 1);
-}
-
-void soft_queue_abort(soft_stream *stream, aclError code)
-{
-    pthread_mutex_lock(&stream->lock);
-    soft_task *list = detach_all(stream);
-    if (stream->running && !atomic_load_explicit(&stream->abort_running, memory_order_relaxed))
-        signal_abort(stream);
-    if (list || stream->running) {
-        stream->aborts++;
-        stream->abort_code = code;
-    }
-    stream->failure = ACL_SUCCESS;
-    stream->stopped = false;
-    pthread_cond_broadcast(&stream->progress);
-    pthread_mutex_unlock(&stream->lock);
-    drop_all(stream, list);
-}
-
-aclError soft_queue_close(soft_stream *stream, bool force)
-{
-    SOFT_TRY(refuse_inside(stream));
-    pthread_mutex_lock(&stream->lock);
-    bool first = !stream->closing;
-    stream->closing = true;
-    pthread_mutex_unlock(&stream->lock);
-    if (!first)
-        return soft_error(ACL_ERROR_RT_INVALID_HANDLE, "stream %d is being destroyed already", stream->id);
-    if (force)
-        soft_queue_abort(stream, ACL_ERROR_RT_STREAM_ABORT);
-    pthread_mutex_lock(&stream->lock);
-    while (stream->finished < stream->submitted)
-        pthread_cond_wait(&stream->progress, &stream->lock);
-    pthread_cond_signal(&stream->work);
-    pthread_mutex_unlock(&stream->lock);
-    if (stream->has_worker)
-        pthread_join(stream->worker, NULL);
-    return ACL_SUCCESS;
 }

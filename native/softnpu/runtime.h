@@ -4,13 +4,14 @@
  *   sorted, arena, map, backing, import     which addresses exist, and what is behind them
  *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
  *   device, context, primary                who owns streams, and which of them a thread talks to
- *   queue, task, stream                     FIFO execution; the stream calls
- *   mark, event, event_host, callback, host_func    waiting for one another
+ *   queue, settle, task, stream             FIFO execution; the stream calls
+ *   mark, event, event_host, reporter, callback, host_func    waiting for one another
  *   bytes, place, copy, batch, fill         tasks that touch memory
- *   share, fetch, ipc, ipc_event, shared_event, notify, vmm, vmm_share    memory and events of other processes
+ *   share, fetch, ipc, ipc_event, shared_event, notify, physical, vmm, vmm_share    memory and events of other processes
  *   init                                    aclInit to aclFinalize, versions
  *
- * Each line uses the ones above it.                                                                                */
+ * Each line uses the ones above it. Locks, in the order they are taken besides what soft.h says: a device's set_lock
+ * before its lock; an event's, a notify's or a reservation's and then the physical memory's before share.c's.                                                                                */
 #pragma once
 #include "soft.h"
 
@@ -58,13 +59,14 @@ bool   soft_sorted_insert(soft_sorted *sorted, soft_entry entry);         /* fal
 void   soft_sorted_remove(soft_sorted *sorted, size_t index);
 
 /* ---- arena.c: the address range that all device pointers come from ---- */
-#define SOFT_PAGE      4096ull
+#define SOFT_PAGE      65536ull                             /* a multiple of every page size that Linux uses with 48-bit addresses */
 #define SOFT_HUGE_PAGE (2ull << 20)
 aclError soft_arena_take(uint64_t size, uint64_t align, void **addr);     /* inaccessible addresses, a gap behind them */
 void     soft_arena_give(void *addr);                                     /* unmaps whatever is there */
 void     soft_arena_close(void *addr, uint64_t size);                     /* unmaps, keeps the addresses taken */
 bool     soft_arena_has(const void *addr);
 uint64_t soft_round_up(uint64_t value, uint64_t step);
+uint64_t soft_page_size(void);                              /* the kernel's */
 
 /* ---- map.c: every range that means something to the device ---- */
 typedef enum { SOFT_MALLOC, SOFT_MALLOC_HOST, SOFT_ADOPTED, SOFT_REGISTERED, SOFT_IMPORTED, SOFT_MAPPED } soft_origin;
@@ -92,7 +94,6 @@ aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may
 uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */
 
 /* ---- import.c ---- */
-aclError soft_populate(void *addr, uint64_t size);          /* faults all pages in */
 
 /* ---- device.c ---- */
 typedef struct soft_context soft_context;
@@ -138,7 +139,7 @@ void          soft_context_bind(aclrtContext handle);       /* make it this thre
 /* ---- primary.c ---- */
 void soft_devices_shutdown(void);                           /* ends every context, aborting what runs */
 
-/* ---- queue.c ---- */
+/* ---- queue.c: order, and running ---- */
 typedef struct soft_reporter soft_reporter;
 struct soft_stream {
     soft_object object;
@@ -146,7 +147,7 @@ struct soft_stream {
     int32_t id;
     soft_context *context;                                  /* a reference */
     soft_stream *next_in_device;                            /* under the device's lock */
-    soft_reporter *reporter;                                /* under callback.c's lock: the thread subscribed to it */
+    soft_reporter *reporter;                                /* under reporter.c's lock: the thread subscribed to it */
 
     pthread_mutex_t lock;                                   /* everything below */
     pthread_cond_t work;                                    /* to the worker: a task to run, or closing */
@@ -165,13 +166,22 @@ struct soft_stream {
     aclError failure;                                       /* the first one not yet reported */
     char failure_text[SOFT_TEXT + 64];
 };
+aclError soft_submit_wait(soft_stream *stream, soft_task *task);          /* as soft_submit, and returns after the task ended */
+soft_stream *soft_queue_inside(void);                       /* the stream whose task this thread is running, or NULL */
+soft_task *soft_queue_detach(soft_stream *stream);          /* locked; takes all off the queue, for: */
+void     soft_queue_drop(soft_stream *stream, soft_task *list);           /* not locked */
+
+/* ---- settle.c: waiting for it, asking, ending it ---- */
 void     soft_queue_init(soft_stream *stream);
 void     soft_queue_destroy(soft_stream *stream);           /* after soft_queue_close */
 aclError soft_queue_close(soft_stream *stream, bool force); /* refuse new work, let the queued end (force: abort it), end the worker */
 void     soft_queue_abort(soft_stream *stream, aclError code);
 aclError soft_queue_wait(soft_stream *stream, const struct timespec *deadline); /* all submitted so far; 507046, 107023, or a failure */
 aclError soft_queue_query(soft_stream *stream, aclrtStreamStatus *status);
-aclError soft_submit_wait(soft_stream *stream, soft_task *task);          /* as soft_submit, and returns after the task ended */
+aclError soft_queue_await(soft_stream *stream, uint64_t number, uint64_t aborts, const struct timespec *deadline); /* locked */
+aclError soft_queue_aborted(const soft_stream *stream);     /* the error of those who waited */
+aclError soft_queue_refuse_inside(const soft_stream *stream);             /* a task cannot wait for its own stream */
+aclError soft_queue_outside(void);                          /* nor may it end a context, a device or the runtime */
 
 /* ---- bytes.c ---- */
 void soft_fill(soft_task *task, void *dst, int value, uint64_t bytes);    /* memset in pieces; stops when aborted */
@@ -203,10 +213,11 @@ void       soft_mark_set(soft_mark *mark, soft_mark_state state);         /* the
 soft_mark_state soft_mark_get(soft_mark *mark);
 int        soft_mark_wait(soft_mark *mark, soft_task *task, int64_t timeout_ms); /* 1 no longer pending, 0 timeout, -1 aborted */
 
-/* ---- shared_event.c: an event that several processes see: two counters in a page that they all map ---- */
+/* ---- shared_event.c: an event that several processes see: counters in a page that they all map ---- */
 struct soft_shared_event { soft_object object; struct soft_event_page *page; int fd; };
 aclError soft_shared_event_new(int fd, soft_shared_event **out);          /* takes the fd over; -1: a new page */
-uint64_t soft_shared_event_record(soft_shared_event *event);              /* the number of this record */
+uint64_t soft_shared_event_number(soft_shared_event *event);              /* for a record about to be made */
+void     soft_shared_event_record(soft_shared_event *event, uint64_t number);     /* it was made */
 uint64_t soft_shared_event_latest(soft_shared_event *event);              /* 0: never recorded */
 void     soft_shared_event_done(soft_shared_event *event, uint64_t number);
 bool     soft_shared_event_is_done(soft_shared_event *event, uint64_t number);
@@ -227,9 +238,19 @@ aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_share
 soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
 aclError soft_event_latest(soft_event *event, soft_mark **mark);           /* a reference to the mark of the latest record; NULL: none */
 
-/* ---- callback.c ---- */
-void soft_callback_forget(soft_stream *stream);             /* the stream ends: so does its subscription */
-void soft_callbacks_shutdown(void);
+/* ---- reporter.c: threads that run callbacks ---- */
+typedef struct soft_report {
+    struct soft_report *next;
+    aclrtCallback fn;
+    void *data;
+    soft_mark *done;                                        /* of a blocking callback: its task waits for this */
+} soft_report;
+bool     soft_reporter_serves(soft_stream *stream);         /* is a thread subscribed to it? */
+void     soft_reporter_forget(soft_stream *stream);         /* the stream ends: so does its subscription */
+void     soft_reporters_shutdown(void);
+aclError soft_report_push(soft_stream *stream, soft_report *report);      /* takes it over, also when it returns an error */
+soft_report *soft_report_take_back(const soft_mark *done);  /* the one that `done` belongs to, unless it is being run */
+void     soft_report_free(soft_report *report);
 
 /* ---- share.c: file descriptors for other processes of this user ---- */
 typedef enum { SOFT_OFFER_MEMORY = 1, SOFT_OFFER_PHYSICAL, SOFT_OFFER_NOTIFY, SOFT_OFFER_EVENT } soft_offer_kind;
@@ -248,7 +269,8 @@ aclError soft_key_parse(const char *text, uint64_t *key);
 aclError soft_key_check(const char *key, size_t len, uint64_t flags, uint64_t known); /* may a key be written here? */
 aclError soft_flags_check(uint64_t flags, uint64_t known);
 
-/* ---- vmm.c ---- */
+/* ---- physical.c ---- */
+#define SOFT_GRANULARITY SOFT_HUGE_PAGE
 typedef struct soft_physical {
     soft_object object;
     int fd, device, placement;
@@ -258,5 +280,7 @@ typedef struct soft_physical {
     uint64_t maps;
     uint64_t key;                                           /* under which it was offered, or 0 */
 } soft_physical;
+aclError soft_vmm_size(size_t size);                        /* a multiple of the granularity? */
+aclError soft_vmm_zero(const char *name, uint64_t value);   /* reserved arguments */
 aclError soft_physical_new(soft_physical value, aclrtDrvMemHandle *handle);  /* takes over value.fd, unless it fails */
 soft_physical *soft_physical_get(aclrtDrvMemHandle handle, aclError *code);  /* a reference, or NULL: 107000, 107017 */

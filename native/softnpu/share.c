@@ -4,7 +4,8 @@
  * The offering process answers on the abstract socket "softnpu-<pid>-<slot>" while it has offers, on a thread of its
  * own. It asks the kernel who is calling: the user must be the same, and unless the offer is open to all, the process id
  * must have been allowed. The fetching side in turn checks that the answer comes from the process that the key names.
- * Processes of one user can read each other's memory anyway; the token is for mistakes, not against them.              */
+ * Processes of one user can read each other's memory anyway; the token is for mistakes, not against them. Both must see
+ * the same process ids and abstract sockets: containers that share memory by key share these namespaces, too.           */
 #include "share.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +15,8 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <unistd.h>
+
+enum { CALLER_MS = 1000, RETRY_MS = 10 };
 
 typedef struct offer {
     struct offer *next;
@@ -80,15 +83,20 @@ static void *serve(void *argument)
 {
     const server *self = argument;
     struct pollfd wait[2] = { { .fd = self->listener, .events = POLLIN }, { .fd = self->stop, .events = POLLIN } };
-    while (poll(wait, 2, -1) >= 0 && !wait[1].revents) {
-        int socket = accept4(self->listener, NULL, NULL, SOCK_CLOEXEC);
-        if (socket < 0)
+    for (;;) {
+        if (poll(wait, 2, -1) < 0)
             continue;
-        soft_share_limit(socket, 1000);                     /* a caller that says nothing keeps others waiting no longer */
+        if (wait[1].revents)
+            return NULL;
+        int socket = accept4(self->listener, NULL, NULL, SOCK_CLOEXEC);
+        if (socket < 0) {
+            poll(&wait[1], 1, RETRY_MS);                    /* no descriptor left: do not spin until there is one */
+            continue;
+        }
+        soft_share_limit(socket, CALLER_MS);                   /* a caller that says nothing keeps others waiting no longer */
         answer(socket);
         close(socket);
     }
-    return NULL;
 }
 
 static void free_server(server *old)

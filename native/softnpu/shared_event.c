@@ -1,7 +1,7 @@
 /* shared_event.c: the part of an IPC event that several processes see.
  *
- * A page with two counters: how often the event was recorded, and up to which record it is done. Waiters sleep on the
- * second one. They look again after a few milliseconds by themselves, for the sake of an abort that happened meanwhile.
+ * Records are numbered. The page says which was the last one made, and up to which the event is done; waiters sleep until
+ * the latter changes. They look again after a few milliseconds by themselves, for the sake of an abort that happened meanwhile.
  * If the recording process dies before its stream came to the record, the event is never done: the waiter's timeout or
  * abort ends that, as with a device that is lost.                                                                     */
 #include "runtime.h"
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 struct soft_event_page {
+    _Atomic uint64_t numbers;                               /* given out; a record that was refused used one up for nothing */
     _Atomic uint64_t recorded, done;
     _Atomic uint32_t changes;                               /* what waiters sleep on: a futex has 32 bits */
 };
@@ -54,9 +55,20 @@ aclError soft_shared_event_new(int fd, soft_shared_event **out)
     return code;
 }
 
-uint64_t soft_shared_event_record(soft_shared_event *event)
+uint64_t soft_shared_event_number(soft_shared_event *event)
 {
-    return atomic_fetch_add(&event->page->recorded, 1) + 1;
+    return atomic_fetch_add(&event->page->numbers, 1) + 1;
+}
+
+static void raise_to(_Atomic uint64_t *counter, uint64_t number)
+{
+    uint64_t now = atomic_load(counter);
+    while (now < number && !atomic_compare_exchange_weak(counter, &now, number)) { }
+}
+
+void soft_shared_event_record(soft_shared_event *event, uint64_t number)
+{
+    raise_to(&event->page->recorded, number);
 }
 
 uint64_t soft_shared_event_latest(soft_shared_event *event)
@@ -66,8 +78,7 @@ uint64_t soft_shared_event_latest(soft_shared_event *event)
 
 void soft_shared_event_done(soft_shared_event *event, uint64_t number)
 {
-    uint64_t now = atomic_load(&event->page->done);
-    while (now < number && !atomic_compare_exchange_weak(&event->page->done, &now, number)) { }
+    raise_to(&event->page->done, number);
     atomic_fetch_add(&event->page->changes, 1);
     syscall(SYS_futex, &event->page->changes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

@@ -1,6 +1,13 @@
 /* softnpu.h: what the software NPU offers beyond the vendor's ABI: fault switches, adopted memory, counters.
  * Only tests, diagnosis and aiodatadist's device layer use it, and only when softnpu is the runtime in use.
- * Every call may be made from any thread.                                                                  */
+ * Every call may be made from any thread.
+ *
+ * Environment, read by the first aclInit; a bad value makes it fail:
+ *   SOFTNPU_DEVICES        how many devices there are: 1 to 64, default 8
+ *   SOFTNPU_DEVICE_MEMORY  bytes of one device; only counted, nothing is reserved: default 64 GiB
+ *   SOFTNPU_MAX_STREAMS    of one device, default streams included: default 1984
+ *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
+ *   SOFTNPU_FAULTS         faults from the start, see below                                                      */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

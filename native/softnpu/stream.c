@@ -72,7 +72,7 @@ aclError soft_stream_close(soft_stream *stream, bool force)
     SOFT_TRY(soft_queue_close(stream, force));
     soft_handle_remove(SOFT_STREAM, stream->handle);        /* only now: until here an abort can still reach it */
     unlink_stream(stream);
-    soft_callback_forget(stream);
+    soft_reporter_forget(stream);
     soft_unref(&stream->object);
     return ACL_SUCCESS;
 }

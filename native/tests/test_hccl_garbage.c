@@ -1,7 +1,8 @@
 /* Every function of hccl.h with arguments that mean nothing: an error code with a message, and never a crash. */
 #include "hccl_pair.h"
 
-static void *const garbage[] = { (void *)1, (void *)0x1000, (void *)~0ull, (void *)0x5a60000001000000ull, (void *)0x5a70000001000003ull, (void *)garbage };
+static void *const garbage[] = { (void *)1, (void *)0x1000, (void *)~0ull, (void *)0x5a60000001000077ull,
+        (void *)0x5a70000001000003ull, (void *)garbage };
 enum { GARBAGE = sizeof garbage / sizeof *garbage };
 
 static HcclComm comm;                                       /* a live one, unprepared */
@@ -166,7 +167,8 @@ TEST(test_transfers_that_make_no_sense)
     CHECK_ERR(HcclBatchGet(comm, 1, &op, 1, stream), HCCL_E_PARA);
     op.dataType = (HcclDataType)-1;
     CHECK_ERR(HcclBatchGet(comm, 1, &op, 1, stream), HCCL_E_PARA);
-    CHECK_ERR(HcclSend(memory, 1, HCCL_DATA_TYPE_INT8, 1, comm, stream), HCCL_E_NOT_SUPPORT);   /* a one-sided communicator */
+    /* a one-sided communicator */
+    CHECK_ERR(HcclSend(memory, 1, HCCL_DATA_TYPE_INT8, 1, comm, stream), HCCL_E_NOT_SUPPORT);
     CHECK_ERR(HcclSend(memory, 1, HCCL_DATA_TYPE_INT8, 1, comm, NULL), HCCL_E_PTR);
     CHECK_ERR(HcclBatchSendRecv(NULL, 1, comm, stream), HCCL_E_PTR);
     HcclSendRecvItem item = { HCCL_SEND, memory, 1, HCCL_DATA_TYPE_INT8, 1 };
@@ -189,7 +191,8 @@ TEST(test_transfers_that_make_no_sense_between_two_ranks)
     CHECK_ERR(HcclRecv(garbage[2], 1, HCCL_DATA_TYPE_INT8, 1, comms[0], stream), HCCL_E_PARA);
     CHECK_ERR(HcclRecv(memory, 1, HCCL_DATA_TYPE_INT8, 1, comms[0], garbage[1]), HCCL_E_PARA);
     CHECK_ERR(HcclBarrier(comms[0], NULL), HCCL_E_PTR);
-    HcclSendRecvItem items[2] = { { HCCL_SEND, memory, 1, HCCL_DATA_TYPE_INT8, 1 }, { (HcclSendRecvType)2, memory, 1, HCCL_DATA_TYPE_INT8, 1 } };
+    HcclSendRecvItem items[2] = { { HCCL_SEND, memory, 1, HCCL_DATA_TYPE_INT8, 1 }, { (HcclSendRecvType)2, memory, 1,
+            HCCL_DATA_TYPE_INT8, 1 } };
     CHECK_ERR(HcclBatchSendRecv(items, 2, comms[0], stream), HCCL_E_PARA);
     CHECK_OK(aclrtSynchronizeStream(stream));               /* none of them left anything behind */
     CHECK_OK(HcclCommDestroy(comms[0]));

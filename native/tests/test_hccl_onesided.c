@@ -45,7 +45,8 @@ static void open_side(side *s, uint32_t rank, int other)
     s->comm = new_one_sided("onesided", rank);
     s->stream = new_stream();
     for (int i = 0; i < REGIONS; i++)
-        s->handle[i] = bind_memory(s->comm, i == DEVICE || i == ADOPTED_DEVICE ? COMM_MEM_TYPE_DEVICE : COMM_MEM_TYPE_HOST, s->region[i], sizes[i]);
+        s->handle[i] = bind_memory(s->comm, i == DEVICE || i == ADOPTED_DEVICE ? COMM_MEM_TYPE_DEVICE : COMM_MEM_TYPE_HOST,
+                                   s->region[i], sizes[i]);
     CHECK_OK(prepare(s->comm, 20));
     tell(other, s->region, sizeof s->region);
     hear(other, s->remote, sizeof s->remote);
@@ -128,13 +129,16 @@ static void out_of_bounds(uint32_t rank, int other)
             CHECK_OK(move(&s, put, s.scratch, base, 1));
             CHECK_OK(move(&s, put, s.scratch, base + sizes[i], 0));
         }
-    uint64_t strange[] = { 1, 4096, UINT64_MAX, UINT64_MAX - 15, UINT64_MAX - 16, (uint64_t)1 << 63, (uint64_t)(uintptr_t)s.scratch };
+    uint64_t strange[] = { 1, 4096, UINT64_MAX, UINT64_MAX - 15, UINT64_MAX - 16, (uint64_t)1 << 63,
+            (uint64_t)(uintptr_t)s.scratch };
     for (size_t i = 0; i < sizeof strange / sizeof *strange; i++)
         CHECK_ERR(move(&s, true, s.scratch, (void *)(uintptr_t)strange[i], 16), HCCL_E_INTERNAL);
-    CHECK_ERR(move(&s, true, s.scratch, s.remote[0], UINT64_MAX), HCCL_E_PARA);          /* the local range is checked, too */
+    /* the local range is checked, too */
+    CHECK_ERR(move(&s, true, s.scratch, s.remote[0], UINT64_MAX), HCCL_E_PARA);
     CHECK_ERR(move(&s, true, s.scratch + sizes[DEVICE] + guard - 1, s.remote[0], 2), HCCL_E_PARA);
     CHECK_ERR(move(&s, true, &s, s.remote[0], 8), HCCL_E_PARA);
-    HcclOneSideOpDesc desc = { s.scratch, s.remote[0], UINT64_MAX / 8 + 2, HCCL_DATA_TYPE_FP64 };   /* 8 bytes, after the overflow */
+    /* 8 bytes, after the overflow */
+    HcclOneSideOpDesc desc = { s.scratch, s.remote[0], UINT64_MAX / 8 + 2, HCCL_DATA_TYPE_FP64 };
     CHECK_ERR(HcclBatchGet(s.comm, 1 - rank, &desc, 1, s.stream), HCCL_E_PARA);
     desc = (HcclOneSideOpDesc){ s.scratch, s.remote[0], 1, (HcclDataType)13 };
     CHECK_ERR(HcclBatchGet(s.comm, 1 - rank, &desc, 1, s.stream), HCCL_E_PARA);
@@ -179,7 +183,8 @@ static void many_items(uint32_t rank, int other)
     open_side(&s, rank, other);
     HcclOneSideOpDesc items[COUNT + 1];
     for (int i = 0; i <= COUNT; i++)
-        items[i] = (HcclOneSideOpDesc){ s.scratch + i * BLOCK, s.remote[i % 3] + (COUNT - i) * BLOCK, BLOCK / 4, HCCL_DATA_TYPE_FP32 };
+        items[i] = (HcclOneSideOpDesc){ s.scratch + i * BLOCK, s.remote[i % 3] + (COUNT - i) * BLOCK, BLOCK / 4,
+                HCCL_DATA_TYPE_FP32 };
     CHECK_OK(HcclBatchGet(s.comm, 1 - rank, items, 0, s.stream));
     CHECK_OK(HcclBatchGet(s.comm, 1 - rank, NULL, 0, s.stream));
     CHECK_ERR(HcclBatchGet(s.comm, 1 - rank, items, COUNT + 1, s.stream), HCCL_E_PARA);
@@ -187,7 +192,8 @@ static void many_items(uint32_t rank, int other)
     CHECK_OK(aclrtSynchronizeStream(s.stream));
     for (int i = 0; i < COUNT; i++)
         for (int at = 0; at < BLOCK; at++)
-            if (s.scratch[i * BLOCK + at] != pattern((1 - rank) * 10 + (uint32_t)(i % 3), (uint64_t)((COUNT - i) * BLOCK + at)))
+            if (s.scratch[i * BLOCK + at] != pattern((1 - rank) * 10 + (uint32_t)(i % 3),
+                                                     (uint64_t)((COUNT - i) * BLOCK + at)))
                 CHECK_EQ(i, -1);
     close_side(&s);
 }
@@ -205,7 +211,8 @@ static void joined_items(uint32_t rank, int other)
     HcclOneSideOpDesc items[COUNT];
     for (int region = DEVICE; region <= ADOPTED_DEVICE; region += ADOPTED_DEVICE - DEVICE) {
         for (int i = 0; i < COUNT; i++)
-            items[i] = (HcclOneSideOpDesc){ s.scratch + i * BLOCK, s.remote[region] + i * BLOCK, BLOCK, HCCL_DATA_TYPE_INT8 };
+            items[i] = (HcclOneSideOpDesc){ s.scratch + i * BLOCK, s.remote[region] + i * BLOCK, BLOCK,
+                    HCCL_DATA_TYPE_INT8 };
         CHECK_OK(HcclBatchGet(s.comm, 1 - rank, items, COUNT, s.stream));
         CHECK_OK(aclrtSynchronizeStream(s.stream));
         CHECK(holds(s.scratch, COUNT * BLOCK, (1 - rank) * 10 + (uint32_t)region));

@@ -71,13 +71,18 @@ static void *prepare_for_ever(void *code)
 static void destroyed(uint32_t rank, int other)
 {
     pthread_t thread;
+    static char memory[64];
     HcclResult code = HCCL_SUCCESS;
     (void)other;
-    shared = new_one_sided("destroyed", rank);              /* the other rank has another name: nobody ever comes */
+    shared = new_one_sided("destroyed", rank);              /* the other rank never comes */
+    void *handle = bind_memory(shared, COMM_MEM_TYPE_HOST, memory, sizeof memory);
     pthread_create(&thread, NULL, prepare_for_ever, &code);
-    while (prepare(shared, 1) != HCCL_E_AGAIN)              /* until the thread is inside */
-        CHECK(code == HCCL_SUCCESS);
+    do                                                      /* until the thread is inside */
+        HcclCommUnbindMem(shared, handle);
+    while (HcclCommBindMem(shared, handle) != HCCL_E_AGAIN);
+    CHECK_ERR(prepare(shared, 1), HCCL_E_AGAIN);
     CHECK_OK(HcclCommDestroy(shared));
+    CHECK_OK(HcclDeregisterGlobalMem(handle));
     pthread_join(thread, NULL);
     CHECK_EQ(code, HCCL_E_NOT_FOUND);
 }
@@ -140,25 +145,18 @@ TEST(test_bound_memory_that_was_freed_is_an_error_on_both_sides)
     run_pair(freed_before);
 }
 
-static int lowest_free_descriptor(void)
-{
-    int fd = dup(0);
-    close(fd);
-    return fd;
-}
-
 static void many_links(uint32_t rank, int other)
 {
     enum { COUNT = 512 };
     static HcclComm comms[COUNT];
     char name[32];
-    int before = lowest_free_descriptor();
+    int before = open_descriptors();
     for (int i = 0; i < COUNT; i++) {
         snprintf(name, sizeof name, "many-%d", i);
         comms[i] = new_one_sided(name, rank);
         CHECK_OK(prepare(comms[i], 20));
     }
-    CHECK_EQ(lowest_free_descriptor(), before + COUNT);
+    CHECK_EQ(open_descriptors(), before + COUNT);
     softnpu_counters counters;
     softnpu_get_counters(&counters);
     CHECK_EQ(counters.comms, COUNT);
@@ -166,7 +164,7 @@ static void many_links(uint32_t rank, int other)
     in_step(other);
     for (int i = 0; i < COUNT; i++)
         CHECK_OK(HcclCommDestroy(comms[i]));
-    CHECK_EQ(lowest_free_descriptor(), before);
+    CHECK_EQ(open_descriptors(), before);
 }
 
 TEST(test_512_links_cost_one_descriptor_each_and_no_thread)

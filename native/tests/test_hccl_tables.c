@@ -31,8 +31,10 @@ TEST(test_tables_without_their_ranks)
     CHECK_ERR(try_table(two_ranks, UINT32_MAX), HCCL_E_PARA);
     const char *wrong[] = {
         "{}", TABLE(""), "{\"server_list\":[]}", "{\"server_list\":{}}", "{\"server_list\":\"\"}", "{\"server_list\":[[]]}",
-        TABLE("{}"), TABLE("[]"), TABLE("{\"rank_id\":0}"), TABLE(DEVICE("")), TABLE(DEVICE("zero")), TABLE(DEVICE("-1")), TABLE(DEVICE("64")),
-        TABLE(DEVICE("99999999999999999999")), TABLE(DEVICE("1")), TABLE(DEVICE("0") "," DEVICE("0")), TABLE(DEVICE("0") "," DEVICE("2")),
+        TABLE("{}"), TABLE("[]"), TABLE("{\"rank_id\":0}"), TABLE(DEVICE("")), TABLE(DEVICE("zero")), TABLE(DEVICE("-1")),
+            TABLE(DEVICE("64")),
+        TABLE(DEVICE("99999999999999999999")), TABLE(DEVICE("1")), TABLE(DEVICE("0") "," DEVICE("0")),
+            TABLE(DEVICE("0") "," DEVICE("2")),
         TABLE("{\"rank_id\":\"0\",\"rank_id\":\"1\"}"),
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
@@ -42,9 +44,12 @@ TEST(test_tables_without_their_ranks)
 TEST(test_text_that_is_not_json)
 {
     const char *wrong[] = {
-        "", " ", "null", "[]", "\"\"", "1", "x", "{", "}", "{]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":1 \"b\":2}", "{a:1}", "{'a':1}",
-        "{\"a\":01}", "{\"a\":.5}", "{\"a\":1.}", "{\"a\":1e}", "{\"a\":-}", "{\"a\":+1}", "{\"a\":tru}", "{\"a\":nulll}", "{\"a\":\"\\x\"}",
-        "{\"a\":\"\\u12g4\"}", "{\"a\":\"\\u12", "{\"a\":\"\\", "{\"a\":\"tab\there\"}", "{\"a\":[1,]}", "{\"a\":[1 2]}", "{\"a\":[1}",
+        "", " ", "null", "[]", "\"\"", "1", "x", "{", "}", "{]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":1 \"b\":2}",
+            "{a:1}", "{'a':1}",
+        "{\"a\":01}", "{\"a\":.5}", "{\"a\":1.}", "{\"a\":1e}", "{\"a\":-}", "{\"a\":+1}", "{\"a\":tru}", "{\"a\":nulll}",
+            "{\"a\":\"\\x\"}",
+        "{\"a\":\"\\u12g4\"}", "{\"a\":\"\\u12", "{\"a\":\"\\", "{\"a\":\"tab\there\"}", "{\"a\":[1,]}", "{\"a\":[1 2]}",
+            "{\"a\":[1}",
         TABLE(DEVICE("0")) ",", TABLE(DEVICE("0")) "{}", "\xef\xbb\xbf" TABLE(DEVICE("0")),
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import anyio
 import pytest
 
+from aiodatadist import LLMConfig, LLMException
+from aiodatadist.cli import worker
 from aiodatadist.cli.decode import decode
 from aiodatadist.cli.figures import portions_of
 from aiodatadist.cli.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
 from aiodatadist.cli.pipes import OrderT
 from aiodatadist.cli.prefill import prefill
-from aiodatadist.errors import LLMException
 
 PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]
 BLOCKS = 38  # of 16 tokens
 JOB = Job(prompt=PROMPT, tokens=12, seed=3, port=0)
 
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes travel inside this process; between processes they do in ``test_real_demo``."""
+    monkeypatch.setattr(worker, "LLMConfig", partial(LLMConfig, transport="loopback"))
+
+
+ReportT = TypeVar("ReportT", bound=Report)
 Meddle = Callable[[Prefilled], Prefilled]
 
 
@@ -25,8 +36,8 @@ class Parent:
     """The parent of one worker, in memory."""
 
     def __init__(self) -> None:
-        self.orders, self._orders = anyio.create_memory_object_stream[Order](4)
-        self._reports, self.reports = anyio.create_memory_object_stream[Report](1000)
+        self._give, self._orders = anyio.create_memory_object_stream[Order](4)
+        self._report, self._reports = anyio.create_memory_object_stream[Report](1000)
 
     async def order(self, kind: type[OrderT]) -> OrderT:
         order = await self._orders.receive()
@@ -34,36 +45,37 @@ class Parent:
         return order
 
     async def report(self, message: Report) -> None:
-        await self._reports.send(message)
+        await self._report.send(message)
 
-    async def report_of(self, kind: type[Report]) -> Report:
+    async def give(self, order: Order) -> None:
+        await self._give.send(order)
+
+    async def report_of(self, kind: type[ReportT]) -> ReportT:
         """The next report of this kind."""
-        async for report in self.reports:
+        async for report in self._reports:
             if isinstance(report, kind):
                 return report
         raise AssertionError(f"no {kind} came")
 
-    def close(self) -> None:
-        for stream in (self.orders, self._orders, self.reports, self._reports):
+    def __enter__(self) -> Parent:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for stream in (self._give, self._orders, self._report, self._reports):
             stream.close()
 
 
 async def run_both(meddle: Meddle = lambda ready: ready) -> Finished:
     """One demo, without processes."""
-    parents = {"prefill": Parent(), "decode": Parent()}
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(prefill, parents["prefill"])
-        tasks.start_soon(decode, parents["decode"])
-        for parent in parents.values():
-            await parent.orders.send(JOB)
-        ready = await parents["prefill"].report_of(Prefilled)
-        assert isinstance(ready, Prefilled)
-        await parents["decode"].orders.send(meddle(ready))
-        finished = await parents["decode"].report_of(Finished)
-        tasks.cancel_scope.cancel()
-    for parent in parents.values():
-        parent.close()
-    assert isinstance(finished, Finished)
+    with Parent() as of_prefill, Parent() as of_decode:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prefill, of_prefill)
+            tasks.start_soon(decode, of_decode)
+            await of_prefill.give(JOB)
+            await of_decode.give(JOB)
+            await of_decode.give(meddle(await of_prefill.report_of(Prefilled)))
+            finished = await of_decode.report_of(Finished)
+            tasks.cancel_scope.cancel()
     return finished
 
 

@@ -53,18 +53,21 @@ def test_same_seed_writes_the_same_text_and_another_seed_another(start: Start) -
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 @pytest.mark.parametrize("moment", ["prefill: 50%", "pull: 100%"])
 def test_death_of_one_worker_ends_everything_with_one_line(start: Start, moment: str, victim: str) -> None:
-    demo = start("--tokens", "1000")
+    demo = start("--tokens", "200")
     demo.wait_until_started()
     demo.read_until(moment)
     os.kill(demo.pids[victim], signal.SIGKILL)
     assert demo.wait_until_all_ended() < LIMIT
     assert demo.process.returncode == 1
-    assert demo.errors() == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL\n"
+    assert (
+        demo.errors()
+        == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL; the demo ends with it\n"
+    )
 
 
 @pytest.mark.parametrize("moment", ["prefill: 50%", "pull: 100%"])
 def test_death_of_the_parent_ends_both_workers(start: Start, moment: str) -> None:
-    demo = start("--tokens", "1000")
+    demo = start("--tokens", "200")
     demo.wait_until_started()
     demo.read_until(moment)
     demo.process.kill()
@@ -72,7 +75,7 @@ def test_death_of_the_parent_ends_both_workers(start: Start, moment: str) -> Non
 
 
 def test_interrupt_ends_all_quietly(start: Start) -> None:
-    demo = start("--tokens", "1000")
+    demo = start("--tokens", "200")
     demo.wait_until_started()
     demo.read_until("prefill: 50%")
     demo.process.send_signal(signal.SIGINT)

@@ -41,7 +41,10 @@ def test_death_of_one_worker_ends_everything_with_one_line(start: Start, scenari
     os.kill(demo.pids[victim], signal.SIGKILL)
     assert demo.wait_until_all_ended() < LIMIT
     assert demo.process.returncode == 1
-    assert demo.errors() == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL\n"
+    assert (
+        demo.errors()
+        == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL; the demo ends with it\n"
+    )
 
 
 def test_death_of_prefill_is_blamed_and_not_the_complaint_of_decode(start: Start) -> None:

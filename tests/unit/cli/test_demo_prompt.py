@@ -27,6 +27,12 @@ def test_long_file_is_cut_and_says_so(tmp_path: Path) -> None:
     assert f"the first {LIMIT} of {LIMIT + 10} bytes" in loaded.describe()
 
 
+def test_endless_file_is_cut_and_no_size_is_claimed() -> None:
+    loaded = load_prompt(Path("/dev/zero"))
+    assert loaded.text == bytes(LIMIT)
+    assert loaded.describe() == f"/dev/zero, the first {LIMIT} bytes (the demo reads no more)"
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "empty"])
 def test_wrong_file_is_one_line_with_its_name_and_exit_code_2(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,223 @@
+/* Ranges: whatever is merged and cut, the same bytes go to the same places in the same order, window by window. */
+#include "ring_kit.h"
+
+enum { GRIDS = 1500, MOST_BLOCKS = 40 };
+
+static uint64_t seed = 20260817;
+static uint64_t below(uint64_t n)                           /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return (z ^ z >> 31) % n;
+}
+
+typedef struct random_grid {
+    ring_step step;
+    uint64_t local[3], remote[3], local_index[MOST_BLOCKS], remote_index[MOST_BLOCKS];
+} random_grid;
+
+static void random_index(uint64_t *index, uint32_t n)       /* runs of neighbours, and jumps */
+{
+    for (uint32_t i = 0; i < n; i++)
+        index[i] = i && below(3) ? index[i - 1] + 1 : below(64);
+}
+
+static void make_grid(random_grid *g, int op)
+{
+    uint32_t tensors = (uint32_t)below(4), blocks = (uint32_t)below(MOST_BLOCKS + 1);
+    uint64_t bytes = 1 + below(16);
+    for (uint32_t t = 0; t < tensors; t++) {
+        g->local[t] = 0x1000000 * (t + 1) + below(100);
+        g->remote[t] = 0x2000000 * (t + 1) + below(100);
+    }
+    random_index(g->local_index, blocks);
+    random_index(g->remote_index, blocks);
+    if (below(2))
+        memcpy(g->remote_index, g->local_index, sizeof g->local_index);
+    g->step = (ring_step){ .op = op, .kind = ACL_MEMCPY_DEVICE_TO_DEVICE, .handle = g, .grid = {
+        g->local, g->remote, g->local_index, g->remote_index, tensors, blocks,
+        bytes + (below(4) ? 0 : below(3)), bytes + (below(4) ? 0 : below(3)), bytes, 1 + below(bytes) } };
+}
+
+/* One byte after the other, as the contract says it: tensors x blocks. False: that was all. */
+typedef struct bytewise { uint32_t t, i; uint64_t at; } bytewise;
+static bool next_byte(const ring_grid *g, bytewise *c, uint64_t *local, uint64_t *remote)
+{
+    if (c->t >= g->tensors || !g->blocks)
+        return false;
+    *local = g->local[c->t] + g->local_index[c->i] * g->local_stride + c->at;
+    *remote = g->remote[c->t] + g->remote_index[c->i] * g->remote_stride + c->at;
+    if (++c->at < (c->i + 1 < g->blocks ? g->bytes : g->tail))
+        return true;
+    c->at = 0;
+    if (++c->i == g->blocks) {
+        c->i = 0;
+        c->t++;
+    }
+    return true;
+}
+
+/* The log holds exactly the bytes of these grids. Gives the number of ranges; *total: of bytes. */
+static uint64_t check_bytes(const random_grid *grids, uint32_t n, uint64_t *total)
+{
+    uint64_t ranges = 0, at = 0, local, remote, wrong = 0;
+    *total = 0;
+    for (uint32_t k = 0; k < n; k++)
+        for (bytewise c = { 0 }; next_byte(&grids[k].step.grid, &c, &local, &remote); at++, (*total)++) {
+            while (ranges < fake.logged && (fake.log[ranges].call == RECORD || at == fake.log[ranges].bytes)) {
+                ranges++;
+                at = 0;
+            }
+            const fake_piece *p = &fake.log[ranges];
+            wrong += ranges >= fake.logged || p->local + at != local || p->remote + at != remote;
+        }
+    CHECK_EQ(wrong, 0);
+    if (*total && ranges < fake.logged)
+        CHECK_EQ(at, fake.log[ranges].bytes);               /* the last range ends with the last byte */
+    ranges = 0;
+    for (uint64_t i = 0; i < fake.logged; i++)
+        ranges += fake.log[i].call != RECORD;
+    return ranges;
+}
+
+/* Neighbours are cut only where a window ends, and every full window is followed by its fence. */
+static void check_windows(uint64_t window, uint32_t grids)
+{
+    uint64_t in_window = 0, cuts = 0, tensors = 3 * grids;
+    for (uint64_t i = 0; i < fake.logged; i++) {
+        const fake_piece *p = &fake.log[i], *next = &fake.log[i + 1];
+        if (p->call == RECORD) {
+            CHECK_EQ(in_window, window);
+            in_window = 0;
+            continue;
+        }
+        in_window += p->bytes;
+        CHECK(p->bytes > 0 && in_window <= window);
+        CHECK(in_window < window || (i + 1 < fake.logged && next->call == RECORD));
+        if (i + 1 < fake.logged && next->call != RECORD && p->local + p->bytes == next->local && p->remote + p->bytes == next->remote)
+            cuts++;
+    }
+    CHECK(cuts <= tensors);
+}
+
+static void run_grids(int op, uint32_t n, uint64_t window, uint64_t limit)
+{
+    random_grid grids[3];
+    ring_step steps[3];
+    ring_completion done;
+    uint64_t total;
+    fake_reset();
+    ring *r = open_ring(2, window, limit, 1000);
+    for (uint32_t k = 0; k < n; k++) {
+        make_grid(&grids[k], op);
+        steps[k] = grids[k].step;
+    }
+    if (ring_submit(r, 1, steps, n, 20000, &done) == RING_QUEUED)
+        done = next_completion(r);
+    close_ring(r);
+    uint64_t ranges = check_bytes(grids, n, &total);
+    CHECK_DONE(done, 1, RING_DONE, total, ranges);
+    check_windows(window, n);
+}
+
+TEST(test_random_grids_move_the_bytes_that_their_blocks_name)
+{
+    static const int ops[] = { RING_COPY, RING_GET, RING_PUT };
+    for (int i = 0; i < GRIDS && !check_failures; i++)
+        run_grids(ops[below(3)], (uint32_t)below(4), 1 + below(below(2) ? 20 : 400), below(2) * 1000);
+    if (check_failures)
+        printf("the seed was %llu\n", (unsigned long long)seed);
+}
+
+TEST(test_neighbours_travel_as_one_range)
+{
+    fake_reset();
+    ring *r = open_ring(2, 1000, 1000, 1000);
+    uint64_t local[2] = { 1000, 5000 }, remote[2] = { 0x10000, 0x20000 };
+    uint64_t here[6] = { 3, 4, 5, 9, 10, 11 }, there[6] = { 7, 8, 9, 10, 20, 21 };
+    ring_step s = { .op = RING_COPY, .kind = ACL_MEMCPY_DEVICE_TO_DEVICE, .grid = { local, remote, here, there, 2, 6, 10, 10, 10, 4 } };
+    ring_completion done;
+    CHECK_EQ(ring_submit(r, 1, &s, 1, 1000, &done), RING_RAN);
+    CHECK_DONE(done, 1, RING_DONE, 108, 6);
+    CHECK_EQ(fake.log[0].local, 1030);
+    CHECK_EQ(fake.log[0].bytes, 30);
+    CHECK_EQ(fake.log[1].bytes, 10);                        /* a neighbour there, but not here */
+    CHECK_EQ(fake.log[2].bytes, 14);                        /* the tail */
+    CHECK_EQ(fake.log[3].local, 5030);
+    CHECK_EQ(fake.log[5].remote, 0x20000 + 200);
+    close_ring(r);
+}
+
+TEST(test_range_larger_than_the_window_is_cut)
+{
+    fake_reset();
+    ring *r = open_ring(2, 64, 0, 1000);
+    script s = { 0 };
+    script_copy(&s, 1, 2, 100);
+    CHECK_EQ(submit(r, 1, &s, 10000), RING_QUEUED);
+    CHECK_DONE(next_completion(r), 1, RING_DONE, 200, 5);
+    static const uint64_t want[] = { 64, 0, 36, 28, 0, 64, 0, 8 };       /* 0: a fence */
+    CHECK_EQ(fake.logged, 8);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ(fake.log[i].bytes, want[i]);
+    close_ring(r);
+}
+
+TEST(test_descriptors_go_in_batches_of_at_most_256)
+{
+    static const int ops[] = { RING_GET, RING_PUT }, calls[] = { GET, PUT };
+    for (int k = 0; k < 2; k++) {
+        fake_reset();
+        ring *r = open_ring(2, 1000000, 0, 1000);
+        script s = { 0 };
+        script_move(&s, ops[k], 0, 1, 600, 3);
+        CHECK_EQ(submit(r, 1, &s, 10000), RING_QUEUED);
+        CHECK_DONE(next_completion(r), 1, RING_DONE, 1800, 600);
+        CHECK_EQ(fake_calls(calls[k]), 3);
+        CHECK_EQ(fake.log[0].number, 256);
+        CHECK_EQ(fake.log[599].number, 88);
+        close_ring(r);
+    }
+}
+
+TEST(test_two_windows_are_under_way_at_most)
+{
+    fake_reset();
+    fake_hold();
+    ring *r = open_ring(2, 100, 0, 1000);
+    script s = { 0 };
+    script_copy(&s, 1, 6, 100);
+    CHECK_EQ(submit(r, 1, &s, 30000), RING_QUEUED);
+    for (uint64_t window = 2; window <= 6; window++) {
+        fake_reached(SYNC_EVENT, fake_calls(SYNC_EVENT) + 1);   /* it waits for the window before last */
+        fake_reached(COPY_ASYNC, window);
+        CHECK_EQ(fake_calls(COPY_ASYNC), window);
+        fake_let(2);                                        /* a copy and its fence */
+    }
+    fake_let_all();
+    CHECK_DONE(next_completion(r), 1, RING_DONE, 600, 6);
+    close_ring(r);
+}
+
+TEST(test_first_outside)
+{
+    static const uint64_t values[] = { 3, 0, 7, 9, 7, UINT64_MAX };
+    CHECK_EQ(ring_first_outside(values, 6, 10), 5);
+    CHECK_EQ(ring_first_outside(values, 6, 9), 3);
+    CHECK_EQ(ring_first_outside(values, 6, 3), 0);
+    CHECK_EQ(ring_first_outside(values, 5, 10), 5);
+    CHECK_EQ(ring_first_outside(values, 6, UINT64_MAX), 5);
+    CHECK_EQ(ring_first_outside(NULL, 0, 0), 0);
+}
+
+int main(void)
+{
+    RUN(test_random_grids_move_the_bytes_that_their_blocks_name);
+    RUN(test_neighbours_travel_as_one_range);
+    RUN(test_range_larger_than_the_window_is_cut);
+    RUN(test_descriptors_go_in_batches_of_at_most_256);
+    RUN(test_two_windows_are_under_way_at_most);
+    RUN(test_first_outside);
+    return check_done();
+}

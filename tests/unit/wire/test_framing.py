@@ -1,0 +1,163 @@
+"""Any bytes are messages or a ProtocolError, whole and byte by byte."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aiodatadist import ProtocolError
+from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
+from aiodatadist.wire.messages import Bye, Disconnect, Message, Ready
+from tests.unit.wire.examples import entry, hello, messages
+
+HELLO = encode(hello(1))
+
+
+def frame(body: bytes) -> bytes:
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+
+
+def read(pieces: list[bytes]) -> tuple[list[Message], ProtocolError | None]:
+    """What a decoder makes of them, and whether it had enough."""
+    decoder, found = Decoder(), []
+    for piece in [*pieces, b""]:  # an error behind a message is raised next time
+        try:
+            found += decoder.feed(piece)
+        except ProtocolError as error:
+            return found, error
+    return found, None
+
+
+@st.composite
+def damaged_frames(draw: st.DrawFn) -> bytes:
+    data = bytearray(encode(draw(messages)))
+    at = draw(st.integers(0, len(data) - 1))
+    data[at] = draw(st.integers(0, 255))
+    return bytes(data)
+
+
+anything = st.lists(
+    st.binary(max_size=32) | st.binary(max_size=200).map(frame) | messages.map(encode) | damaged_frames(), max_size=4
+).map(b"".join)
+
+
+@given(anything)
+@example(b"")
+@example(b"K")
+@example(b"KX")
+@example(frame(b""))
+@example(frame(b'{"type":"bye"'))
+@example(frame(b'{"type":"bye","type":"bye"}'))
+@example(frame(b"[" * 100_000))
+@example(frame(b'{"type":' * 10_000))
+@example(frame(b"\xff\xfe"))
+@example(frame(b'{"type":"disconnect","reason":"\\ud800"}'))
+@example(frame(b'{"type":"proof","mac":NaN}'))
+@example(frame(b'{"type":"refuse","reason":"","status":' + b"9" * 10_000 + b"}"))
+def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
+    whole, error = read([data])
+    single, same_error = read([data[i : i + 1] for i in range(len(data))])
+    assert (error is None) == (same_error is None)
+    assert whole == single
+
+
+@given(st.lists(messages, max_size=5), st.data())
+def test_messages_come_out_as_they_went_in_however_they_are_cut(sent: list[Message], data: st.DataObject) -> None:
+    stream = b"".join(encode(message) for message in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert read(pieces) == (sent, None)
+
+
+@given(anything)
+def test_decoder_never_holds_more_than_one_frame(data: bytes) -> None:
+    decoder = Decoder(max_body=64)
+    try:
+        for i in range(len(data)):
+            decoder.feed(data[i : i + 1])
+            assert len(decoder._buffer) < HEAD.size + 64
+    except ProtocolError:
+        assert len(decoder._buffer) <= HEAD.size + 64
+
+
+@pytest.mark.parametrize("length", [MAX_BODY + 1, 2**31, 2**32 - 1])
+def test_nothing_is_allocated_for_a_length_beyond_the_limit(length: int) -> None:
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, length)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=f"announced a message of {length} bytes: the limit is {MAX_BODY}"):
+            decoder.feed(head)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_is_allocated_for_a_length_within_the_limit_before_its_bytes_come() -> None:
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, MAX_BODY)
+    tracemalloc.start()
+    try:
+        assert decoder.feed(head) == []
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_limit_is_inclusive() -> None:
+    body = encode(Bye())[HEAD.size :]
+    assert Decoder(max_body=len(body)).feed(frame(body)) == [Bye()]
+    with pytest.raises(ProtocolError, match="the limit is"):
+        Decoder(max_body=len(body) - 1).feed(frame(body))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GET / HTTP/1.1\r\n", "does not speak our protocol: it begins with b'GE'"),
+        (b"G", "does not speak our protocol"),
+        (b"KX", "does not speak our protocol"),
+        (HEAD.pack(MAGIC, 2, 0), "the peer's frames have version 2, ours 1"),
+        (frame(b""), "is not valid"),
+        (frame(b"null"), "is not valid"),
+        (frame(b"{}"), "is not valid"),
+        (frame(b'{"type":"nonsense"}'), "is not valid"),
+        (frame(b'{"type":"bye","more":1}'), "is not valid: bye.more: Extra inputs are not permitted"),
+    ],
+)
+def test_refusal_says_what_is_wrong(data: bytes, words: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        Decoder().feed(data)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type":"' + b"x" * 100_000 + b'"}',
+        b'{"type":"bye","' + b"x" * 100_000 + b'":1}',
+        b'{"type":"bye","line\\nbreak \\u001b[31m":1}',
+        b'{"type":"' + "ü\U0001f600".encode() * 1000 + b'"}',
+    ],
+)
+def test_complaint_is_one_short_printable_line_whatever_the_peer_says(body: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        Decoder().feed(frame(body))
+    text = str(caught.value)
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 12 * MAX_COMPLAINT
+
+
+def test_message_larger_than_a_frame_is_not_sent() -> None:
+    caches = [entry(addresses=[2**63] * 4096)] * 14
+    with pytest.raises(ProtocolError, match=rf"a 'ready' message of \d+ bytes: the limit is {MAX_BODY}"):
+        encode(Ready(caches=caches))
+
+
+def test_messages_before_a_damaged_one_are_read_when_they_come_alone() -> None:
+    decoder = Decoder()
+    assert decoder.feed(HELLO + encode(Disconnect(reason="x"))[:-1]) == [hello(1)]
+    with pytest.raises(ProtocolError):
+        decoder.feed(b"]")

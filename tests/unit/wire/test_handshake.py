@@ -1,0 +1,252 @@
+"""Any message in any state is an answer or a LinkError, and nobody without the key gets a link."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist.wire.auth import Side, proof
+from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.wire.handshake import Handshake, State, refusal
+from aiodatadist.wire.messages import Bye, Connect, Hello, Message, Proof, Ready, Refuse
+from tests.unit.wire.examples import endpoint, entry, hello, messages
+
+KEY = b"a key"
+CONNECT = Connect(channel="channel", timeout=3.0)
+CLIENT_CACHES, SERVER_CACHES = [entry(cache_id=1)], [entry(cache_id=2)]
+
+
+def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
+    """Cluster 1 is the client, cluster 2 the server."""
+    return Handshake(side, hello(1 if side == "client" else 2, has_key=key is not None, **changes), key)
+
+
+def travel(sent: list[Message]) -> list[Message]:
+    return Decoder().feed(b"".join(map(encode, sent)))
+
+
+def converse(client: Handshake, server: Handshake) -> None:
+    """Carry messages to and fro until nobody has anything to say."""
+    to_server, to_client = travel(client.start(CONNECT)), list[Message]()
+    while to_server or to_client:
+        for message in to_server:
+            to_client += travel(server.receive(message))
+        to_server = []
+        for message in to_client:
+            to_server += travel(client.receive(message))
+        to_client = []
+
+
+def in_state(side: Side, state: State, key: bytes | None) -> Handshake:
+    """A handshake that has come this far with an honest peer."""
+    client, server = end("client", key), end("server", key)
+    to_server, to_client = client.start(CONNECT), list[Message]()
+    mine = client if side == "client" else server
+    while mine.state is not state and (to_server or to_client):
+        if to_server:
+            to_client += server.receive(to_server.pop(0))
+        else:
+            to_server += client.receive(to_client.pop(0))
+    if state is State.DONE:
+        mine.receive(Ready(caches=[]))
+    assert mine.state is state
+    return mine
+
+
+def answer_or_error(handshake: Handshake, message: Message) -> list[Message] | LinkError:
+    try:
+        return handshake.receive(message)
+    except LinkError as error:
+        return error
+
+
+STATES: list[tuple[Side, State, bytes | None]] = [
+    ("client", State.HELLO, None),
+    ("client", State.OPEN, None),
+    ("client", State.DONE, None),
+    ("client", State.HELLO, KEY),
+    ("client", State.PROOF, KEY),
+    ("client", State.OPEN, KEY),
+    ("server", State.HELLO, None),
+    ("server", State.CONNECT, None),
+    ("server", State.OPEN, None),
+    ("server", State.DONE, None),
+    ("server", State.HELLO, KEY),
+    ("server", State.PROOF, KEY),
+    ("server", State.CONNECT, KEY),
+    ("server", State.OPEN, KEY),
+]
+
+# What an honest peer might say, in an order in which it would not.
+plausible: st.SearchStrategy[Message] = st.sampled_from(
+    [
+        hello(1),
+        hello(2),
+        hello(1, has_key=True),
+        hello(2, has_key=True),
+        Proof(mac=proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))),
+        Proof(mac=proof(b"another key", "server", hello(1, has_key=True), hello(2, has_key=True))),
+        CONNECT,
+        Ready(caches=[]),
+        Refuse(status=0, reason=""),
+        Bye(),
+    ]
+)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+def test_two_honest_ends_agree_and_exchange_their_catalogues(key: bytes | None) -> None:
+    client, server = end("client", key), end("server", key)
+    converse(client, server)
+    assert client.agreed == (hello(2, has_key=key is not None), CONNECT)
+    assert server.agreed == (hello(1, has_key=key is not None), CONNECT)
+    assert (client.is_done, server.is_done) == (False, False)
+    (to_server,), (to_client,) = client.opened(CLIENT_CACHES), server.opened(SERVER_CACHES)
+    assert server.receive(to_server) == client.receive(to_client) == []
+    assert (client.is_done, server.is_done) == (True, True)
+    assert (client.caches, server.caches) == (SERVER_CACHES, CLIENT_CACHES)
+
+
+def test_peer_may_be_ready_before_we_are() -> None:
+    client, server = end("client"), end("server")
+    converse(client, server)
+    client.receive(server.opened(SERVER_CACHES)[0])
+    before = client.is_done
+    client.opened(CLIENT_CACHES)
+    assert (before, client.is_done) == (False, True)
+
+
+@given(st.sampled_from(STATES), st.lists(messages | plausible, max_size=6))
+def test_any_message_in_any_state_is_an_answer_or_a_link_error(
+    start: tuple[Side, State, bytes | None], said: list[Message]
+) -> None:
+    handshake = in_state(*start)
+    outcomes = [answer_or_error(handshake, message) for message in said]
+    errors = [isinstance(outcome, LinkError) for outcome in outcomes]
+    assert errors == sorted(errors), "after an error nothing is accepted any more"
+    assert (handshake.state is State.OVER) == any(errors)
+    assert LLMStatusCode.LLM_SUCCESS not in {o.status_code for o in outcomes if isinstance(o, LinkError)}
+
+
+@given(st.sampled_from(["client", "server"]), st.lists(plausible | messages, max_size=8))
+def test_without_the_key_no_words_make_a_link(side: Side, said: list[Message]) -> None:
+    handshake = end(side, KEY)
+    if side == "client":
+        handshake.start(CONNECT)
+    for message in said:
+        answer_or_error(handshake, message)
+    handshake.opened([])
+    assert handshake.agreed is None
+    assert not handshake.is_done
+
+
+def test_server_with_a_key_takes_no_connect_before_the_proof() -> None:
+    server = end("server", KEY)
+    server.receive(hello(1, has_key=True))
+    with pytest.raises(ProtocolError, match="said 'connect' in state 'proof'"):
+        server.receive(CONNECT)
+
+
+def test_even_an_empty_key_has_to_be_proved() -> None:
+    server = end("server", b"")
+    server.receive(hello(1, has_key=True))
+    assert server.state is State.PROOF
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_key_of_another_is_refused_once_and_for_all(side: Side) -> None:
+    client = end("client", KEY if side == "client" else b"another key")
+    server = end("server", KEY if side == "server" else b"another key")
+    victim = client if side == "client" else server
+    if side == "client":
+        client.start(CONNECT)
+        client.receive(hello(2, has_key=True))
+        wrong = proof(b"another key", "server", hello(1, has_key=True), hello(2, has_key=True))
+    else:
+        server.receive(hello(1, has_key=True))
+        wrong = proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))
+    right = proof(KEY, (side == "client" and "server") or "client", hello(1, has_key=True), hello(2, has_key=True))
+    with pytest.raises(AuthError, match="does not have our key"):
+        victim.receive(Proof(mac=wrong))
+    with pytest.raises(ProtocolError, match="in state 'over'"):
+        victim.receive(Proof(mac=right))
+
+
+def test_own_proof_sent_back_is_no_proof() -> None:
+    client = end("client", KEY)
+    client.start(CONNECT)
+    (echo,) = client.receive(hello(2, has_key=True))
+    with pytest.raises(AuthError):
+        client.receive(echo)
+
+
+@pytest.mark.parametrize(("mine", "theirs", "holder"), [(KEY, None, "this end"), (None, KEY, "the peer")])
+def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: bytes | None, holder: str) -> None:
+    for side in ("client", "server"):
+        with pytest.raises(AuthError, match=f"only {holder} has a key"):
+            end(side, mine).receive(hello(7, has_key=theirs is not None))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (hello(1, protocol=2), "protocol differs: 1 here, 2 at the peer"),
+        (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft here, ascend at the peer"),
+        (hello(1, endpoint=endpoint(transport="loopback")), "transport differs: hccl here, loopback at the peer"),
+        (hello(1, one_sided=False), "one-sided mode differs: True here, False at the peer"),
+        (hello(2), "the peer has our own cluster id 2: ids have to be unique"),
+    ],
+)
+def test_ends_that_do_not_fit_are_refused_with_both_values(theirs: Hello, words: str) -> None:
+    with pytest.raises(IncompatiblePeer) as caught:
+        end("server").receive(theirs)
+    assert words in str(caught.value)
+    assert caught.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
+
+
+def test_other_cluster_than_the_asked_for_is_refused() -> None:
+    client = Handshake("client", hello(1), None, expected=2)
+    client.start(CONNECT)
+    with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered"):
+        client.receive(hello(3))
+
+
+def test_client_that_did_not_start_has_nothing_to_ask() -> None:
+    with pytest.raises(ProtocolError, match="start"):
+        end("client").receive(hello(2))
+
+
+def test_client_takes_no_connect() -> None:
+    client = end("client")
+    client.start(CONNECT)
+    with pytest.raises(ProtocolError, match="said 'connect' in state 'hello'"):
+        client.receive(CONNECT)
+
+
+@pytest.mark.parametrize("start", STATES, ids=lambda start: f"{start[0]}-{start[1].value}-{start[2]}")
+def test_peer_may_refuse_in_any_state_and_its_status_is_told(start: tuple[Side, State, bytes | None]) -> None:
+    status = LLMStatusCode.LLM_ALREADY_LINK
+    with pytest.raises(LinkError, match="the peer refused: we have one") as caught:
+        in_state(*start).receive(Refuse(status=status, reason="we have one"))
+    assert caught.value.status_code is status
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [(0, LLMStatusCode.LLM_LINK_FAILED), (7, LLMStatusCode.LLM_FAILED), (-1, LLMStatusCode.LLM_UNKNOWN_ERROR)],
+)
+def test_refusal_with_a_strange_status_is_a_failure_all_the_same(status: int, told: LLMStatusCode) -> None:
+    with pytest.raises(LinkError) as caught:
+        end("client").receive(Refuse(status=status, reason=""))
+    assert caught.value.status_code is told
+
+
+@given(st.text(max_size=5000), st.sampled_from([status for status in LLMStatusCode if status]))
+def test_any_refusal_can_be_sent_before_the_peer_is_trusted(reason: str, status: LLMStatusCode) -> None:
+    data = encode(refusal(LinkError(reason, status_code=status)))
+    (message,) = Decoder(max_body=1 << 14).feed(data)
+    assert isinstance(message, Refuse)
+    assert message.status == status
+    assert reason.startswith(message.reason)
