@@ -34,7 +34,7 @@ static void rank_id(hccl_comm *comm, question what)
 
 static void comm_name(hccl_comm *comm, question what)
 {
-    strcpy(what.name, comm->name);                      /* the caller's buffer is documented to hold 128 bytes, and so does ours */
+    strcpy(what.name, comm->name);                      /* 128 bytes at most, the documented size of the buffer */
 }
 
 static bool is_lost(int fd)

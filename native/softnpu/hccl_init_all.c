@@ -47,7 +47,7 @@ static HcclResult make_all(const char *function, uint32_t count, const int32_t *
     HcclResult code = HCCL_SUCCESS;
     hccl_key_add(&key, &self, sizeof self);
     for (uint32_t i = 0; i < count; i++) {
-        made[i] = hccl_comm_new(count, i, "hccl_world_group", &key);
+        made[i] = hccl_comm_new(count, i, "softnpu-all", &key);
         if (!made[i])
             return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
         made[i]->device = devices[i];

@@ -231,10 +231,10 @@ static HcclResult gather(hccl_comm *comm, const hccl_wait *wait, uint64_t *missi
         if (code)
             return code;
         int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            return HCCL_E_SYSCALL;
+        if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+            continue;                                   /* it left before we opened */
         if (fd < 0)
-            continue;
+            return HCCL_E_SYSCALL;
         code = admit(comm, wait, missing, fd);
         if (code && code != HCCL_E_AGAIN)
             return code;

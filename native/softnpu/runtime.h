@@ -11,7 +11,7 @@
  *   init                                    aclInit to aclFinalize, versions
  *
  * Each line uses the ones above it. Locks, in the order they are taken besides what soft.h says: a device's set_lock
- * before its lock; an event's, a notify's or a reservation's and then the physical memory's before share.c's.                                                                                */
+ * before its lock; an event's, a notify's or a reservation's and then the physical memory's before share.c's.                              */
 #pragma once
 #include "soft.h"
 
@@ -92,8 +92,6 @@ aclError soft_backing_new(uint64_t size, int *fd);          /* a memfd that can 
 aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void **addr);  /* at NULL: anywhere in ordinary addresses */
 aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may a peer's fd be mapped safely? */
 uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */
-
-/* ---- import.c ---- */
 
 /* ---- device.c ---- */
 typedef struct soft_context soft_context;
@@ -236,7 +234,7 @@ typedef struct soft_event {
 } soft_event;
 aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_shared_event *shared, aclrtEvent *handle);
 soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
-aclError soft_event_latest(soft_event *event, soft_mark **mark);           /* a reference to the mark of the latest record; NULL: none */
+aclError soft_event_latest(soft_event *event, soft_mark **mark);          /* a reference to the mark of the latest record; NULL: none */
 
 /* ---- reporter.c: threads that run callbacks ---- */
 typedef struct soft_report {

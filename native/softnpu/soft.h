@@ -47,7 +47,7 @@ typedef struct soft_exec_fault { aclError code; int64_t delay_ms; bool hang, dro
 int  soft_fault(const char *function, soft_exec_fault *exec); /* the code to return at once, or 0; exec may be NULL (then a delay is taken here) */
 int  soft_fault_init(void);                                  /* reads SOFTNPU_FAULTS; an ACL error code when that is no spec */
 
-/* ---- memory.c: every range that means something to the device ---- */
+/* ---- map.c, host.c, import.c: every range that means something to the device ---- */
 typedef struct soft_span {
     uintptr_t base; uint64_t size;                          /* the whole allocation */
     int placement;                                          /* 0 pinned host, 1 device */
@@ -61,12 +61,12 @@ int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, v
 void soft_mem_unimport(void *addr);
 aclError soft_populate(void *addr, uint64_t size);          /* makes its pages resident, up to a sensible size */
 
-/* ---- device.c, context.c ---- */
+/* ---- device.c, init.c ---- */
 int  soft_current_device(void);                             /* of this thread, or -1 */
 int  soft_device_count(void);
 bool soft_initialized(void);                                /* aclInit has run */
 
-/* ---- stream.c: FIFO executors ---- */
+/* ---- queue.c, task.c, stream.c, bytes.c: FIFO executors. queue.c tells what an abort promises. ---- */
 typedef struct soft_stream soft_stream;
 typedef struct soft_task {
     struct soft_task *next;

@@ -104,8 +104,10 @@ static inline double seconds_now(void)
 /* ---- communicators ---- */
 
 static const char two_ranks[] =
-    "{\"version\": \"1.0\", \"status\": \"completed\", \"server_count\": \"1\", \"server_list\": [{\"server_id\": \"127.0.0.1\", \"device\": ["
-    "{\"device_id\": \"0\", \"device_ip\": \"10.0.0.1\", \"rank_id\": \"0\"}, {\"device_id\": \"1\", \"device_ip\": \"10.0.0.2\", \"rank_id\": \"1\"}]}]}";
+    "{\"version\": \"1.0\", \"status\": \"completed\", \"server_count\": \"1\", \"server_list\": ["
+    "{\"server_id\": \"127.0.0.1\", \"device\": ["
+    "{\"device_id\": \"0\", \"device_ip\": \"10.0.0.1\", \"rank_id\": \"0\"}, "
+    "{\"device_id\": \"1\", \"device_ip\": \"10.0.0.2\", \"rank_id\": \"1\"}]}]}";
 
 static inline HcclCommConfig named_config(const char *name)
 {
@@ -119,7 +121,7 @@ static inline HcclCommConfig named_config(const char *name)
     return config;
 }
 
-/* Names must not meet those of another run of the tests on this machine. Ranks are siblings: their parent tells runs apart. */
+/* Names must not meet those of another run of the tests on this machine. The ranks' parent tells runs apart. */
 static inline HcclComm new_one_sided(const char *name, uint32_t rank)
 {
     char unique[100];

@@ -273,6 +273,8 @@ static inline aclError fake_sync_stream(aclrtStream s, int32_t ms)
     while (code == 0 && fake.head < fake.tail)
         if (pthread_cond_timedwait(&fake.changed, &fake.lock, &until))
             code = fake.head < fake.tail ? ACL_ERROR_RT_STREAM_SYNC_TIMEOUT : 0;
+    if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
+        fake_say("the stream was not done in time");
     return fake_leave(code ? code : fake_tell());
 }
 
@@ -284,6 +286,8 @@ static inline aclError fake_sync_event(aclrtEvent event, int32_t ms)
     while (code == 0 && e->done < e->recorded)
         if (pthread_cond_timedwait(&fake.changed, &fake.lock, &until))
             code = e->done < e->recorded ? ACL_ERROR_RT_EVENT_SYNC_TIMEOUT : 0;
+    if (code == ACL_ERROR_RT_EVENT_SYNC_TIMEOUT)
+        fake_say("the event was not done in time");
     return fake_leave(code);
 }
 

@@ -1,6 +1,7 @@
 /* Streams: order, life, failure modes, timeouts, aborts. */
 #include "gate.h"
 #include <signal.h>
+#include <sys/resource.h>
 
 TEST(test_work_runs_in_order_of_submission)
 {
@@ -201,6 +202,32 @@ TEST(test_abort_drops_what_is_queued)
     CHECK_OK(aclrtDestroyStream(stream));
 }
 
+TEST(test_aborts_work_without_a_descriptor_to_wake_by)
+{
+    struct rlimit before, low;
+    aclrtStream stream = new_stream(), waiting = new_stream();
+    aclrtEvent event = new_event();
+    char *device = device_bytes(64);
+    getrlimit(RLIMIT_NOFILE, &before);
+    low = before;
+    low.rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, &low);
+    CHECK_EQ(softnpu_fault("aclrtMemsetAsync:hang"), 0);
+    CHECK_OK(aclrtMemsetAsync(device, 64, 1, 64, stream));
+    CHECK_OK(aclrtRecordEvent(event, stream));
+    CHECK_OK(aclrtStreamWaitEvent(waiting, event));
+    CHECK_ERR(aclrtSynchronizeEventWithTimeout(event, 5), ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
+    CHECK_OK(aclrtStreamAbort(waiting));
+    CHECK_OK(aclrtSynchronizeStream(waiting));
+    CHECK_OK(aclrtStreamAbort(stream));
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK_OK(aclrtDestroyEvent(event));
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtDestroyStream(waiting));
+    CHECK_OK(aclrtFree(device));
+}
+
 TEST(test_after_abort_and_synchronize_nothing_is_written_any_more)
 {
     enum { SIZE = 64 << 20 };
@@ -330,6 +357,7 @@ int main(void)
     RUN(test_stop_on_failure_sticks_and_spreads_in_the_context);
     RUN(test_abort_ends_a_task_that_never_would);
     RUN(test_abort_drops_what_is_queued);
+    RUN(test_aborts_work_without_a_descriptor_to_wake_by);
     RUN(test_after_abort_and_synchronize_nothing_is_written_any_more);
     RUN(test_force_destroy_drops_the_queue);
     RUN(test_device_abort_ends_all_streams);

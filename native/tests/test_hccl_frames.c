@@ -96,7 +96,8 @@ static void say_hello(int fd, hccl_hello hello)
 static void say_regions(int fd, const hccl_wire_region *regions, uint32_t count, uint16_t flags, int nfds, int passed)
 {
     hccl_message message = new_message(HCCL_REGIONS, flags, count);
-    memcpy(message.body.regions, regions, count * sizeof *regions);
+    for (uint32_t i = 0; i < count; i++)
+        message.body.regions[i] = regions[i];
     for (message.nfds = 0; message.nfds < nfds; message.nfds++)
         message.fds[message.nfds] = passed;
     send_with(fd, &message, sizeof(hccl_head) + count * sizeof *regions);

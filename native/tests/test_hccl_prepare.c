@@ -145,33 +145,6 @@ TEST(test_bound_memory_that_was_freed_is_an_error_on_both_sides)
     run_pair(freed_before);
 }
 
-static void many_links(uint32_t rank, int other)
-{
-    enum { COUNT = 512 };
-    static HcclComm comms[COUNT];
-    char name[32];
-    int before = open_descriptors();
-    for (int i = 0; i < COUNT; i++) {
-        snprintf(name, sizeof name, "many-%d", i);
-        comms[i] = new_one_sided(name, rank);
-        CHECK_OK(prepare(comms[i], 20));
-    }
-    CHECK_EQ(open_descriptors(), before + COUNT);
-    softnpu_counters counters;
-    softnpu_get_counters(&counters);
-    CHECK_EQ(counters.comms, COUNT);
-    CHECK_EQ(counters.threads, 0);
-    in_step(other);
-    for (int i = 0; i < COUNT; i++)
-        CHECK_OK(HcclCommDestroy(comms[i]));
-    CHECK_EQ(open_descriptors(), before);
-}
-
-TEST(test_512_links_cost_one_descriptor_each_and_no_thread)
-{
-    run_pair(many_links);
-}
-
 static void many_regions(uint32_t rank, int other)
 {
     enum { COUNT = 300, BYTES = 8192, STEP = 1000 };        /* more than one message, and not page by page */
@@ -219,7 +192,6 @@ int main(void)
     RUN(test_destroying_ends_a_blocked_prepare);
     RUN(test_memory_is_bound_before_prepare);
     RUN(test_bound_memory_that_was_freed_is_an_error_on_both_sides);
-    RUN(test_512_links_cost_one_descriptor_each_and_no_thread);
     RUN(test_300_small_regions);
     return check_done();
 }

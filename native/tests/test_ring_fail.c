@@ -151,6 +151,41 @@ TEST(test_failed_work_of_a_small_program_is_found_at_the_end)
     }
 }
 
+static void check_message(ring *r, uint64_t id, int code, const char *words)
+{
+    ring_completion done = next_completion(r);
+    CHECK_EQ(done.id, id);
+    CHECK_EQ(done.state, RING_FAILED);
+    CHECK_EQ(done.code, code);
+    CHECK(!strcmp(done.message, words));
+    if (strcmp(done.message, words))
+        printf("it says: %s\n", done.message);
+}
+
+TEST(test_only_the_first_failure_is_told_and_in_its_own_words)
+{
+    fake_reset();
+    fake_hold();
+    fake.bad_copy = 2;
+    ring *r = open_ring(4, 1000, 100, GRACE_MS);
+    script s = { 0 };
+    script_copy(&s, 1, 3, 10);
+    CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
+    fake_reached(SYNC_STREAM, 3);                           /* two slices ended */
+    fake_let(3);
+    check_message(r, 1, FAKE_EXEC_CODE, "a piece of work failed");
+    fake_fail(COPY_ASYNC, fake_calls(COPY_ASYNC) + 2, CODE);    /* the first copy stays, until an abort */
+    fake_fail(QUERY, fake_calls(QUERY) + 1, CODE + 1);
+    CHECK_EQ(submit(r, 2, &s, PATIENCE_MS), RING_QUEUED);
+    check_message(r, 2, CODE, "the fake was told to fail");
+    CHECK_EQ(fake_calls(ABORT), 1);
+    script_event(&s, RING_WAIT, &(fake_event){ 1, 1 });     /* for the worker */
+    fake_fail(COPY_ASYNC, fake_calls(COPY_ASYNC) + 1, CODE);
+    CHECK_EQ(submit(r, 3, &s, PATIENCE_MS), RING_QUEUED);
+    check_message(r, 3, CODE, "the fake was told to fail");
+    close_ring(r);
+}
+
 TEST(test_failure_does_not_complete_before_the_rest_has_landed)
 {
     fake_reset();
@@ -297,6 +332,7 @@ int main(void)
     RUN(test_ring_does_not_open_without_its_stream_and_events);
     RUN(test_failed_work_is_found_at_the_next_fence);
     RUN(test_failed_work_of_a_small_program_is_found_at_the_end);
+    RUN(test_only_the_first_failure_is_told_and_in_its_own_words);
     RUN(test_failure_does_not_complete_before_the_rest_has_landed);
     RUN(test_program_that_misses_its_time_limit_is_aborted);
     RUN(test_time_limit_holds_for_a_program_that_makes_progress);

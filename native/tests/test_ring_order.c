@@ -79,12 +79,16 @@ TEST(test_worker_takes_over_when_the_device_is_not_done)
     script_copy(&first, 1, 2, 10);
     script_copy(&second, 2, 2, 10);
     CHECK_EQ(submit(r, 1, &first, 10000), RING_QUEUED);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     CHECK_EQ(fake_calls(COPY_ASYNC), 2);                    /* it was issued here, and will not be again */
     CHECK_EQ(submit(r, 2, &second, 10000), RING_QUEUED);    /* small, but not overtaking */
     fake_reached(SYNC_STREAM, 1);
     CHECK_EQ(fake_calls(COPY_ASYNC), 2);
     fake_let_all();
-    CHECK_DONE(next_completion(r), 1, RING_DONE, 20, 2);
+    ring_completion done = next_completion(r);
+    CHECK_DONE(done, 1, RING_DONE, 20, 2);
+    CHECK(done.started_ns <= now.tv_sec * 1000000000 + now.tv_nsec);
     CHECK_DONE(next_completion(r), 2, RING_DONE, 20, 2);
     CHECK(pthread_equal(fake.log[0].thread, pthread_self()));
     CHECK(!pthread_equal(fake.log[2].thread, pthread_self()));

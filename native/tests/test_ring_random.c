@@ -1,7 +1,7 @@
 /* Random programs, faults and cancellations on a device with a thread of its own. For each program: it completes once,
  * in turn, with what really happened, and nothing of it lands afterwards.                                           */
 #include "ring_kit.h"
-#include <sched.h>
+#include <semaphore.h>
 
 enum { PROGRAMS = 400, ROUNDS = 12 };
 
@@ -16,46 +16,43 @@ static uint64_t below(random_state *s, uint64_t n)          /* splitmix64 */
 
 typedef struct round {
     ring *r;
-    random_state random, canceller_random;
+    random_state random, device_random, canceller_random;
     script scripts[PROGRAMS + 1];
     fake_event events[PROGRAMS + 1];
     uint64_t bytes[PROGRAMS + 1];                           /* asked for */
     int completed[PROGRAMS + 1];
     uint64_t landed[PROGRAMS + 1];                          /* when it completed */
-    atomic_uint_least64_t newest;                           /* id submitted so far */
-    atomic_bool over;
+    sem_t submitted;                                        /* to the canceller: one more program */
+    bool over;                                              /* under the fake's lock */
     int states[5];
 } round;
 
 /* ---- the threads beside the submitting one ---- */
 
-static void *be_the_device(void *arg)                       /* one piece at a time */
+static void *be_the_device(void *arg)                       /* a few pieces at a time */
 {
     round *n = arg;
-    while (!atomic_load(&n->over)) {
-        pthread_mutex_lock(&fake.lock);
-        if (fake.head == fake.tail) {
-            struct timespec soon = fake_in(2);
-            pthread_cond_timedwait(&fake.changed, &fake.lock, &soon);
-        }
-        fake.let = fake.head < fake.tail;
+    pthread_mutex_lock(&fake.lock);
+    while (!n->over) {
+        if (fake.head == fake.tail)
+            pthread_cond_wait(&fake.changed, &fake.lock);
+        fake.let = 1 + below(&n->device_random, 8);
         fake_run();
-        pthread_mutex_unlock(&fake.lock);
-        sched_yield();
+        fake.let = 0;
+        pthread_mutex_unlock(&fake.lock);                   /* the others may look */
+        pthread_mutex_lock(&fake.lock);
     }
+    pthread_mutex_unlock(&fake.lock);
     return NULL;
 }
 
 static void *cancel_some(void *arg)                         /* among the last few, now and then */
 {
     round *n = arg;
-    uint64_t seen = 0;
-    while (!atomic_load(&n->over)) {
-        uint64_t newest = atomic_load(&n->newest);
-        if (newest != seen && below(&n->canceller_random, 3) == 0)
-            ring_cancel(n->r, newest - below(&n->canceller_random, newest < 4 ? newest : 4));
-        seen = newest;
-        sched_yield();
+    for (uint64_t id = 1; id <= PROGRAMS; id++) {
+        while (sem_wait(&n->submitted)) { }
+        if (below(&n->canceller_random, 4) == 0)
+            ring_cancel(n->r, id - below(&n->canceller_random, id < 4 ? id : 4));
     }
     return NULL;
 }
@@ -127,7 +124,7 @@ static void submit_one(round *n, uint64_t id)
             check_completion(n, &ran);
         if (status != RING_FULL) {
             CHECK(status == RING_RAN || status == RING_QUEUED);
-            atomic_store(&n->newest, id);
+            sem_post(&n->submitted);
             return;
         }
         wait_for_some(n);
@@ -163,7 +160,9 @@ static void play(uint64_t seed)
     round *n = calloc(1, sizeof *n);
     pthread_t device, canceller;
     n->random.value = seed;
+    n->device_random.value = seed << 32;
     n->canceller_random.value = ~seed;
+    sem_init(&n->submitted, 0, 0);
     fake_reset();
     fake_hold();
     n->r = open_ring(1 + (uint32_t)below(&n->random, 16), 30 + below(&n->random, 500), inline_bytes[seed % 3], PATIENCE_MS);
@@ -183,7 +182,7 @@ static void play(uint64_t seed)
     CHECK_EQ(ring_close(n->r, PATIENCE_MS), 0);
     reap(n);
     CHECK(!is_readable(n->r));
-    atomic_store(&n->over, true);
+    FAKE_DO(n->over = true);
     pthread_join(device, NULL);
     pthread_join(canceller, NULL);
     ring_free(n->r);
@@ -194,6 +193,7 @@ static void play(uint64_t seed)
     check_order();
     CHECK_EQ(fake.live_streams + fake.live_events + fake.strays + fake_waiting(), 0);
     printf("seed %d: %d done, %d failed, %d cancelled\n", (int)seed, n->states[RING_DONE], n->states[RING_FAILED], n->states[RING_CANCELLED]);
+    sem_destroy(&n->submitted);
     free(n);
 }
 

@@ -227,7 +227,7 @@ TEST(test_copy_that_hangs_is_aborted_at_the_time_limit_and_memory_is_quiet)
 {
     for (uint64_t inline_bytes = 0; inline_bytes <= SIZE; inline_bytes += SIZE) {
         scene c;
-        set_scene(&c, SIZE, SIZE, inline_bytes, 1000);
+        set_scene(&c, SIZE, 2 * SIZE, inline_bytes, 1000);
         CHECK_EQ(softnpu_fault("aclrtMemcpyAsync:hang"), 0);
         ring_completion done = run_steps(c.r, 1, &c.s.step, 1, 40);
         CHECK_DONE(done, 1, RING_TIMED_OUT, 0);
