@@ -154,13 +154,13 @@ static int32_t ms_until(int64_t ns, int32_t most)
     return left <= 0 ? 1 : left / 1000000 >= most ? most : (int32_t)(left / 1000000 + 1);
 }
 
-/* A cancellation shortens the time limit to the grace. `code`: what to say when time is up. */
+/* A cancellation shortens the time limit to our patience. `code`: what to say when time is up. */
 static void watch_time(device *d, program *p, aclError code)
 {
     if (!p->stopping && atomic_load_explicit(&p->cancelled, memory_order_relaxed)) {
-        int64_t grace_ends = ring_after_ns(d->options.grace_ms);
+        int64_t patience_ends = ring_after_ns(d->options.patience_ms ? d->options.patience_ms : d->options.grace_ms);
         p->stopping = true;
-        p->deadline_ns = grace_ends < p->deadline_ns ? grace_ends : p->deadline_ns;
+        p->deadline_ns = patience_ends < p->deadline_ns ? patience_ends : p->deadline_ns;
     }
     if (ring_now_ns() < p->deadline_ns)
         return;

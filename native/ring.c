@@ -284,7 +284,7 @@ static void ring_destroy(ring *r)
 int ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out)
 {
     if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 ||
-        options->grace_ms <= 0 || options->grace_ms > INT32_MAX)
+        options->grace_ms <= 0 || options->grace_ms > INT32_MAX || options->patience_ms < 0 || options->patience_ms > INT32_MAX)
         return ACL_ERROR_INVALID_PARAM;
     ring *r = calloc(1, sizeof *r + options->depth * sizeof(slot));
     if (!r)

@@ -54,7 +54,8 @@ typedef struct ring_options {
     uint32_t depth;                       /* programs submitted and not yet reaped, at most */
     uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
-    int64_t  grace_ms;                    /* for the device to let go, after a cancellation and after an abort */
+    int64_t  grace_ms;                    /* for the device to let go after an abort */
+    int64_t  patience_ms;                 /* from a cancellation to the abort; 0: as long as the grace */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;

@@ -110,7 +110,8 @@ def completion_error(completion: Any) -> LLMException:
     """The exception for a ring completion that is neither done nor cancelled."""
     words = decode(completion.message)
     if completion.state == ring.RING_STUCK:
-        return StuckError("the device did not let go of the transfer's memory, not even after an abort")
+        cause = f" (it began with {completion.code}: {words})" if completion.code else ""
+        return StuckError(f"the device did not let go of the transfer's memory, not even after an abort{cause}")
     if completion.state == ring.RING_TIMED_OUT:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")

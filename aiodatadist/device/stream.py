@@ -52,13 +52,19 @@ class StreamLimits:
         window: bytes given to the device between two looks at the cancel flag. 8 MiB is about 1 ms at memory speed.
         inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
             costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
-        grace: seconds that the device has for letting go, after a cancellation and again after an abort.
+        patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25 Gbit/s.
+        grace: seconds that the device has for letting go after an abort.
     """
 
     depth: int = 128
     window: int = 8 << 20
     inline: int = 256 << 10
+    patience: float = 0.03
     grace: float = 1.0
+
+
+_stuck: list[Transfer] = []
+"""Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
 
 class Transfer:
@@ -130,7 +136,7 @@ class Transfer:
         await waiter
 
     async def _quiesce(self) -> None:
-        """Wait until the device let go, whatever else is cancelled meanwhile. C answers within two graces."""
+        """Wait until the device let go, whatever else is cancelled meanwhile. C answers within patience and grace."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 3 * self._stream.limits.grace):
             while not self.is_done:
                 try:
@@ -157,6 +163,8 @@ class Transfer:
             self._finish(TransferState.DONE, None)
         elif state == ring.RING_CANCELLED:
             self._finish(TransferState.CANCELLED, None)
+        elif state == ring.RING_STUCK and self.ranges == 0:  # refused behind a stuck one: nothing of it was started
+            self._finish(TransferState.FAILED, completion_error(completion))
         else:
             self._finish(_STATES[state], completion_error(completion))
 
@@ -165,7 +173,9 @@ class Transfer:
             return
         self.state = state
         self.error = error
-        if state is not TransferState.STUCK:
+        if state is TransferState.STUCK:
+            _stuck.append(self)
+        else:
             self._program = None
         for callback in self._callbacks:  # before the waiters: a callback may know better what happened
             callback(self)
@@ -205,6 +215,7 @@ class Stream:
         options.window_bytes = self.limits.window
         options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
         options.grace_ms = max(1, round(self.limits.grace * 1000))
+        options.patience_ms = max(1, round(self.limits.patience * 1000))
         out = ffi.new("ring **")
         self._runtime.check("ring_open", ring.ring_open(self._runtime.ring_driver, context, options, out))
         return out[0]
@@ -221,6 +232,8 @@ class Stream:
         """
         if self._pid != os.getpid():
             raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
+        if self._closed:
+            raise ParamInvalid(f"{self.name} is closed")
         transfer = Transfer(self, next(self._numbers), program)
         timeout_ms = max(1, round(timeout * 1000))
         if self._backlog:

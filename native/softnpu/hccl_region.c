@@ -163,7 +163,7 @@ HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
         return code;
     *memHandle = region->handle;
     soft_unref(&region->object);
-    soft_populate(mem->addr, mem->size);                /* a NIC's registration pins memory, too; read-only memory stays as is */
+    soft_populate(mem->addr, mem->size);            /* a NIC's registration pins memory, too; read-only memory stays as it is */
     return HCCL_SUCCESS;
 }
 

@@ -197,7 +197,7 @@ typedef struct hccl_transfer {
     hccl_copy copies[];
 } hccl_transfer;
 hccl_transfer *hccl_transfer_new(uint32_t capacity);
-void           hccl_transfer_add(hccl_transfer *transfer, hccl_copy copy);  /* joins it to the last one where both sides touch */
+void           hccl_transfer_add(hccl_transfer *transfer, hccl_copy copy); /* joins it to the last one where both touch */
 void           hccl_transfer_drop(soft_task *task);
 
 /* ---- hccl_channel.c ---- */

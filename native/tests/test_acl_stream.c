@@ -202,6 +202,43 @@ TEST(test_abort_drops_what_is_queued)
     CHECK_OK(aclrtDestroyStream(stream));
 }
 
+typedef struct witness { aclrtContext context; aclrtStream stream; _Atomic int waiting, let_go; } witness;
+
+static void *wait_through_an_abort(void *argument)
+{
+    witness *it = argument;
+    CHECK_OK(aclrtSetCurrentContext(it->context));
+    it->waiting = 1;
+    aclError code = aclrtSynchronizeStream(it->stream);
+    CHECK(it->let_go);                                      /* whatever it says, the function was no longer held */
+    CHECK(code == ACL_SUCCESS || code == ACL_ERROR_RT_STREAM_ABORT);
+    return NULL;
+}
+
+TEST(test_a_synchronize_that_was_aborted_returns_when_the_work_has_stopped)
+{
+    for (int round = 0; round < 20; round++) {
+        witness it = { .stream = new_stream() };
+        gate held = GATE;
+        pthread_t thread;
+        CHECK_OK(aclrtGetCurrentContext(&it.context));
+        CHECK_OK(aclrtLaunchHostFunc(it.stream, gate_hold, &held));
+        gate_await(&held);
+        pthread_create(&thread, NULL, wait_through_an_abort, &it);
+        while (!it.waiting)
+            sched_yield();
+        for (int i = 0; i < 100; i++)                       /* let it get inside; should it not, this round proves little */
+            sched_yield();
+        CHECK_OK(aclrtStreamAbort(it.stream));
+        for (int i = 0; i < 100; i++)
+            sched_yield();
+        it.let_go = 1;
+        gate_open(&held);
+        pthread_join(thread, NULL);
+        CHECK_OK(aclrtDestroyStream(it.stream));
+    }
+}
+
 TEST(test_aborts_work_without_a_descriptor_to_wake_by)
 {
     struct rlimit before, low;
@@ -357,6 +394,7 @@ int main(void)
     RUN(test_stop_on_failure_sticks_and_spreads_in_the_context);
     RUN(test_abort_ends_a_task_that_never_would);
     RUN(test_abort_drops_what_is_queued);
+    RUN(test_a_synchronize_that_was_aborted_returns_when_the_work_has_stopped);
     RUN(test_aborts_work_without_a_descriptor_to_wake_by);
     RUN(test_after_abort_and_synchronize_nothing_is_written_any_more);
     RUN(test_force_destroy_drops_the_queue);

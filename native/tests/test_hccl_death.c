@@ -236,9 +236,10 @@ static void killed_in_prepare(uint32_t rank, int other)
     void *handle = bind_memory(comm, COMM_MEM_TYPE_DEVICE, mine, BYTES);
     if (rank == 1) {
         char token;
+        pid_t us = getpid();                                /* not getppid() in the helper: it may have been orphaned by then */
         if (fork() == 0) {                                  /* a helper that kills us when rank 0 says so */
             hear(other, &token, 1);
-            kill(getppid(), SIGKILL);
+            kill(us, SIGKILL);
             _exit(0);
         }
         close(other);

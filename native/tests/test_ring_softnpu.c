@@ -131,8 +131,10 @@ TEST(test_event_orders_two_rings)
     fill(third, 0);
     CHECK_OK(aclrtCreateEventExWithFlag(&event, ACL_EVENT_SYNC));
     ring *producer = open_ring(1 << 20, 1 << 20, 1000), *consumer = open_ring(1 << 20, 1 << 20, 1000);
-    const ring_step make[] = { *one_range(&a, RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, second.bytes, first.bytes, SIZE), { .op = RING_RECORD, .handle = event } };
-    const ring_step take[] = { { .op = RING_WAIT, .handle = event }, *one_range(&b, RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, third.bytes, second.bytes, SIZE) };
+    one_range(&a, RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, second.bytes, first.bytes, SIZE);
+    one_range(&b, RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, third.bytes, second.bytes, SIZE);
+    const ring_step make[] = { a.step, { .op = RING_RECORD, .handle = event } };
+    const ring_step take[] = { { .op = RING_WAIT, .handle = event }, b.step };
     CHECK_EQ(softnpu_fault("aclrtMemcpyAsync:delay=60"), 0);
     CHECK_EQ(ring_submit(producer, 1, make, 2, PATIENCE_MS, &unused), RING_QUEUED);     /* issued here, and slow */
     CHECK_EQ(ring_submit(consumer, 2, take, 2, PATIENCE_MS, &unused), RING_QUEUED);
