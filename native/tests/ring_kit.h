@@ -44,16 +44,21 @@ static inline void script_event(script *s, int op, fake_event *event)
 
 /* ---- a ring ---- */
 
-static inline ring *open_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms)
+static inline ring *open_patient_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms, int64_t patience_ms)
 {
     ring *r = NULL;
-    ring_options options = { depth, window_bytes, inline_bytes, grace_ms };
+    ring_options options = { depth, window_bytes, inline_bytes, grace_ms, patience_ms };
     int code = ring_open(&fake_driver, HOME, &options, &r);
     if (code || !r) {
         printf("ring_open gave %d\n", code);
         abort();
     }
     return r;
+}
+
+static inline ring *open_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms)
+{
+    return open_patient_ring(depth, window_bytes, inline_bytes, grace_ms, 0);
 }
 
 static inline void close_ring(ring *r)

@@ -136,6 +136,25 @@ TEST(test_cancelled_program_that_waits_for_an_event_is_aborted)
     close_ring(r);
 }
 
+TEST(test_abort_of_a_cancelled_program_comes_after_the_patience_and_not_after_the_grace)
+{
+    enum { SHORT_MS = 30 };
+    fake_reset();
+    ring *r = open_patient_ring(4, 1000, 0, PATIENCE_MS, SHORT_MS);
+    fake_event never = { 1, 0 };
+    script s = { 0 };
+    script_event(&s, RING_WAIT, &never);
+    CHECK_EQ(submit(r, 1, &s, INT64_MAX), RING_QUEUED);
+    fake_reached(SYNC_STREAM, 1);
+    CHECK_EQ(ring_cancel(r, 1), 1);
+    ring_completion done = next_completion(r);
+    CHECK_DONE(done, 1, RING_CANCELLED, 0, 1);
+    CHECK(done.finished_ns - done.started_ns >= SHORT_MS * 1000000ll);
+    CHECK(done.finished_ns - done.started_ns < PATIENCE_MS * 500000ll);
+    CHECK_EQ(fake_calls(ABORT), 1);
+    close_ring(r);
+}
+
 TEST(test_cancelled_program_stays_cancelled_when_its_time_limit_passes)
 {
     fake_reset();
@@ -281,6 +300,7 @@ int main(void)
     RUN(test_cancelled_descriptors_are_counted_when_they_were_handed_over);
     RUN(test_cancellation_that_comes_too_late_changes_nothing);
     RUN(test_cancelled_program_that_waits_for_an_event_is_aborted);
+    RUN(test_abort_of_a_cancelled_program_comes_after_the_patience_and_not_after_the_grace);
     RUN(test_cancelled_program_stays_cancelled_when_its_time_limit_passes);
     RUN(test_close_cancels_what_is_queued_and_what_runs);
     RUN(test_close_gives_up_in_time_and_may_be_tried_again);
