@@ -1,8 +1,11 @@
 /* notify.c: one-shot flags between streams, also of different processes. A notify is an eventfd: recording adds to it,
  * waiting reads it, which sets it back to zero; and a descriptor can be handed to another process. */
 #include "runtime.h"
+#include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -201,6 +204,18 @@ aclError aclrtNotifySetImportPid(aclrtNotify notify, int32_t *pid, size_t num)
     return code;
 }
 
+/* Anything else would be ready for ever or block the reader: a stream would spin or hang on it. */
+static aclError check_eventfd(int fd)
+{
+    char link[32], name[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, name, sizeof name - 1);
+    name[length < 0 ? 0 : length] = '\0';
+    if (!strcmp(name, "anon_inode:[eventfd]") && fcntl(fd, F_GETFL) & O_NONBLOCK)
+        return ACL_SUCCESS;
+    return soft_error(ACL_ERROR_RT_PARAM_INVALID, "what the peer sent is no notify");
+}
+
 aclError aclrtNotifyImportByKey(aclrtNotify *notify, const char *key, uint64_t flags)
 {
     uint64_t parsed;
@@ -213,5 +228,10 @@ aclError aclrtNotifyImportByKey(aclrtNotify *notify, const char *key, uint64_t f
     SOFT_TRY(soft_key_parse(key, &parsed));
     SOFT_TRY(soft_context_need());
     SOFT_TRY(soft_share_fetch(parsed, SOFT_OFFER_NOTIFY, &what, &fd));
+    aclError code = check_eventfd(fd);
+    if (code) {
+        close(fd);
+        return code;
+    }
     return new_notify(fd, true, notify);
 }
