@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -105,16 +106,10 @@ class CacheManager:
 
     async def _register(self, entry: Entry) -> Cache:
         """Register a new entry's memory, all of it or nothing; the lock is held."""
-        done = []
         try:
-            for region in entry.regions():
-                await self._engine.transport.register(region)
-                done.append(region)
+            await self._engine.transport.register(list(entry.regions()))
         except BaseException:
             self._table.remove(entry.cache.cache_id)
-            with anyio.CancelScope(shield=True):  # local calls, as many as regions
-                for region in done:
-                    await self._engine.transport.unregister(region)
             raise
         entry.is_registered = True
         return entry.cache
@@ -122,30 +117,39 @@ class CacheManager:
     async def unregister_cache(self, cache_id: int) -> None:
         """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
 
-        Waits for transfers of this cluster that use it.
+        Waits for transfers of this cluster that use it; no new one starts meanwhile. If cancelled while it waits, the cache
+        is as it was.
 
         Raises:
-            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link; unlink first. ``LLM_FAILED``: the device
-                never let go of it, its memory must not be used again.
+            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made; unlink first.
+                ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
         """
-        entry = self._table.find(checks.integer(cache_id, "cache_id", checks.INT64))
-        if entry is None:
-            return
-        if entry.remote_accessible and self._engine.has_links:
-            raise LLMException(
-                f"cache {cache_id} can be reached through links",
-                status_code=LLMStatusCode.LLM_EXIST_LINK,
-                hint="unlink_clusters() first",
-            )
-        await entry.wait_idle()
-        if entry.is_poisoned:
-            raise LLMException(f"cache {cache_id}: the device never let go of its memory; it must not be used again")
+        checks.integer(cache_id, "cache_id", checks.INT64)
         async with self._registering:
-            if self._table.remove(cache_id) is None:
+            entry = self._table.find(cache_id)
+            if entry is None:
                 return
-            with anyio.CancelScope(shield=True):  # local calls, as many as regions
-                for region in entry.regions():
-                    await self._engine.transport.unregister(region)
+            if entry.remote_accessible and self._engine.has_links:
+                raise LLMException(
+                    f"cache {cache_id} can be reached through links",
+                    status_code=LLMStatusCode.LLM_EXIST_LINK,
+                    hint="unlink_clusters() first",
+                )
+            entry.is_registered = False  # from here on no peer is told of it, and no transfer starts
+            try:
+                await entry.wait_idle()
+                if entry.is_poisoned:
+                    raise LLMException(f"cache {cache_id}: the device never let go of its memory; never use it again")
+                await self._engine.transport.unregister(list(entry.regions()))
+            except LLMException:
+                entry.is_registered = True
+                raise
+            except asyncio.CancelledError:
+                entry.is_registered = entry.leases > 0  # cancelled while waiting for them; else it was completed
+                if not entry.is_registered:
+                    self._table.remove(cache_id)
+                raise
+            self._table.remove(cache_id)
 
     def published(self) -> list[CacheEntry]:
         """What a new peer is told."""
@@ -240,6 +244,8 @@ class CacheManager:
         entry = self._table.find(cache.cache_id)
         if entry is None:
             raise CacheNotFound(f"{name} {cache.cache_id} is not registered here (any more)")
+        if not entry.is_registered:
+            raise CacheNotFound(f"{name} {cache.cache_id} is being unregistered")
         if entry.is_poisoned:
             raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
         if not entry.remote_accessible:

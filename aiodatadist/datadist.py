@@ -26,6 +26,8 @@ from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatus
 logger = logging.getLogger(__name__)
 
 LINKS_AT_A_TIME = 16
+FINALIZE = 30.0
+"""Seconds after which a cancelled finalize() gives up waiting for the device."""
 
 Call = Callable[[], Awaitable[None]]
 
@@ -69,7 +71,7 @@ class LLMDataDist:
             elif options is not None:
                 self._config = LLMConfig.from_options(options)
             self._config.check_mode()
-            engine = Engine(self, self._config)
+            engine = Engine(self, self._config.model_copy())  # what is changed in it afterwards changes nothing here
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
@@ -89,13 +91,19 @@ class LLMDataDist:
 
         Transfers under way are cancelled. If cancelled itself, it finishes its work first.
         """
-        async with self._starting:
-            engine, runner = self._engine, self._runner
-            if engine is None or runner is None:
-                return
-            self._engine = self._runner = None
-            engine.stop()
+        engine, runner = self._engine, self._runner
+        if engine is None or runner is None:
+            return
+        self._engine = self._runner = None
+        if engine.pid != os.getpid():
+            return  # the parent of this process has it
+        engine.stop()
+        try:
+            await asyncio.wait([runner])
+        except asyncio.CancelledError:
             await _ended(runner)
+            raise
+        await runner
 
     async def __aenter__(self) -> Self:
         await self.init()
@@ -229,23 +237,21 @@ class LLMDataDist:
         Raises:
             NotLinked: there is no such link.
         """
-        link = self._running().find_link(cluster_id)
+        link = self._running().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])
 
 
 async def _ended(runner: asyncio.Task[None]) -> None:
-    """Wait for the engine's task, also when the waiting task is cancelled: it gives back in bounded time."""
-    cancelled = False
-    while not runner.done():
-        try:
-            await asyncio.wait([runner])
-        except asyncio.CancelledError:
-            cancelled = True
-    error = None if runner.cancelled() else runner.exception()
-    if error is not None:
-        raise error
-    if cancelled:
-        raise asyncio.CancelledError
+    """After a cancellation: wait for the engine's task, which gives everything back in bounded time."""
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + FINALIZE):
+        while not runner.done():
+            try:
+                await asyncio.wait([runner])
+            except asyncio.CancelledError:
+                if anyio.current_effective_deadline() <= anyio.current_time():
+                    break
+    if runner.done() and not runner.cancelled() and runner.exception() is not None:
+        logger.error("finalizing failed", exc_info=runner.exception())
 
 
 def _seconds(timeout: int) -> float:

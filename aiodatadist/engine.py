@@ -18,7 +18,7 @@ from aiodatadist.config import LLMConfig
 from aiodatadist.descriptors import LLMRole
 from aiodatadist.device import Device
 from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, NotLinked
-from aiodatadist.link import Link, Wire, channel_name
+from aiodatadist.link import DRAIN, Link, Wire, channel_name
 from aiodatadist.transport import Transport, open_transport
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
@@ -32,7 +32,18 @@ HANDSHAKE = 60.0
 STRANGER = 5.0
 """Seconds that a client has for saying who it is."""
 MAX_STRANGERS = 64
-"""Connections that have not said so yet."""
+"""Connections that have not said so yet, before the next one gets a fiftieth of the time."""
+ACCEPT_PAUSE = 0.1
+"""Seconds before accepting is tried again when the process has run out of file descriptors."""
+
+
+class _Attempt:
+    """A link that is being made because somebody here asked for it."""
+
+    def __init__(self, deadline: float) -> None:
+        self.scope = anyio.CancelScope(deadline=deadline)
+        self.settled = anyio.Event()
+        self.error: LinkError | None = None
 
 
 class Owner(Protocol):
@@ -59,10 +70,11 @@ class Engine:
         self._config = config
         self._links: dict[int, Link] = {}
         self._linked = anyio.Event()
-        self._attempts: dict[int, int] = {}
+        self._attempts: dict[int, _Attempt] = {}
+        self._opening = 0
         self._group: anyio.abc.TaskGroup | None = None
         self._stopping = anyio.Event()
-        self._strangers = anyio.CapacityLimiter(MAX_STRANGERS)
+        self._strangers = 0
 
     # ---- life ----
 
@@ -79,6 +91,9 @@ class Engine:
                 self._group.start_soon(self._accept, listener)
             started.set_result(None)
             await self._stopping.wait()
+            self._linked.set()
+            for attempt in self._attempts.values():
+                attempt.scope.cancel()
             for link in list(self._links.values()):
                 self._group.start_soon(self._part, link)
             with anyio.move_on_after(1.0):
@@ -116,52 +131,66 @@ class Engine:
         return listener
 
     async def _accept(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
+        """Serve clients; running out of file descriptors makes them wait, no more."""
         async with listener:
-            await listener.serve(self._serve_client)
+            while True:
+                try:
+                    await listener.serve(self._serve_client, self._tasks())
+                except OSError as error:
+                    logger.error("cluster %d cannot accept a client: %s", self.cluster_id, error)  # noqa: TRY400
+                    await anyio.sleep(ACCEPT_PAUSE)
 
     async def _serve_client(self, stream: anyio.abc.SocketStream) -> None:
         link = Link(Wire(stream), self.device, self.transport)
         handshake = Handshake("server", self._hello(), self._key())
         try:
-            if self._strangers.borrowed_tokens >= MAX_STRANGERS:
-                raise LinkError(f"{MAX_STRANGERS} connections are being set up already")
-            async with self._strangers:
-                with (
-                    anyio.fail_after(HANDSHAKE),
-                    anyio.CancelScope(deadline=anyio.current_time() + STRANGER) as stranger,
-                ):
-                    await self._shake(link, handshake, None, stranger)
-            if not link.is_ready:
-                raise LinkTimeout(f"the client did not say who it is within {STRANGER} s")
-        except (LinkError, TimeoutError) as error:
+            await self._make(link, handshake, None, self._stranger_deadline())
+        except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
-            return
-        finally:
-            if not link.is_ready:
-                await link.discard()
-        self._file(link)
-        await self._serve(link)
+        except Exception:
+            logger.exception("cluster %d: a client was not linked", self.cluster_id)
+        else:
+            await self._serve(link)
 
-    async def _shake(
+    def _stranger_deadline(self) -> anyio.CancelScope:
+        """A client has little time for saying who it is, and less when many others do not say it either."""
+        crowd = self._strangers >= MAX_STRANGERS
+        return anyio.CancelScope(deadline=anyio.current_time() + (STRANGER / 50 if crowd else STRANGER))
+
+    async def _make(
         self, link: Link, handshake: Handshake, connect: Connect | None, stranger: anyio.CancelScope | None = None
     ) -> None:
+        """From the first word to a filed link. Raises LinkError: there is none, and nothing is left of it."""
+        known = stranger is None
+        self._strangers += not known
+
         def admit(peer: Hello) -> None:
+            nonlocal known
             self._admit(peer, handshake.side)
             if stranger is not None:
-                stranger.deadline = float("inf")
+                stranger.deadline = anyio.current_time() + HANDSHAKE
+                self._strangers -= 1
+            known = True
 
-        await link.shake_hands(handshake, connect, self.cache_manager.published, admit)
+        self._opening += 1
+        try:
+            with stranger or anyio.CancelScope() as scope:
+                await link.shake_hands(handshake, connect, self.cache_manager.published, admit)
+            if scope.cancelled_caught:
+                seconds, what = (HANDSHAKE, "open its channel") if known else (STRANGER, "say who it is")
+                raise LinkTimeout(f"the client did not {what} within {seconds:g} s")
+            self._file(link)
+        finally:
+            self._opening -= 1
+            self._strangers -= not known
+            if self._links.get(link.cluster_id) is not link:
+                await link.discard()
 
     def _admit(self, peer: Hello, side: Side) -> None:
-        """Decide whether a peer may have a link with us now. A restarted peer's old link is dropped."""
+        """Decide whether a peer may have a link with us now."""
         old = self._links.get(peer.cluster_id)
-        if old is not None and old.is_ready:
-            if old.instance == peer.instance:
-                raise LinkError(
-                    f"cluster {peer.cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK
-                )
-            gone = LinkClosed(f"cluster {peer.cluster_id} was started anew")
-            self._tasks().start_soon(old.abandon, gone)
+        if old is not None and old.is_ready and old.instance == peer.instance:
+            raise LinkError(f"cluster {peer.cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK)
         if len(self._links) >= MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
@@ -183,8 +212,11 @@ class Engine:
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
 
     async def _serve(self, link: Link) -> None:
+        """Until the link is over. Whatever goes wrong on it is its own affair."""
         try:
             await link.serve()
+        except Exception:
+            logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
@@ -201,40 +233,55 @@ class Engine:
         existing = self._links.get(cluster_id)
         if existing is not None and existing.is_ready:
             raise LinkError(f"cluster {cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK)
-        self._attempts[cluster_id] = self._attempts.get(cluster_id, 0) + 1
+        if cluster_id in self._attempts:
+            raise LinkError(
+                f"a link to cluster {cluster_id} is being made", status_code=LLMStatusCode.LLM_PROCESSING_LINK
+            )
+        attempt = _Attempt(anyio.current_time() + timeout)
+        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt)
+        self._attempts[cluster_id] = attempt
         try:
-            with anyio.fail_after(timeout):
-                await self._tasks().start(self._client, address, cluster_id, timeout)
-        except TimeoutError as error:
-            raise LinkTimeout(
-                f"cluster {cluster_id} at {address[0]}:{address[1]} was not linked within {timeout} s"
-            ) from error
-        finally:
-            self._attempts[cluster_id] -= 1
-            if not self._attempts[cluster_id]:
-                del self._attempts[cluster_id]
+            await attempt.settled.wait()
+        except asyncio.CancelledError:
+            attempt.scope.cancel()
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN):
+                await attempt.settled.wait()
+            raise
+        if attempt.error is not None:
+            raise attempt.error
 
-    async def _client(
-        self,
-        address: tuple[str, int],
-        cluster_id: int,
-        timeout: float,
-        *,
-        task_status: anyio.abc.TaskStatus[None],
-    ) -> None:
+    async def _client(self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt) -> None:
         """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
-        stream = await self._connect(address)
-        link = Link(Wire(stream), self.device, self.transport)
+        link: Link | None = None
+        try:
+            with attempt.scope:
+                link = await self._ask(address, cluster_id, timeout)
+        except LinkError as error:
+            attempt.error = error
+        except Exception as error:
+            logger.exception("cluster %d: cluster %d was not linked", self.cluster_id, cluster_id)
+            attempt.error = LinkError(f"cluster {cluster_id} was not linked: {error!r}")
+        finally:
+            if link is None and attempt.error is None:  # out of time, or the engine stops
+                attempt.error = self._why_not(address, cluster_id, timeout)
+            self._attempts.pop(cluster_id, None)
+            attempt.settled.set()
+        if link is not None:
+            await self._serve(link)
+
+    async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float) -> Link:
+        link = Link(Wire(await self._connect(address)), self.device, self.transport)
         handshake = Handshake("client", self._hello(), self._key(), cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
-        try:
-            await self._shake(link, handshake, connect)
-        finally:
-            if not link.is_ready:
-                await link.discard()
-        self._file(link)
-        task_status.started()
-        await self._serve(link)
+        await self._make(link, handshake, connect)
+        return link
+
+    def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float) -> LinkError:
+        if self._stopping.is_set():
+            return LinkError(
+                f"cluster {self.cluster_id} is being finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+            )
+        return LinkTimeout(f"cluster {cluster_id} at {address[0]}:{address[1]} was not linked within {timeout} s")
 
     async def _connect(self, address: tuple[str, int]) -> anyio.abc.SocketStream:
         try:
@@ -276,10 +323,16 @@ class Engine:
 
     @property
     def has_links(self) -> bool:
-        return bool(self._links)
+        """There are links, or some are being made."""
+        return bool(self._links) or self._opening > 0
 
     async def wait_linked(self, cluster_id: int) -> None:
+        """Raises NotLinked: the engine stops before there is such a link."""
         while not (cluster_id in self._links and self._links[cluster_id].is_ready):
+            if self._stopping.is_set():
+                raise NotLinked(
+                    f"cluster {self.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+                )
             await self._linked.wait()
 
     def _hello(self) -> Hello:

@@ -22,6 +22,7 @@ from aiodatadist.errors import (
     NotLinked,
     PeerLost,
     ProtocolError,
+    StuckError,
 )
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
 from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
@@ -122,6 +123,7 @@ class Link:
         self._idle = anyio.Event()
         self._closed = anyio.Event()
         self._leaving = anyio.Event()
+        self._broken = anyio.Event()
         self._reason = ""
         self._patience = 0.0
         self._vanished = False
@@ -242,15 +244,18 @@ class Link:
     def _settle(self, transfer: Transfer, entry: Entry) -> None:
         if transfer.state is TransferState.STUCK:
             entry.poison()
+            for region in entry.regions():
+                self._device.mark_stuck(region.address, region.nbytes)
+            self._break(LinkError(f"cluster {self.cluster_id}: {transfer.error}"))
         else:
             entry.release()
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_outcome(type(self.failure)(*self.failure.args, peer=self.cluster_id))
         elif suspect:
-            transfer.replace_outcome(
-                PeerLost(f"cluster {self.cluster_id} died: {transfer.error}", peer=self.cluster_id)
-            )
+            died = f"cluster {self.cluster_id} died: {transfer.error}"
+            self._break(PeerLost(died))
+            transfer.replace_outcome(PeerLost(died, peer=self.cluster_id))
         elif transfer.error is not None:
             transfer.error.peer = self.cluster_id
         if not self._transfers:
@@ -264,10 +269,15 @@ class Link:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._part)
+                group.start_soon(self._watch, group.cancel_scope)
                 await self._listen()
                 group.cancel_scope.cancel()
         finally:
             await self._give_back()
+
+    async def _watch(self, scope: anyio.CancelScope) -> None:
+        await self._broken.wait()
+        scope.cancel()
 
     async def _listen(self) -> None:
         try:
@@ -304,6 +314,13 @@ class Link:
             self.failure = failure
             logger.info("link to cluster %d: %s", self.cluster_id, failure)
         self.state = state
+
+    def _break(self, failure: LinkError) -> None:
+        """Nothing can be trusted on it from here on: the link ends itself."""
+        if self.state is LinkState.READY:
+            self._end(failure, LinkState.BROKEN)
+            self._stop()
+            self._broken.set()
 
     def _stop(self) -> None:
         """Ask the transfers under way to stop; they end with ``failure``."""
@@ -355,18 +372,22 @@ class Link:
             self.state = LinkState.CLOSED
         self._stop()
         with anyio.move_on_after(DRAIN + 3 * self._device.limits.grace, shield=True):
-            await self._quietly(self._stream)
-            await self._quietly(self._channel)
+            if await self._quietly(self._stream):  # else the device may still use the channel
+                await self._quietly(self._channel)
             await self._quietly(self._wire)
         self._closed.set()
 
-    async def _quietly(self, part: Any) -> None:
-        if part is None:
-            return
+    async def _quietly(self, part: Any) -> bool:
+        """Close a part; False when the device would not let go of it."""
         try:
-            await part.aclose()
+            if part is not None:
+                await part.aclose()
+        except StuckError as error:
+            logger.error("link to cluster %d: %s", self.cluster_id, error)  # noqa: TRY400 - the message says it all
+            return False
         except LLMException as error:
             logger.warning("link to cluster %d: %s", self.cluster_id, error)
+        return True
 
     async def discard(self) -> None:
         """Give back a link that never became ready."""

@@ -132,7 +132,7 @@ static void *work(void *arg)
         bool stuck = r->stuck;
         pthread_mutex_unlock(&r->lock);
         if (stuck)
-            program_refuse(&s->program, RING_STUCK);
+            program_refuse(&s->program, RING_REFUSED);
         else
             program_run(&r->device, &s->program);
         pthread_mutex_lock(&r->lock);

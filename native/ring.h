@@ -22,7 +22,7 @@
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
  * for ever: nobody knows when the device will let go of it. The ring is of no more use: what comes behind is refused as
- * RING_STUCK, with `ranges` 0 because nothing of it was handed to the device.                                      */
+ * RING_REFUSED, because nothing of it was handed to the device.                                      */
 #pragma once
 #include "acl.h"
 #include "hccl.h"
@@ -76,7 +76,7 @@ typedef struct ring_step {
     ring_grid grid;
 } ring_step;
 
-enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK };
+enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED };
 enum { RING_NOBODY = 0, RING_ACL, RING_HCCL };
 typedef struct ring_completion {
     uint64_t id;

@@ -20,7 +20,7 @@ async def main():
     async with linked_pair(CacheDesc(2, [8, 4096], DataType.DT_UINT8)) as (_, decoder, _, cache):
         report = await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
         assert report.bytes == 4 * 4096, report
-        verify(decoder.memory(cache), cache, [(0, 5, 1, 1), (1, 6, 1, 2)])
+        verify(decoder.memory(cache), cache, [(t, p, 1, p - 4) for t in (0, 1) for p in (5, 6)], owner=2)
 
 asyncio.run(main())
 print("the wheel works: 1 passed, 0 failed")

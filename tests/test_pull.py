@@ -57,7 +57,7 @@ async def test_block_keys_are_never_consumed() -> None:
 async def test_both_ends_can_pull() -> None:
     async with linked_pair(BLOCKS) as (prompt, _, source, _):
         await prompt.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), source, [1], [2])
-        verify(prompt.memory(source), source, [(t, 2, 2, 1) for t in range(8)])
+        verify(prompt.memory(source), source, [(t, 2, 2, 1) for t in range(8)], owner=1)
 
 
 async def test_a_layer_range_moves_its_tensors_only() -> None:

@@ -42,7 +42,7 @@ async def main():
         cache = await decoder.blocks(desc)
         status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
-        verify(decoder.memory(cache), cache, [(0, 5, 1, 1), (1, 6, 1, 2), (0, 0, 2, 0)])
+        verify(decoder.memory(cache), cache, [(t, p, 1, p - 4) for t in (0, 1) for p in (5, 6)], owner=2)
         print(decoder.datadist.runtime.name, status.name)
 
 asyncio.run(main())

@@ -109,6 +109,8 @@ def hccl_error(call: str, code: int, words: str) -> LLMException:
 def completion_error(completion: Any) -> LLMException:
     """The exception for a ring completion that is neither done nor cancelled."""
     words = decode(completion.message)
+    if completion.state == ring.RING_REFUSED:
+        return DeviceError("not begun: the device holds on to an earlier transfer of this stream")
     if completion.state == ring.RING_STUCK:
         cause = f" (it began with {completion.code}: {words})" if completion.code else ""
         return StuckError(f"the device did not let go of the transfer's memory, not even after an abort{cause}")
@@ -116,7 +118,10 @@ def completion_error(completion: Any) -> LLMException:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")
     make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
-    return make(f"step {completion.step} of the transfer", completion.code, words)
+    error = make(f"step {completion.step} of the transfer", completion.code, words)
+    if isinstance(error, ParamInvalid):  # of the device, not of the caller: something may have been moved
+        return TransferError(*error.args, status_code=error.status_code)
+    return error
 
 
 def decode(text: Any) -> str:

@@ -7,14 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import anyio.to_thread
-
 from aiodatadist._native.library import Handle
 from aiodatadist._native.runtime import Runtime, open_runtime
 from aiodatadist.descriptors import Placement
 from aiodatadist.device.memory import Memory
 from aiodatadist.device.stream import Stream, StreamLimits
-from aiodatadist.errors import ForkError, ParamInvalid
+from aiodatadist.device.threads import in_thread
+from aiodatadist.errors import ForkError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,8 @@ class Device:
         self.runtime = runtime
         self.index = index
         self.limits = limits or StreamLimits()
-        self._context: Handle = runtime.acquire_device(index)
         _ = runtime.ring_driver  # looked up here, in a thread, rather than by the first stream
+        self._context: Handle = runtime.acquire_device(index)
         self._memories: set[Memory] = set()
         self._streams = 0
         self._closed = False
@@ -48,8 +47,7 @@ class Device:
             RuntimeUnavailable: no runtime can be opened.
             ParamInvalid: there is no such device.
         """
-        runtime = await anyio.to_thread.run_sync(open_runtime)
-        return await anyio.to_thread.run_sync(cls, runtime, index, limits)
+        return await in_thread(lambda: cls(open_runtime(), index, limits), undo=Device._release)
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
@@ -85,15 +83,32 @@ class Device:
         """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash."""
         if self._closed:
             return
-        with self.current():
-            for memory in list(self._memories):
-                if memory.has_views:
-                    logger.warning("%r still has views and is not freed with its device", memory)
-                else:
-                    memory.free()
+        self._check_open()
         self._closed = True
-        with anyio.CancelScope(shield=True):  # waits for nothing but the default stream, which we do not use
-            await anyio.to_thread.run_sync(self.runtime.release_device, self.index)
+        await in_thread(self._release)
+
+    def _release(self) -> None:
+        """Blocking; from any thread. Does all it can, then raises the first refusal."""
+        refused: LLMException | None = None
+        with self.runtime.context(self._context):
+            for memory in list(self._memories):
+                if memory.has_views or memory.is_stuck:
+                    logger.warning("%r is still in use and is not freed with its device", memory)
+                    continue
+                try:
+                    memory.free()
+                except LLMException as error:
+                    refused = refused or error
+        if not any(memory.is_stuck for memory in self._memories):
+            self.runtime.release_device(self.index)
+        if refused is not None:
+            raise refused
+
+    def mark_stuck(self, address: int, nbytes: int) -> None:
+        """The device will not let go of these bytes: the allocation that they lie in is never freed."""
+        for memory in self._memories:
+            if memory.address < address + nbytes and address < memory.address + memory.nbytes:
+                memory.is_stuck = True
 
     async def __aenter__(self) -> Device:
         return self

@@ -24,6 +24,7 @@ class Memory:
         address: where it starts, in the address space of its placement. At least 64-byte aligned.
         nbytes: its size.
         placement: device memory, or pinned host memory.
+        is_stuck: the device never let go of it; it is not freed any more.
     """
 
     def __init__(self, runtime: Runtime, nbytes: int, placement: Placement, forget: Callable[[Memory], None]) -> None:
@@ -41,6 +42,7 @@ class Memory:
         self.address = int(ffi.cast("uintptr_t", self._pointer))
         self.nbytes = nbytes
         self.placement = placement
+        self.is_stuck = False
 
     @property
     def is_free(self) -> bool:
@@ -72,7 +74,7 @@ class Memory:
         Raises:
             BufferError: a view is still alive. Nothing was freed.
         """
-        if self.is_free:
+        if self.is_free or self.is_stuck:
             return
         if self.has_views:
             raise BufferError(f"{self!r} still has views: drop the arrays made from it first")

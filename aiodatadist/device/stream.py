@@ -14,12 +14,12 @@ from enum import Enum
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, completion_error
 from aiodatadist.device.program import Program
-from aiodatadist.errors import ForkError, InternalError, LLMException, ParamInvalid, StuckError
+from aiodatadist.device.threads import in_thread
+from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TransferState(Enum):
 _STATES = {
     ring.RING_DONE: TransferState.DONE, ring.RING_FAILED: TransferState.FAILED,
     ring.RING_TIMED_OUT: TransferState.FAILED, ring.RING_CANCELLED: TransferState.CANCELLED,
-    ring.RING_STUCK: TransferState.STUCK,
+    ring.RING_STUCK: TransferState.STUCK, ring.RING_REFUSED: TransferState.FAILED,
 }  # fmt: skip
 
 
@@ -163,8 +163,6 @@ class Transfer:
             self._finish(TransferState.DONE, None)
         elif state == ring.RING_CANCELLED:
             self._finish(TransferState.CANCELLED, None)
-        elif state == ring.RING_STUCK and self.ranges == 0:  # refused behind a stuck one: nothing of it was started
-            self._finish(TransferState.FAILED, completion_error(completion))
         else:
             self._finish(_STATES[state], completion_error(completion))
 
@@ -258,6 +256,10 @@ class Stream:
             return False
         elif status == ring.RING_CLOSED:
             raise ParamInvalid(f"{self.name} is closed")
+        elif status == ring.RING_NO_THREAD:
+            raise DeviceError(
+                f"{self.name}: no thread can be started", hint="a limit of processes or memory is reached"
+            )
         else:
             raise ParamInvalid(f"{self.name} refused the program: status {status} of ring_submit")
         return True
@@ -265,12 +267,8 @@ class Stream:
     def _cancel(self, transfer: Transfer) -> bool:
         if transfer._id in self._pending:
             return bool(ring.ring_cancel(self._ring, transfer._id))
-        for waiting in self._backlog:
-            if waiting[0] is transfer:
-                self._backlog.remove(waiting)
-                transfer._finish(TransferState.CANCELLED, None)
-                return True
-        return False
+        transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
+        return True
 
     def _drain(self) -> None:
         """The eventfd is readable: take all completions, resolve their transfers, start what waits."""
@@ -285,6 +283,8 @@ class Stream:
                 break
         while self._backlog and not self._closed:
             transfer, timeout_ms = self._backlog.popleft()
+            if transfer.is_done:
+                continue
             try:
                 if not self._start(transfer, timeout_ms):
                     break
@@ -303,17 +303,24 @@ class Stream:
         while self._backlog:
             self._backlog.popleft()[0]._finish(TransferState.CANCELLED, None)
         self._loop.remove_reader(ring.ring_fd(self._ring))
-        with anyio.CancelScope(shield=True):  # C returns within its deadline
-            wait_ms = round(3000 * self.limits.grace)
-            stuck = await anyio.to_thread.run_sync(ring.ring_close, self._ring, wait_ms)
-        self._drain()
-        for transfer in list(self._pending.values()):
-            transfer._finish(TransferState.STUCK, StuckError(f"{self.name} was closed while the device held on"))
-        self._pending.clear()
+        wait_ms = round(3000 * self.limits.grace)
+        try:
+            stuck = await in_thread(ring.ring_close, self._ring, wait_ms)
+        except asyncio.CancelledError:
+            self._settle_all()
+            raise
+        self._settle_all()
         if stuck:
             raise StuckError(f"{self.name}: the device did not let go within {wait_ms} ms")
         ring.ring_free(self._ring)
         self._ring = None
+
+    def _settle_all(self) -> None:
+        """The ring is closed: take its last completions; what has none is stuck."""
+        self._drain()
+        for transfer in list(self._pending.values()):
+            transfer._finish(TransferState.STUCK, StuckError(f"{self.name} was closed while the device held on"))
+        self._pending.clear()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 
 class CancelAt:
     """``await CancelAt(k, operation())`` cancels the current task when the operation suspends for the k-th time.
 
+    Args:
+        cancel: how; for instance ``scope.cancel`` of an anyio cancel scope around it. By default the task itself.
+
     Attributes:
         suspensions: how often it suspended. Below ``k``: it ended first, and nothing was cancelled.
     """
 
-    def __init__(self, k: int, operation: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, k: int, operation: Coroutine[Any, Any, Any], cancel: Callable[[], object] | None = None) -> None:
         self._k = k
+        self._cancel = cancel
         self._operation = operation
         self.suspensions = 0
 
@@ -30,7 +34,9 @@ class CancelAt:
             self.suspensions += 1
             if self.suspensions == self._k:
                 task = asyncio.current_task()
-                if task is not None:
+                if self._cancel is not None:
+                    self._cancel()
+                elif task is not None:
                     task.cancel()
             try:
                 sent = yield waited_for

@@ -58,7 +58,7 @@ class TransportContract:
             pair = End(first, self.transport(first)), End(second, self.transport(second))
             for byte, end in enumerate(pair, 1):
                 end.fill(byte)
-                await end.transport.register(end.region)
+                await end.transport.register([end.region])
             try:
                 yield pair
             finally:
@@ -148,9 +148,9 @@ class TransportContract:
 
     async def test_a_region_is_counted(self) -> None:
         async with self.ends() as (mine, _):
-            await mine.transport.register(mine.region)
-            await mine.transport.unregister(mine.region)
+            await mine.transport.register([mine.region])
+            await mine.transport.unregister([mine.region])
             with pytest.raises(ParamInvalid):
-                await mine.transport.register(Region(mine.region.address + 64, 128, Placement.DEVICE))
-            await mine.transport.unregister(mine.region)
-            await mine.transport.register(Region(mine.region.address + 64, 128, Placement.DEVICE))
+                await mine.transport.register([Region(mine.region.address + 64, 128, Placement.DEVICE)])
+            await mine.transport.unregister([mine.region])
+            await mine.transport.register([Region(mine.region.address + 64, 128, Placement.DEVICE)])

@@ -29,22 +29,27 @@ def stamp(memory: Memory, cache: Cache, owner: int) -> None:
             view[at : at + stride] = pattern(owner, tensor, piece, stride)
 
 
-def verify(memory: Memory, cache: Cache, expected: Iterable[tuple[int, int, int, int]]) -> None:
-    """Compare every byte: ``(tensor, piece, owner, owner's piece)`` for pieces that moved; the others are their own.
+def verify(
+    memory: Memory, cache: Cache, expected: Iterable[tuple[int, int, int, int]], owner: int | None = None
+) -> None:
+    """Compare pieces byte by byte: ``(tensor, piece, owner, owner's piece)`` says whose pattern a piece holds.
+
+    Args:
+        owner: pieces that are not listed hold this cluster's own pattern. Without it they are not looked at.
 
     Raises:
         AssertionError: a piece holds something else. The message says which, and what it holds.
     """
     stride = cache.cache_desc.stride
-    moved = {(tensor, piece): (owner, source) for tensor, piece, owner, source in expected}
+    places = {(tensor, piece): (whose, source) for tensor, piece, whose, source in expected}
     view = memory.view()
     for tensor in range(cache.cache_desc.num_tensors):
         for piece in range(cache.cache_desc.shape[0]):
-            at = _offset(memory, cache, tensor, piece)
-            found = bytes(view[at : at + stride])
-            place = moved.get((tensor, piece))
+            place = places.get((tensor, piece), None if owner is None else (owner, piece))
             if place is None:
                 continue
+            at = _offset(memory, cache, tensor, piece)
+            found = bytes(view[at : at + stride])
             if found != pattern(place[0], tensor, place[1], stride):
                 begin = struct.unpack_from("<QII", found.ljust(16, b"\0"))
                 raise AssertionError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -102,22 +103,26 @@ class Transport(ABC):
         """How to reach this device."""
 
     @abstractmethod
-    async def register(self, region: Region) -> None:
-        """Make a region known. Channels opened later cover it.
+    async def register(self, regions: Sequence[Region]) -> None:
+        """Make regions known, all or, when it fails or is cancelled, none. Channels opened later cover them.
 
         Raises:
-            ParamInvalid: it overlaps another region without being the same.
+            ParamInvalid: one overlaps another region without being the same.
         """
 
     @abstractmethod
-    async def unregister(self, region: Region) -> None:
-        """Forget a region. No open channel may cover it."""
+    async def unregister(self, regions: Sequence[Region]) -> None:
+        """Forget regions, also when cancelled. No open channel may cover them.
+
+        Raises:
+            LLMException: the runtime refused one; it stays registered, the others are forgotten.
+        """
 
     @abstractmethod
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         """Open a channel together with the peer, which calls this at about the same time.
 
-        If cancelled, returns only when the runtime let go, at most ``timeout`` rounded up to whole seconds later.
+        If cancelled, returns only when the runtime let go: about a second later.
 
         Raises:
             LinkTimeout: the peer did not come in time.

@@ -10,15 +10,14 @@ import json
 import math
 import os
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import anyio
-import anyio.to_thread
-from anyio.lowlevel import checkpoint_if_cancelled
-
-from aiodatadist._native.library import Handle, ffi
+from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist.descriptors import Placement
+from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
 from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
 
@@ -34,6 +33,9 @@ NOT_SET = 0xFFFFFFFF
 BUFFER_MIB = 200  # the vendor's default
 MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
+
+SLICE = 1
+"""Seconds between two looks at whether a channel is still wanted. Not on an NPU, where an attempt may take longer."""
 
 _making = threading.Lock()  # the vendor allows one communicator initialisation at a time per device
 
@@ -128,14 +130,28 @@ class HcclTransport(Transport):
 
     # ---- regions ----
 
-    async def register(self, region: Region) -> None:
-        handle, count = self._regions.get(region, (None, 0))
-        if count == 0:
-            for other in self._regions:
-                if region.overlaps(other):
+    async def register(self, regions: Sequence[Region]) -> None:
+        fresh = list(dict.fromkeys(region for region in regions if region not in self._regions))
+        known = [*self._regions, *fresh]
+        for region in fresh:
+            for other in known:
+                if region.overlaps(other) and region != other:
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
-            handle = await anyio.to_thread.run_sync(self._register, region)
-        self._regions[region] = (handle, count + 1)
+        handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
+        self._regions.update({region: (handle, 0) for region, handle in handles.items()})
+        for region in regions:
+            handle, count = self._regions[region]
+            self._regions[region] = (handle, count + 1)
+
+    def _register_all(self, regions: list[Region]) -> dict[Region, Handle]:
+        handles: dict[Region, Handle] = {}
+        try:
+            for region in regions:
+                handles[region] = self._register(region)
+        except BaseException:
+            self._deregister_all(handles)
+            raise
+        return handles
 
     def _register(self, region: Region) -> Handle:
         memory = ffi.new("CommMem *")
@@ -148,33 +164,44 @@ class HcclTransport(Transport):
             self._runtime.check_hccl("HcclRegisterGlobalMem", code)
         return handle[0]
 
-    async def unregister(self, region: Region) -> None:
-        handle, count = self._regions.get(region, (None, 0))
-        if count > 1:
-            self._regions[region] = (handle, count - 1)
-        elif count == 1:
-            del self._regions[region]
-            with anyio.CancelScope(shield=True):  # a local call: it does not wait for anybody
-                await anyio.to_thread.run_sync(self._unregister, handle)
+    async def unregister(self, regions: Sequence[Region]) -> None:
+        last: dict[Region, Handle] = {}
+        for region in regions:
+            handle, count = self._regions.get(region, (None, 0))
+            if count > 1:
+                self._regions[region] = (handle, count - 1)
+            elif count == 1:
+                last[region] = handle
+                del self._regions[region]
+        try:
+            await in_thread(self._deregister_all, last)
+        except LLMException:
+            self._regions.update({region: (handle, 1) for region, handle in last.items()})
+            raise
 
-    def _unregister(self, handle: Handle) -> None:
-        with self.device.current():
-            code = self._runtime.hccl.HcclDeregisterGlobalMem(handle)
-            self._runtime.check_hccl("HcclDeregisterGlobalMem", code)
+    def _deregister_all(self, handles: dict[Region, Handle]) -> None:
+        """All that the runtime lets go of; those are taken out of ``handles``. Raises the first refusal."""
+        refused: LLMException | None = None
+        for region, handle in list(handles.items()):
+            try:
+                with self.device.current():
+                    code = self._runtime.hccl.HcclDeregisterGlobalMem(handle)
+                    self._runtime.check_hccl("HcclDeregisterGlobalMem", code)
+                del handles[region]
+            except LLMException as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     # ---- channels ----
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         self._check_peer(offer.endpoints[offer.peer_rank])
         handles = [handle for handle, _ in self._regions.values()]
-        with anyio.CancelScope(shield=True):  # the vendor's call has its own time limit, and no way to be interrupted
-            channel = await anyio.to_thread.run_sync(self._open_channel, offer, handles, timeout)
-        try:
-            await checkpoint_if_cancelled()
-        except BaseException:
-            await channel.aclose()
-            raise
-        return channel
+        stop = threading.Event()
+        return await in_thread(
+            self._open_channel, offer, handles, timeout, stop, undo=HcclChannel.close, on_cancel=stop.set
+        )
 
     def _check_peer(self, peer: Endpoint) -> None:
         mine = self._endpoint
@@ -190,14 +217,16 @@ class HcclTransport(Transport):
                 hint="give one of them another device_id, or both transport='loopback'",
             )
 
-    def _open_channel(self, offer: ChannelOffer, handles: list[Handle], timeout: float) -> HcclChannel:
+    def _open_channel(
+        self, offer: ChannelOffer, handles: list[Handle], timeout: float, stop: threading.Event
+    ) -> HcclChannel:
         with self.device.current():
             comm = self._make_communicator(offer)
             channel = HcclChannel(self.device, comm, offer.peer_rank)
             try:
                 for handle in handles:
                     channel.bind(handle)
-                self._prepare(comm, timeout)
+                self._prepare(comm, timeout, stop)
             except BaseException:
                 channel.close()
                 raise
@@ -220,9 +249,16 @@ class HcclTransport(Transport):
             self._check_link("HcclCommInitClusterInfoMemConfig", code)
         return comm[0]
 
-    def _prepare(self, comm: Handle, timeout: float) -> None:
+    def _prepare(self, comm: Handle, timeout: float, stop: threading.Event) -> None:
+        """Wait for the peer, in slices of whole seconds: between two of them it can be stopped."""
         prepare = ffi.new("HcclPrepareConfig *")
-        code = self._runtime.hccl.HcclCommPrepare(comm, prepare, max(1, math.ceil(timeout)))
+        seconds = SLICE if self._runtime.is_soft else max(1, math.ceil(timeout))
+        deadline = time.monotonic() + timeout
+        while True:
+            code = self._runtime.hccl.HcclCommPrepare(comm, prepare, seconds)
+            if code != ring.HCCL_E_TIMEOUT or stop.is_set() or time.monotonic() >= deadline:
+                break
+            self._runtime.recent_words()  # the slice's own timeout is not news
         self._check_link("HcclCommPrepare", code)
 
     def _check_link(self, call: str, code: int) -> None:
@@ -234,9 +270,9 @@ class HcclTransport(Transport):
             raise LinkError(str(error)) from error
 
     async def aclose(self) -> None:
-        for region, (_, count) in list(self._regions.items()):
-            self._regions[region] = (self._regions[region][0], min(count, 1))
-            await self.unregister(region)
+        last = {region: handle for region, (handle, _) in self._regions.items()}
+        self._regions.clear()
+        await in_thread(self._deregister_all, last)
 
 
 class HcclChannel(Channel):
@@ -263,16 +299,21 @@ class HcclChannel(Channel):
         program.put(self._comm, self._peer_rank, grid)
 
     async def aclose(self) -> None:
-        with anyio.CancelScope(shield=True):  # local calls: they wait for nobody
-            await anyio.to_thread.run_sync(self.close)
+        await in_thread(self.close)
 
     def close(self) -> None:
-        """Blocking; from any thread."""
+        """Blocking; from any thread. Does all it can, then raises the first refusal."""
         comm, self._comm = self._comm, None
         if comm is None:
             return
         hccl = self._runtime.hccl
+        refused: LLMException | None = None
         with self._device.current():
-            for handle in self._bound:
-                self._runtime.check_hccl("HcclCommUnbindMem", hccl.HcclCommUnbindMem(comm, handle))
-            self._runtime.check_hccl("HcclCommDestroy", hccl.HcclCommDestroy(comm))
+            calls = [("HcclCommUnbindMem", (comm, handle)) for handle in self._bound] + [("HcclCommDestroy", (comm,))]
+            for name, arguments in calls:
+                try:
+                    self._runtime.check_hccl(name, getattr(hccl, name)(*arguments))
+                except LLMException as error:
+                    refused = refused or error
+        if refused is not None:
+            raise refused

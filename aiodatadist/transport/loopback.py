@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -58,17 +59,19 @@ class LoopbackTransport(Transport):
             os.getpid(),
         )
 
-    async def register(self, region: Region) -> None:
-        if region not in self._regions:
-            for other in self._regions:
-                if region.overlaps(other):
+    async def register(self, regions: Sequence[Region]) -> None:
+        for region in regions:
+            for other in [*self._regions, *regions]:
+                if region.overlaps(other) and region != other:
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
-        self._regions[region] = self._regions.get(region, 0) + 1
+        for region in regions:
+            self._regions[region] = self._regions.get(region, 0) + 1
 
-    async def unregister(self, region: Region) -> None:
-        count = self._regions.pop(region, 0)
-        if count > 1:
-            self._regions[region] = count - 1
+    async def unregister(self, regions: Sequence[Region]) -> None:
+        for region in regions:
+            count = self._regions.pop(region, 0)
+            if count > 1:
+                self._regions[region] = count - 1
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         peer = offer.endpoints[offer.peer_rank]

@@ -7,7 +7,8 @@
             <-  hello                     PROOF (with a key) or CONNECT
     PROOF   proof    ->                            checks it
             <-  proof   checks it         CONNECT
-    OPEN    connect  ->                   OPEN
+    ACCEPT  connect  ->                   OPEN
+    OPEN    <-  accept
             both open the channel, each says ready when its half is open
     DONE    ready   <->  ready            DONE
 
@@ -20,13 +21,14 @@ from enum import Enum
 
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
-from aiodatadist.wire.messages import CacheEntry, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist.wire.messages import Accept, CacheEntry, Connect, Hello, Message, Proof, Ready, Refuse
 
 
 class State(Enum):
     HELLO = "hello"
     PROOF = "proof"
     CONNECT = "connect"
+    ACCEPT = "accept"
     OPEN = "open"
     DONE = "done"
     OVER = "over"
@@ -96,6 +98,10 @@ class Handshake:
             case State.CONNECT, Connect() if self.side == "server":
                 self.connect = message
                 self.state = State.OPEN
+                return [Accept()]
+            case State.ACCEPT, Accept():
+                self.connect = self._wanted
+                self.state = State.OPEN
                 return []
             case State.OPEN, Ready(caches=caches):
                 self.caches = caches
@@ -148,11 +154,10 @@ class Handshake:
     def _ask(self) -> list[Message]:
         if self._wanted is None:
             raise ProtocolError("a client has to start() first")
-        self.connect = self._wanted
-        self.state = State.OPEN
+        self.state = State.ACCEPT
         return [self._wanted]
 
 
 def refusal(error: LinkError) -> Refuse:
     """How to tell the peer that it cannot be."""
-    return Refuse(status=int(error.status_code), reason=str(error.args[0] if error.args else error)[:2048])
+    return Refuse(status=int(error.status_code), reason=ascii(str(error.args[0] if error.args else error))[1:-1][:2048])

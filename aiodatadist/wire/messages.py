@@ -16,7 +16,8 @@ MAX_CACHES = 16384
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 Int64 = Annotated[int, Field(ge=0, lt=2**63)]
-Text = Annotated[str, Field(max_length=512)]
+Text = Annotated[str, Field(max_length=512, pattern=r"^[\x20-\x7e]*$")]
+"""Printable ASCII: it may end up in a log."""
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -65,6 +66,12 @@ class Connect(_Message):
     type: Literal["connect"] = "connect"
     channel: Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
     timeout: Annotated[float, Field(gt=0, le=86400)]
+
+
+class Accept(_Message):
+    """From the server: it opens the channel now."""
+
+    type: Literal["accept"] = "accept"
 
 
 class SlotKey(_Message):
@@ -120,7 +127,7 @@ class Refuse(_Message):
 
     type: Literal["refuse"] = "refuse"
     status: Annotated[int, Field(ge=-1, lt=2**32)]
-    reason: Annotated[str, Field(max_length=2048)]
+    reason: Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]
 
 
 class Disconnect(_Message):
@@ -136,5 +143,5 @@ class Bye(_Message):
     type: Literal["bye"] = "bye"
 
 
-Message = Hello | Proof | Connect | Ready | Refuse | Disconnect | Bye
+Message = Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

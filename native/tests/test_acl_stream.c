@@ -148,6 +148,16 @@ TEST(test_stop_on_failure_sticks_and_spreads_in_the_context)
     CHECK_OK(aclrtFree(device));
 }
 
+static void wait_for_own_stream(void *argument)
+{
+    aclrtStream stream = *(aclrtStream *)argument;
+    CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtDestroyStream(stream), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtDestroyStreamForce(stream), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclrtResetDevice(0), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK_ERR(aclFinalize(), ACL_ERROR_RT_PARAM_INVALID);
+}
+
 TEST(test_a_callback_cannot_wait_for_its_own_stream)
 {
     aclrtStream stream = new_stream();

@@ -246,7 +246,7 @@ static void check_stuck(ring *r, const script *s)
     uint64_t calls[FAKE_CALLS];
     memcpy(calls, fake.calls, sizeof calls);
     CHECK_EQ(submit(r, 9, s, PATIENCE_MS), RING_QUEUED);
-    CHECK_DONE(next_completion(r), 9, RING_STUCK, 0, 0);
+    CHECK_DONE(next_completion(r), 9, RING_REFUSED, 0, 0);
     leave_stuck(r);
     CHECK_EQ(ring_close(r, 1000), 1);
     CHECK(!memcmp(calls, fake.calls, sizeof calls));        /* the device is left alone */
@@ -271,8 +271,8 @@ TEST(test_device_that_does_not_let_go_is_stuck_and_all_that_follows_with_it)
         if (states[i] == RING_CANCELLED)
             CHECK_EQ(ring_cancel(r, 1), 1);
         CHECK_DONE(next_completion(r), 1, RING_STUCK, 0, states[i] == RING_FAILED ? 3 : 4);
-        CHECK_DONE(next_completion(r), 2, RING_STUCK, 0, 0);
-        CHECK_DONE(next_completion(r), 3, RING_STUCK, 0, 0);
+        CHECK_DONE(next_completion(r), 2, RING_REFUSED, 0, 0);
+        CHECK_DONE(next_completion(r), 3, RING_REFUSED, 0, 0);
         CHECK_EQ(fake_calls(ABORT), 1);
         check_stuck(r, &s);
     }

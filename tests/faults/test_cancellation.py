@@ -7,20 +7,26 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import pytest
+
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMDataDist, LLMRole, LLMStatusCode
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_counters, verify
 from aiodatadist.testing.cancelling import CancelAt
 
 DESC = CacheDesc(4, [32, 1 << 18], DataType.DT_UINT8)  # 32 MiB: several windows
 BLOCKS = list(range(32))
+hows = pytest.mark.parametrize("how", ["task", "scope"])
 
 
-async def cancelled_at(k: int, operation: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+async def cancelled_at(k: int, operation: Callable[[], Coroutine[Any, Any, Any]], how: str) -> bool:
     """Run it in a task of its own, cancelled at its k-th await; False when it ended before."""
-    lens = CancelAt(k, operation())
+    scope = anyio.CancelScope()
+    lens = CancelAt(k, operation(), scope.cancel if how == "scope" else None)
 
     async def run() -> None:
-        await lens
+        with scope:
+            await lens
 
     task = asyncio.create_task(run())
     await asyncio.wait([task])
@@ -28,10 +34,12 @@ async def cancelled_at(k: int, operation: Callable[[], Coroutine[Any, Any, Any]]
         task.result()
         return False
     assert task.cancelled() or task.exception() is None, task.exception()
+    assert how == "task" or not task.cancelled(), "a scope's cancellation left its scope"
     return True
 
 
-async def test_a_pull_cancelled_at_any_await_lands_no_byte_later_and_the_link_still_works() -> None:
+@hows
+async def test_a_pull_cancelled_at_any_await_lands_no_byte_later_and_the_link_still_works(how: str) -> None:
     async with linked_pair(DESC, sync_kv_timeout=30_000) as (_, decoder, _, cache):
         manager, memory = decoder.datadist.cache_manager, decoder.memory(cache)
 
@@ -39,7 +47,7 @@ async def test_a_pull_cancelled_at_any_await_lands_no_byte_later_and_the_link_st
             await manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
 
         k = 1
-        while await cancelled_at(k, pull):
+        while await cancelled_at(k, pull, how):
             memory.view()[:] = bytes(memory.nbytes)
             await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
             view = memory.view()
@@ -57,7 +65,8 @@ async def two_clusters() -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
         yield prompt, decoder, await decoder.blocks(DESC)
 
 
-async def test_a_link_cancelled_at_any_await_can_be_made_again(no_leaks: None) -> None:
+@hows
+async def test_a_link_cancelled_at_any_await_can_be_made_again(how: str, no_leaks: None) -> None:
     before = soft_counters()
     k, cancelled = 1, True
     while cancelled:
@@ -66,7 +75,7 @@ async def test_a_link_cancelled_at_any_await_can_be_made_again(no_leaks: None) -
             async def link(prompt: Cluster = prompt, decoder: Cluster = decoder) -> None:
                 await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
 
-            cancelled = await cancelled_at(k, link)
+            cancelled = await cancelled_at(k, link, how)
             status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
             assert status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
@@ -78,7 +87,8 @@ async def test_a_link_cancelled_at_any_await_can_be_made_again(no_leaks: None) -
     }
 
 
-async def test_an_unlink_cancelled_at_any_await_can_be_repeated() -> None:
+@hows
+async def test_an_unlink_cancelled_at_any_await_can_be_repeated(how: str) -> None:
     k, cancelled = 1, True
     while cancelled:
         async with linked_pair(DESC) as (prompt, decoder, _, cache):
@@ -87,18 +97,19 @@ async def test_an_unlink_cancelled_at_any_await_can_be_repeated() -> None:
                 await decoder.datadist.unlink_clusters([cluster_info(prompt)], 2000)
 
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
-            cancelled = await cancelled_at(k, unlink)
+            cancelled = await cancelled_at(k, unlink, how)
             await decoder.datadist.unlink_clusters([cluster_info(prompt)], 2000)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
         k += 1
     assert k > 2
 
 
-async def test_a_start_cancelled_at_any_await_can_be_repeated(no_leaks: None) -> None:
+@hows
+async def test_a_start_cancelled_at_any_await_can_be_repeated(how: str, no_leaks: None) -> None:
     k, cancelled = 1, True
     while cancelled:
         datadist = LLMDataDist(LLMRole.MIX, 9)
-        cancelled = await cancelled_at(k, datadist.init)
+        cancelled = await cancelled_at(k, datadist.init, how)
         await datadist.init()
         assert datadist.cache_manager is not None
         await datadist.finalize()
@@ -106,10 +117,11 @@ async def test_a_start_cancelled_at_any_await_can_be_repeated(no_leaks: None) ->
         k += 1
 
 
-async def test_an_end_cancelled_at_any_await_is_an_end(no_leaks: None) -> None:
+@hows
+async def test_an_end_cancelled_at_any_await_is_an_end(how: str, no_leaks: None) -> None:
     k, cancelled = 1, True
     while cancelled:
         async with linked_pair(DESC) as (_, decoder, _, cache):
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
-            cancelled = await cancelled_at(k, decoder.datadist.finalize)
+            cancelled = await cancelled_at(k, decoder.datadist.finalize, how)
         k += 1

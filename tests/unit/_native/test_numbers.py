@@ -92,7 +92,9 @@ def test_status_codes_that_pass_through_are_the_runtimes() -> None:
 
 
 def test_every_end_of_a_program_is_an_end_of_a_transfer() -> None:
-    ends = {name: getattr(C, f"RING_{name}") for name in ("DONE", "FAILED", "CANCELLED", "TIMED_OUT", "STUCK")}
+    ends = {
+        name: getattr(C, f"RING_{name}") for name in ("DONE", "FAILED", "CANCELLED", "TIMED_OUT", "STUCK", "REFUSED")
+    }
     assert set(stream._STATES) == set(ends.values())
     assert TransferState.PENDING not in stream._STATES.values()
     assert stream._STATES[ends["STUCK"]] is TransferState.STUCK

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from aiodatadist.wire.messages import (
+    Accept,
     Bye,
     CacheEntry,
     Connect,
@@ -64,7 +65,7 @@ def entry(**changes: Any) -> CacheEntry:
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 hexes = st.text(string.hexdigits[:16], min_size=64, max_size=64)
-names = st.text(max_size=20)
+names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 endpoints = st.builds(EndpointInfo, **{**dict.fromkeys(EndpointInfo.model_fields, names), "process": uint32})
 roles = st.sampled_from([1, 2, 3])
 hellos = st.builds(
@@ -98,6 +99,7 @@ def entries(draw: st.DrawFn) -> CacheEntry:
 messages: st.SearchStrategy[Message] = st.one_of(
     hellos,
     st.builds(Proof, mac=hexes),
+    st.just(Accept()),
     st.builds(
         Connect,
         channel=st.text(string.ascii_letters + string.punctuation, min_size=1, max_size=127),

@@ -1,0 +1,75 @@
+"""Blocking calls of the vendor's libraries, in threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def _start(call: Callable[..., T], args: tuple[Any, ...]) -> asyncio.Future[T]:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = call(*args)
+        except BaseException as error:
+            settle, outcome = future.set_exception, error
+        else:
+            settle, outcome = future.set_result, result  # type: ignore[assignment]
+        try:
+            loop.call_soon_threadsafe(settle, outcome)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            logger.debug("%r ended after its event loop", call)
+
+    threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+    return future
+
+
+async def in_thread(
+    call: Callable[..., T],
+    *args: Any,
+    undo: Callable[[T], object] | None = None,
+    on_cancel: Callable[[], object] | None = None,
+) -> T:
+    """Run a blocking call in a thread and wait until it is over, whatever happens meanwhile.
+
+    A call into the vendor's library cannot be interrupted, and what it works on must not be given back before it returned.
+    So a cancellation is delivered when the call is over; there is no deadline, because there would be nothing to do at it.
+
+    Args:
+        undo: gets the result, in a thread, when the wait was cancelled: nobody else will.
+        on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
+    """
+    future = _start(call, args)
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
+        await _finish(future)
+        if undo is not None and future.exception() is None:
+            await _finish(_start(undo, (future.result(),)))
+        if future.exception() is not None:
+            logger.debug("%r failed after its waiter was cancelled: %s", call, future.exception())
+        raise
+    return future.result()
+
+
+async def _finish(future: asyncio.Future[Any]) -> None:
+    """Until it is done. The caller re-raises the cancellation that it has; any that come meanwhile are the same news."""
+    with anyio.CancelScope(shield=True):
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue
