@@ -246,14 +246,15 @@ class Link:
             entry.poison()
             for region in entry.regions():
                 self._device.mark_stuck(region.address, region.nbytes)
-            self._break(LinkError(f"cluster {self.cluster_id}: {transfer.error}"))
+            why = transfer.error.args[0] if transfer.error is not None else "a transfer is stuck"
+            self._break(LinkError(f"cluster {self.cluster_id}: {why}"))
         else:
             entry.release()
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_outcome(type(self.failure)(*self.failure.args, peer=self.cluster_id))
-        elif suspect:
-            died = f"cluster {self.cluster_id} died: {transfer.error}"
+        elif suspect and transfer.error is not None:
+            died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {transfer.error.args[0]}"
             self._break(PeerLost(died))
             transfer.replace_outcome(PeerLost(died, peer=self.cluster_id))
         elif transfer.error is not None:
