@@ -24,6 +24,9 @@ class Spread:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if len(values) == 1:
