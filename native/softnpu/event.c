@@ -164,6 +164,25 @@ static aclError submit(soft_stream *stream, event_task value)
     return soft_submit(stream, &made->task);
 }
 
+/* Looks up what the two handles name, and holds both while `act` makes a task of it. */
+static aclError with_both(aclrtEvent event, aclrtStream stream, soft_task task,
+                          aclError (*act)(soft_event *, soft_stream *, soft_task))
+{
+    aclError code;
+    soft_stream *on;
+    SOFT_TRY(soft_fault(task.function, &task.fault));
+    soft_event *found = soft_event_get(event, &code);
+    if (!found)
+        return code;
+    code = soft_stream_find(stream, &on);
+    if (code == ACL_SUCCESS) {
+        code = act(found, on, task);
+        soft_stream_put(on);
+    }
+    soft_unref(&found->object);
+    return code;
+}
+
 static aclError record(soft_event *event, soft_stream *stream, soft_task task)
 {
     soft_mark *mark = event->shared ? shared_mark(event, soft_shared_event_number(event->shared)) : soft_mark_new();
@@ -183,19 +202,7 @@ static aclError record(soft_event *event, soft_stream *stream, soft_task task)
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream)
 {
     soft_task task = { .function = __func__, .run = run_record, .drop = drop_record };
-    aclError code;
-    soft_stream *on;
-    SOFT_TRY(soft_fault(__func__, &task.fault));
-    soft_event *found = soft_event_get(event, &code);
-    if (!found)
-        return code;
-    code = soft_stream_find(stream, &on);
-    if (code == ACL_SUCCESS) {
-        code = record(found, on, task);
-        soft_stream_put(on);
-    }
-    soft_unref(&found->object);
-    return code;
+    return with_both(event, stream, task, record);
 }
 
 typedef struct reset_task { soft_task task; soft_event *event; } reset_task;
@@ -228,19 +235,7 @@ static aclError reset(soft_event *event, soft_stream *stream, soft_task task)
 aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream)
 {
     soft_task task = { .function = __func__, .run = run_reset, .drop = drop_reset };
-    aclError code;
-    soft_stream *on;
-    SOFT_TRY(soft_fault(__func__, &task.fault));
-    soft_event *found = soft_event_get(event, &code);
-    if (!found)
-        return code;
-    code = soft_stream_find(stream, &on);
-    if (code == ACL_SUCCESS) {
-        code = reset(found, on, task);
-        soft_stream_put(on);
-    }
-    soft_unref(&found->object);
-    return code;
+    return with_both(event, stream, task, reset);
 }
 
 /* ---- waiting: a stream ---- */
@@ -277,17 +272,5 @@ static aclError stream_wait(soft_event *event, soft_stream *stream, soft_task ta
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event)
 {
     soft_task task = { .function = __func__, .run = run_wait, .drop = drop_wait };
-    aclError code;
-    soft_stream *on;
-    SOFT_TRY(soft_fault(__func__, &task.fault));
-    soft_event *found = soft_event_get(event, &code);
-    if (!found)
-        return code;
-    code = soft_stream_find(stream, &on);
-    if (code == ACL_SUCCESS) {
-        code = stream_wait(found, on, task);
-        soft_stream_put(on);
-    }
-    soft_unref(&found->object);
-    return code;
+    return with_both(event, stream, task, stream_wait);
 }
