@@ -1,0 +1,34 @@
+"""The README's programs run as they stand there, on a port that is free."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def program(name: str, port: int) -> str:
+    blocks = re.findall(r"```python\n(# (\S+):.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (text,) = [code for code, title in blocks if title == name]
+    assert "26001" in text
+    return str(text).replace("26001", str(port))
+
+
+def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c"]
+    with subprocess.Popen([*command, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
+        assert prefill.stdout is not None
+        assert prefill.stdout.readline() == "ready\n"
+        done = subprocess.run(
+            [*command, program("decode.py", port)], capture_output=True, text=True, check=False, timeout=30
+        )
+        assert done.stdout == "LLM_SUCCESS 32768 b'kvkv'\n", done.stderr
+        assert done.stderr == ""
+        assert "unlinked: finalize" in prefill.stdout.read()
+    assert prefill.returncode == 0
