@@ -59,7 +59,8 @@ class CacheManager:
         Args:
             addrs: start of each tensor, ``cache_desc.size`` bytes each.
             cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
-            remote_accessible: whether peers may reach it. By default device memory is, host memory is not.
+            remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
+                memory does, host memory does not.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was registered.

@@ -72,6 +72,7 @@ class Engine:
         self._linked = anyio.Event()
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
+        self._refusals: dict[int, str] = {}  # why the last attempt of ours at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
         self._stopping = anyio.Event()
         self._strangers = 0
@@ -248,7 +249,9 @@ class Engine:
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
+            self._refusals[cluster_id] = str(attempt.error.args[0])
             raise attempt.error
+        self._refusals.pop(cluster_id, None)
 
     async def _client(self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt) -> None:
         """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
@@ -318,6 +321,11 @@ class Engine:
         """Raises NotLinked: there is no such link."""
         link = self._links.get(cluster_id)
         if link is None:
+            refusal = self._refusals.get(cluster_id)
+            if refusal is not None:
+                raise NotLinked(
+                    f"cluster {cluster_id} is not linked; the last attempt failed: {refusal}", peer=cluster_id
+                )
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
 

@@ -125,7 +125,9 @@ def completion_error(completion: Any) -> LLMException:
 
 
 def decode(text: Any) -> str:
-    return "" if text == ffi.NULL else bytes(ffi.string(text)).decode(errors="replace").strip()
+    """The newest of the vendor's lines: older ones are of calls that nobody asks about."""
+    words = "" if text == ffi.NULL else bytes(ffi.string(text)).decode(errors="replace").strip()
+    return words.partition("\n")[0]
 
 
 class _Symbols:

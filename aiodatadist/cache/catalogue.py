@@ -61,6 +61,6 @@ class Catalogue:
             raise CacheNotFound(
                 f"cluster {self.cluster_id} offers no cache for {key}",
                 peer=self.cluster_id,
-                hint="it has to be registered there before the link is made",
+                hint="it has to be registered there before the link is made, host memory with remote_accessible=True",
             )
         return found

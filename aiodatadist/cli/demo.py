@@ -46,7 +46,7 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         CommandError: wrong input, a busy port, or a child that died.
     """
     if find_spec("numpy") is None:
-        raise wrong_input("the demo's model needs numpy: pip install 'aiodatadist[demo]'")
+        raise wrong_input("the demo's model needs numpy: pip install numpy")
     prompt = load_prompt(options.prompt)
     job = Job(prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed, port=options.port)
     screen = open_screen(sys.stdout, silent=options.json)

@@ -171,7 +171,7 @@ def version_findings() -> Iterator[Finding]:
     yield Finding("aiodatadist", aiodatadist.__version__, "ok", installed.meaning)
     for name in ("anyio", "cffi", "pydantic"):
         yield _package(name, missing=f"pip install {name}", mark="fail")
-    yield _package("numpy", missing="only the demo needs it: pip install 'aiodatadist[demo]'", mark="warn")
+    yield _package("numpy", missing="only the demo needs it: pip install numpy", mark="warn")
     yield _package("uvloop", missing="optional: a faster event loop, pip install 'aiodatadist[uvloop]'", mark="ok")
     yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 
