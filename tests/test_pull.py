@@ -237,7 +237,7 @@ async def test_link_statuses() -> None:
         assert overall is LLMStatusCode.LLM_LINK_FAILED
         assert each == [LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_LINK_FAILED]
         assert (await link([info]))[0] is LLMStatusCode.LLM_ALREADY_LINK
-        with pytest.raises(NotLinked, match="the last attempt failed: nobody can be reached at 127.0.0.1:1"):
+        with pytest.raises(NotLinked, match=r"the last attempt failed: nobody can be reached at 127\.0\.0\.1:1"):
             decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(8), await decoder.blocks(BLOCKS), [0], [0])
 
 
