@@ -7,11 +7,12 @@ peer, ``engine`` all of them; ``datadist`` and ``cache_manager`` are the front d
 
 import logging
 
+from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster_info import LLMClusterInfo
 from aiodatadist.config import LLMConfig
-from aiodatadist.datadist import LLMDataDist
+from aiodatadist.datadist import LLMDataDist, Statistics
 from aiodatadist.descriptors import (
     BlocksCacheKey,
     Cache,
@@ -23,6 +24,7 @@ from aiodatadist.descriptors import (
     MemInfo,
     Memtype,
     Placement,
+    PushType,
     RegisterMemStatus,
     Status,
 )
@@ -49,6 +51,15 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
+from aiodatadist.layered import LayerDone
+from aiodatadist.link import LayerReceiver, LinkStatistics, Notification
+from aiodatadist.synchronizers import (
+    AwaitableLayerSynchronizer,
+    EventLayerSynchronizer,
+    LayerSynchronizer,
+    TorchNpuLayerSynchronizer,
+)
+from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __version__ = "0.1.0"
 
@@ -58,6 +69,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "AuthError",
+    "AwaitableLayerSynchronizer",
     "BlocksCacheKey",
     "Cache",
     "CacheDesc",
@@ -68,6 +80,7 @@ __all__ = [
     "CacheTask",
     "DataType",
     "DeviceError",
+    "EventLayerSynchronizer",
     "FeatureNotEnabled",
     "ForkError",
     "IncompatiblePeer",
@@ -78,24 +91,35 @@ __all__ = [
     "LLMException",
     "LLMRole",
     "LLMStatusCode",
+    "LayerDone",
+    "LayerReceiver",
+    "LayerSynchronizer",
     "LinkClosed",
     "LinkError",
+    "LinkStatistics",
     "LinkTimeout",
     "LlmConfig",
     "MemInfo",
     "Memtype",
     "NotLinked",
+    "Notification",
     "OutOfMemory",
     "ParamInvalid",
     "PeerLost",
     "Placement",
+    "PoolUsage",
     "ProtocolError",
+    "PushType",
     "RegisterMemStatus",
     "RuntimeUnavailable",
+    "Statistics",
     "Status",
     "StuckError",
+    "TorchNpuLayerSynchronizer",
+    "TransferConfig",
     "TransferError",
     "TransferReport",
     "TransferTimeout",
+    "TransferWithCacheKeyConfig",
     "__version__",
 ]

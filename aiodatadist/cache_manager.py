@@ -1,16 +1,18 @@
-"""CacheManager: register caches, move them."""
+"""CacheManager: make caches, move them, give them up."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import anyio
-
-from aiodatadist import checks
-from aiodatadist.cache.plan import Layers, blocks_to_blocks, slot_to_blocks, slot_to_slot
-from aiodatadist.cache.table import CacheTable, Entry
+from aiodatadist import checks, tensors
+from aiodatadist.cache.catalogue import RemoteCache
+from aiodatadist.cache.names import Key, name_of
+from aiodatadist.cache.plan import Layers, blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.pool import PoolUsage
+from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.descriptors import (
     BlocksCacheKey,
@@ -18,46 +20,100 @@ from aiodatadist.descriptors import (
     CacheDesc,
     CacheKey,
     CacheKeyByIdAndIndex,
+    MemInfo,
+    Memtype,
     Placement,
     check_cache_key,
 )
-from aiodatadist.errors import CacheNotFound, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
+from aiodatadist.layered import LayeredRequest, LayeredTransfer
+from aiodatadist.layout import Grid, indexes
+from aiodatadist.link import Job, LayerReceiver
+from aiodatadist.link.notes import check_payload
+from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.wire.messages import KeyName, Pull
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.catalogue import RemoteCache
+    from aiodatadist.cache.keeper import Keeper
     from aiodatadist.engine import Engine
-    from aiodatadist.layout import Grid
     from aiodatadist.link import Link
-    from aiodatadist.wire.messages import CacheEntry
 
-Key = BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex
+Tensor = Any
+"""An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
+
+MAX_SECONDS = 86400.0 * 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What a request says of the ranges: blocks, or so many bytes of a slot."""
+
+    src_blocks: list[int] = field(default_factory=list)
+    dst_blocks: list[int] = field(default_factory=list)
+    dst_slot: int = 0
+    nbytes: int = 0
 
 
 class CacheManager:
     """Obtained from ``LLMDataDist.cache_manager``.
 
-    Memory that peers shall reach is registered before the link is made. Registered memory stays the caller's: it has to
-    stay where it is until :meth:`unregister_cache` returned.
+    A contiguous cache is cut into batch slots, a blocks cache into blocks. Memory comes from a pool (``allocate_*``), or is
+    the caller's (``register_*``) and stays so: it has to stay where it is until :meth:`unregister_cache` returned.
+
+    What moves bytes returns a :class:`~aiodatadist.CacheTask` that has started. What this end knows to be wrong is raised
+    by the call itself, before anything starts; what only the peer knows is raised by awaiting the task.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._table = CacheTable()
-        self._registering = anyio.Lock()
 
-    # ---- registration ----
+    @property
+    def _keeper(self) -> Keeper:
+        self._engine.check_running()
+        return self._engine.keeper
+
+    # ---- making caches ----
+
+    async def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = ()) -> Cache:
+        """Make a contiguous cache of pool memory. Contents are undefined.
+
+        Args:
+            cache_keys: the i-th names batch slot i for peers; placeholders name nothing. Each key, and the id, keeps the
+                memory from going back to the pool.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, or there is no pool for this
+                placement.
+            FeatureNotEnabled: there is no pool at all.
+            OutOfMemory: the pool has no room. The message names free, largest and pinned bytes. Nothing was taken.
+        """
+        checks.instance(cache_desc, "cache_desc", CacheDesc)
+        keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
+        return self._keeper.allocate(cache_desc, False, lambda: self._keeper.table.check_slots(cache_desc, keys))
+
+    async def allocate_blocks_cache(
+        self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None
+    ) -> Cache:
+        """Make a blocks cache of pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Contents are undefined.
+
+        Without a key it can be a destination, and peers can name it by id. Errors as :meth:`allocate_cache`.
+        """
+        checks.instance(cache_desc, "cache_desc", CacheDesc)
+        key = _blocks_key(blocks_cache_key)
+        return self._keeper.allocate(cache_desc, True, lambda: self._keeper.table.check_blocks(key))
 
     async def register_cache(
         self,
         cache_desc: CacheDesc,
-        addrs: Sequence[int],
+        addrs: Sequence[Tensor],
         cache_keys: Sequence[CacheKey] = (),
         remote_accessible: bool | None = None,
     ) -> Cache:
-        """Make a contiguous cache of memory that the caller owns.
+        """Make a contiguous cache of memory that the caller owns. At any time, also after linking.
 
         Args:
-            addrs: start of each tensor, ``cache_desc.size`` bytes each.
+            addrs: for each tensor a torch or torch_npu tensor, a numpy array, another writable buffer, or the address of
+                ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is not.
             cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
             remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
                 memory does, host memory does not.
@@ -67,94 +123,112 @@ class CacheManager:
             LLMException: the transport refused the memory. Nothing was registered.
         """
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
-        accessible = self._check_registration(cache_desc, addrs, remote_accessible)
-        async with self._registering:
-            entry = self._table.add_contiguous(cache_desc, addrs, keys, accessible)
-            return await self._register(entry)
+        return await self._register(
+            cache_desc, addrs, False, remote_accessible, lambda: self._keeper.table.check_slots(cache_desc, keys)
+        )
 
     async def register_blocks_cache(
         self,
         cache_desc: CacheDesc,
-        addrs: Sequence[int],
+        addrs: Sequence[Tensor],
         blocks_cache_key: BlocksCacheKey | None = None,
         remote_accessible: bool | None = None,
     ) -> Cache:
         """Make a blocks cache of memory that the caller owns: ``cache_desc.shape[0]`` blocks in each tensor.
 
-        Args and errors as :meth:`register_cache`. Without a key it can be a destination, but peers cannot name it.
+        Args and errors as :meth:`register_cache`. Without a key peers can name it by id only.
         """
-        if blocks_cache_key is not None:
-            checks.instance(blocks_cache_key, "blocks_cache_key", BlocksCacheKey)
-        model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
-        accessible = self._check_registration(cache_desc, addrs, remote_accessible)
-        async with self._registering:
-            entry = self._table.add_blocks(cache_desc, addrs, model_id, accessible)
-            return await self._register(entry)
+        key = _blocks_key(blocks_cache_key)
+        return await self._register(
+            cache_desc, addrs, True, remote_accessible, lambda: self._keeper.table.check_blocks(key)
+        )
 
-    def _check_registration(self, desc: CacheDesc, addrs: Sequence[int], remote_accessible: bool | None) -> bool:
+    async def _register(
+        self, desc: CacheDesc, addrs: Sequence[Tensor], blocks: bool, accessible: bool | None, naming: Callable[[], Any]
+    ) -> Cache:
         checks.instance(desc, "cache_desc", CacheDesc)
-        checks.sequence(addrs, "addrs", int)
-        if not addrs or len(addrs) != desc.num_tensors:
-            raise ParamInvalid(f"{len(addrs)} addrs for {desc.num_tensors} tensors: they have to be as many, and some")
-        for i, address in enumerate(addrs):
-            if checks.integer(address, f"addrs[{i}]", checks.UINT64) == 0:
-                raise ParamInvalid(f"addrs[{i}] is 0: no tensor starts there")
-            if address + desc.size > 2**64:
-                raise ParamInvalid(f"addrs[{i}] is {address:#x}: {desc.size} bytes from there leave the address space")
-        if remote_accessible is None:
-            return desc.placement is Placement.DEVICE
-        return checks.instance(remote_accessible, "remote_accessible", bool)
+        spans = tensors.spans(addrs, "addrs", desc, host_as_device=self._engine.device.runtime.is_soft)
+        if accessible is None:
+            accessible = desc.placement is Placement.DEVICE
+        checks.instance(accessible, "remote_accessible", bool)
+        keep = [span.keep for span in spans if span.keep is not None]
+        return await self._keeper.register(desc, [span.address for span in spans], keep, blocks, naming, accessible)
 
-    async def _register(self, entry: Entry) -> Cache:
-        """Register a new entry's memory, all of it or nothing; the lock is held."""
-        try:
-            await self._engine.transport.register(list(entry.regions()))
-        except BaseException:
-            self._table.remove(entry.cache.cache_id)
-            raise
-        entry.is_registered = True
-        return entry.cache
+    # ---- looking into them ----
+
+    def arrays(self, cache: Cache) -> list[Any]:
+        """A numpy array of ``cache_desc.shape`` over each tensor of an allocated cache, without a copy.
+
+        bfloat16 comes as uint16. The cache cannot be deallocated while an array is alive. Only where the host can address
+        the memory: host placement, and softnpu.
+
+        Raises:
+            FeatureNotEnabled: it cannot, or numpy is not installed.
+            ParamInvalid: the memory is the caller's.
+        """
+        return self._views(cache, tensors.as_arrays)
+
+    def tensors(self, cache: Cache) -> list[Any]:
+        """A torch tensor over each tensor of an allocated cache, without a copy; torch_npu tensors on an NPU.
+
+        As :meth:`arrays`, apart from tensors on an NPU, which own nothing: they must not be used after deallocation.
+        """
+        entry = self._local(cache, "cache", remote=False)
+        if entry.placement is Placement.DEVICE and not self._engine.device.runtime.is_soft:
+            return tensors.npu_tensors(cache.cache_desc, cache.tensor_addrs)
+        return self._views(cache, tensors.as_tensors)
+
+    def _views(self, cache: Cache, make: Callable[[memoryview, CacheDesc, Sequence[int]], list[Any]]) -> list[Any]:
+        entry = self._local(cache, "cache", remote=False)
+        return [make(memoryview(buffer).cast("B"), cache.cache_desc, [0])[0] for buffer in self._keeper.buffers(entry)]
+
+    def pool_usage(self) -> dict[Placement, PoolUsage]:
+        """Total, free, largest and pinned bytes of each memory pool."""
+        return self._keeper.pool_usage()
+
+    # ---- giving them up ----
+
+    async def deallocate_cache(self, cache: Cache) -> None:
+        """Drop the id of a contiguous cache that was allocated; its ``tensor_addrs`` are empty afterwards.
+
+        While keys are bound to it, peers can pull by them; the memory goes back to the pool with the last. It waits until no
+        transfer and no peer touches the memory; when cancelled meanwhile, the memory goes back all the same. A cache that is
+        unknown, deallocated or registered is left alone.
+
+        Raises:
+            ParamInvalid: it is a blocks cache, or arrays over its memory are alive.
+            FeatureNotEnabled: there is no memory pool.
+            LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
+        """
+        await self._keeper.deallocate(checks.instance(cache, "cache", Cache), False)
+
+    async def deallocate_blocks_cache(self, cache: Cache) -> None:
+        """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
+        await self._keeper.deallocate(checks.instance(cache, "cache", Cache), True)
+
+    async def remove_cache_key(self, cache_key: CacheKey) -> None:
+        """Unbind a key from its slot: when this returns no peer can pull by it. Unknown keys and registered caches are left
+        alone.
+
+        Raises:
+            FeatureNotEnabled: there is no memory pool.
+        """
+        checks.instance(cache_key, "cache_key", CacheKey)
+        await self._keeper.remove_key(name_of(cache_key))
 
     async def unregister_cache(self, cache_id: int) -> None:
         """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
 
         Waits for transfers of this cluster that use it; no new one starts meanwhile. If cancelled while it waits, the cache
-        is as it was.
+        is forgotten all the same; call it again to wait for that.
 
         Raises:
             LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made; unlink first.
                 ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
         """
         checks.integer(cache_id, "cache_id", checks.INT64)
-        async with self._registering:
-            entry = self._table.find(cache_id)
-            if entry is None:
-                return
-            if entry.remote_accessible and self._engine.has_links:
-                raise LLMException(
-                    f"cache {cache_id} can be reached through links",
-                    status_code=LLMStatusCode.LLM_EXIST_LINK,
-                    hint="unlink_clusters() first",
-                )
-            entry.is_registered = False  # from here on no peer is told of it, and no transfer starts
-            try:
-                await entry.wait_idle()
-                if entry.is_poisoned:
-                    raise LLMException(f"cache {cache_id}: the device never let go of its memory; never use it again")
-                await self._engine.transport.unregister(list(entry.regions()))
-            except LLMException:
-                entry.is_registered = True
-                raise
-            except asyncio.CancelledError:
-                entry.is_registered = entry.leases > 0  # cancelled while waiting for them; else it was completed
-                if not entry.is_registered:
-                    self._table.remove(cache_id)
-                raise
-            self._table.remove(cache_id)
-
-    def published(self) -> list[CacheEntry]:
-        """What a new peer is told."""
-        return self._table.published()
+        await self._engine.wait_parted()
+        await self._keeper.unregister(cache_id, self._engine.has_links)
 
     # ---- pulling ----
 
@@ -168,45 +242,61 @@ class CacheManager:
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
+        notify: bytes | None = None,
     ) -> CacheTask:
         """Read a peer's blocks into local ones: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor.
 
-        One-sided: the peer's CPU takes no part. With a :class:`CacheKey` or :class:`CacheKeyByIdAndIndex` the source is a
-        batch slot of a contiguous cache, cut into as many chunks as ``dst_blocks``; ``src_blocks`` is empty then. Blocks
-        can be pulled any number of times.
+        In one-sided mode the peer's CPU takes no part; in request/response mode the peer writes. The source is blocks,
+        named by a :class:`BlocksCacheKey`, or by a :class:`CacheKeyByIdAndIndex` together with ``src_blocks``. Without
+        ``src_blocks`` a :class:`CacheKey` or :class:`CacheKeyByIdAndIndex` names a batch slot of a contiguous cache, which is
+        cut into as many chunks as ``dst_blocks``. Blocks can be pulled any number of times.
 
         Args:
             src_layer_range, dst_layer_range: half-open, step 1; all layers if omitted.
             tensor_num_per_layer: tensors in a layer, where a range is given.
+            notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
 
         Returns:
             The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or the two caches do not fit together.
-            CacheNotFound: the local cache or the peer's is not known.
+            TypeError, ValueError, ParamInvalid: an argument is wrong.
+            CacheNotFound: the local cache is not known.
             NotLinked, PeerLost, LinkClosed: there is no link to that cluster (any more).
 
-        In all these cases nothing was started. While it runs and after it failed or was cancelled, what the destination
+        Awaiting the task raises:
+            CacheNotFound: the peer has no such cache, slot or key (any more).
+            ParamInvalid: the two caches do not fit together.
+            TransferTimeout, PeerLost, LinkClosed, ...: it did not succeed.
+
+        When the call raises nothing was started. While it runs and after it failed or was cancelled, what the destination
         blocks hold is undefined; all other blocks are untouched.
         """
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
         entry = self._local(dst_cache, "dst_cache")
-        if not dst_cache.is_blocks_cache:
+        if not entry.blocks:
             raise ParamInvalid("dst_cache is a contiguous cache: pull_blocks fills blocks, use pull_cache")
-        if not len(dst_blocks):
+        sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
+        if not targets:
             raise ParamInvalid("dst_blocks is empty: there is nothing to pull into")
+        if isinstance(src_cache_key, BlocksCacheKey) and not sources:
+            raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
+        if isinstance(src_cache_key, CacheKey) and sources:
+            raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
+        if sources and len(sources) != len(targets):
+            raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+        check_below(targets, entry.pieces, "dst_blocks", "destination")
         layers = _layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        link, remote = self._remote(src_cache_key)
-        if isinstance(src_cache_key, BlocksCacheKey):
-            if not len(src_blocks):
-                raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
-            grid = blocks_to_blocks(entry, remote, src_blocks, dst_blocks, layers)
-        else:
-            if len(src_blocks):
-                raise ParamInvalid(f"src_blocks has {len(src_blocks)} numbers: a contiguous source has no blocks")
-            grid = slot_to_blocks(entry, remote, dst_blocks, layers)
-        return self._pull("pull_blocks", link, grid, entry)
+        layers.of_target(entry)
+
+        def plan(remote: RemoteCache, slot: int) -> Grid:
+            if sources:
+                return blocks_to_blocks(_with_slot(remote, slot), entry, sources, targets, layers)
+            return slot_to_blocks(_with_slot(remote, slot), slot, entry, targets, layers)
+
+        return self._pull(
+            "pull_blocks", src_cache_key, entry, plan, layers, _Words(sources.tolist(), targets.tolist()), notify
+        )
 
     def pull_cache(
         self,
@@ -218,60 +308,408 @@ class CacheManager:
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
+        notify: bytes | None = None,
     ) -> CacheTask:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
 
-        One-sided: the peer's CPU takes no part, and the key is not consumed.
+        In request/response mode a request's key is consumed: when every tensor of an allocated slot has been pulled by it,
+        it is gone, and its memory with the last reference. In one-sided mode keys are not consumed.
 
         Args:
             batch_index: the local slot.
             size: bytes of each tensor, from the start of the slot; -1 is the whole local slot.
 
-        Layers, return value, errors, failure and cancellation as :meth:`pull_blocks`.
+        Layers, notification, return value, errors, failure and cancellation as :meth:`pull_blocks`.
         """
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         entry = self._local(cache, "cache")
         checks.integer(batch_index, "batch_index", checks.UINT32)
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
-        if cache.is_blocks_cache:
+        if entry.blocks:
             raise ParamInvalid("cache is a blocks cache: pull_cache fills a batch slot, use pull_blocks")
+        nbytes = entry.stride if size == -1 else size
+        if batch_index >= entry.pieces or nbytes > entry.stride:
+            raise ParamInvalid(
+                f"{nbytes} bytes of slot {batch_index}: the cache has {entry.pieces} slots of {entry.stride} bytes"
+            )
         layers = _layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        link, remote = self._remote(cache_key)
-        return self._pull("pull_cache", link, slot_to_slot(entry, remote, batch_index, size, layers), entry)
+        layers.of_target(entry)
 
-    def _local(self, cache: Cache, name: str) -> Entry:
-        checks.instance(cache, name, Cache)
-        entry = self._table.find(cache.cache_id)
-        if entry is None:
-            raise CacheNotFound(f"{name} {cache.cache_id} is not registered here (any more)")
-        if not entry.is_registered:
-            raise CacheNotFound(f"{name} {cache.cache_id} is being unregistered")
-        if entry.is_poisoned:
-            raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
-        if not entry.remote_accessible:
+        def plan(remote: RemoteCache, slot: int) -> Grid:
+            return slot_to_slot(_with_slot(remote, slot), slot, entry, batch_index, nbytes, layers)
+
+        words = _Words(dst_slot=batch_index, nbytes=nbytes)
+        return self._pull("pull_cache", cache_key, entry, plan, layers, words, notify)
+
+    def _pull(
+        self,
+        what: str,
+        key: Key,
+        entry: Entry,
+        plan: Callable[[RemoteCache, int], Grid],
+        layers: Layers,
+        words: _Words,
+        notify: bytes | None,
+    ) -> CacheTask:
+        link, seconds = self._link(key), self._engine.timeout
+        if self._engine.one_sided:
+            return self._start(what, link, Job(entry, key, plan, "get", seconds), notify)
+
+        def request(call: int) -> Pull:
+            return Pull(
+                call=call,
+                name=KeyName(**name_of(key)._asdict()),
+                slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
+                target=entry.cache_id,
+                src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
+                dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
+                tensors_per_layer=layers.tensors_per_layer,
+                seconds=min(seconds, MAX_SECONDS),
+                src_blocks=words.src_blocks,
+                dst_blocks=words.dst_blocks,
+                dst_slot=words.dst_slot,
+                nbytes=words.nbytes,
+            )
+
+        return self._start(what, link, Job(entry, key, plan, "get", seconds, request), notify)
+
+    # ---- pushing ----
+
+    def push_blocks(
+        self,
+        dst_cache_key: BlocksCacheKey | CacheKeyByIdAndIndex,
+        src_cache: Cache,
+        src_blocks: Sequence[int] = (),
+        dst_blocks: Sequence[int] = (),
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        *,
+        notify: bytes | None = None,
+    ) -> CacheTask:
+        """Write local blocks into a peer's: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor of the layers.
+
+        One-sided mode only: the peer's CPU takes no part. Layers are written in ascending order; ranges are half-open and
+        equally long, all layers if omitted. For LLM-DataDist's C++ ``PushKvBlocks``, which names the peer's cache by id, use
+        a :class:`CacheKeyByIdAndIndex` with batch index 0 and ``range(first, last + 1)``.
+
+        Args:
+            notify: what the peer's ``notifications()`` get when all is there; at most 64 KiB.
+
+        Returns:
+            The transfer, already started. It has ``sync_kv_timeout`` for each layer, from when it begins to run.
+
+        Raises:
+            FeatureNotEnabled: this is request/response mode.
+
+        Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
+        """
+        checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
+        entry = self._pushable(src_cache)
+        if not entry.blocks:
+            raise ParamInvalid("src_cache is a contiguous cache: push_blocks takes blocks, use push_cache")
+        sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
+        if not targets or len(sources) != len(targets):
+            raise ParamInvalid(
+                f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
+            )
+        check_below(sources, entry.pieces, "src_blocks", "source")
+        layers = _push_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def plan(remote: RemoteCache, slot: int) -> Grid:
+            if slot:
+                raise ParamInvalid(f"batch index {slot}: a blocks cache has only 0")
+            return blocks_to_blocks(entry, remote, sources, targets, layers)
+
+        return self._push("push_blocks", dst_cache_key, entry, plan, layers, notify)
+
+    def push_cache(
+        self,
+        dst_cache_key: CacheKeyByIdAndIndex,
+        src_cache: Cache,
+        src_batch_index: int = 0,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        size: int = -1,
+        tensor_num_per_layer: int = 2,
+        *,
+        notify: bytes | None = None,
+    ) -> CacheTask:
+        """Write a batch slot of a local contiguous cache into a slot of a peer's, in every tensor of the layers.
+
+        Args:
+            size: has to be -1: a whole slot of the source, which has to fit.
+
+        The rest as :meth:`push_blocks`.
+        """
+        checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
+        entry = self._pushable(src_cache)
+        checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
+        if checks.integer(size, "size", checks.INT64) != -1:
+            raise ParamInvalid(f"size is {size}: it has to be -1")
+        if entry.blocks:
+            raise ParamInvalid("src_cache is a blocks cache: push_cache takes a batch slot, use push_blocks")
+        if src_batch_index >= entry.pieces:
+            raise ParamInvalid(f"src_batch_index is {src_batch_index}: the cache has {entry.pieces} slots")
+        layers = _push_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def plan(remote: RemoteCache, slot: int) -> Grid:
+            return slot_to_slot(entry, src_batch_index, remote, slot, entry.stride, layers)
+
+        return self._push("push_cache", dst_cache_key, entry, plan, layers, notify)
+
+    def _pushable(self, cache: Cache) -> Entry:
+        if not self._engine.one_sided:
+            raise FeatureNotEnabled(
+                "push_* needs the one-sided mode", hint="set enable_remote_cache_accessible=True at both ends"
+            )
+        return self._local(cache, "src_cache")
+
+    def _push(
+        self,
+        what: str,
+        key: Key,
+        entry: Entry,
+        plan: Callable[[RemoteCache, int], Grid],
+        layers: Layers,
+        notify: bytes | None,
+    ) -> CacheTask:
+        link = self._link(key)
+        count = max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
+        return self._start(what, link, Job(entry, key, plan, "put", self._engine.timeout * count), notify)
+
+    def _start(self, what: str, link: Link, job: Job, notify: bytes | None) -> CacheTask:
+        slip = None if notify is None else link.outbox.reserve(check_payload(notify))
+        outcome = link.start(job, what)
+        if slip is not None:
+            outcome.add_done_callback(lambda done: slip.drop() if done.error or done.is_cancelled else slip.ready())
+        return CacheTask(what, link.cluster_id, outcome)
+
+    # ---- layer by layer ----
+
+    def transfer_cache_async(
+        self,
+        src_cache: Cache,
+        layer_synchronizer: Any,
+        transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
+        src_block_indices: Sequence[int] | None = None,
+        dst_block_indices: Sequence[int] | None = None,
+        dst_block_memory_size: int | None = None,
+    ) -> CacheTask:
+        """Write a cache to one or more peers, each layer as soon as it is ready. A layer is two tensors.
+
+        Args:
+            layer_synchronizer: any object with ``synchronize_layer(layer_index, timeout_in_millis)``: see
+                :class:`~aiodatadist.LayerSynchronizer`. With an :class:`~aiodatadist.EventLayerSynchronizer` the device
+                itself waits.
+            transfer_configs: the destinations: :class:`TransferWithCacheKeyConfig` in one-sided mode, :class:`TransferConfig`
+                (addresses) in request/response mode. Each has its own result, and one that fails does not stop the others.
+            src_block_indices, dst_block_indices: of a blocks source; equally many, for all destinations alike. With a
+                contiguous source and destination blocks the slot is cut into chunks of ``dst_block_memory_size``.
+
+        Returns:
+            The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has
+            ``sync_kv_timeout`` for each of its layers, from when it begins to run.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
+            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked.
+
+        Awaiting it raises the first destination's error; ``get_results()`` has the status of each: ``LLM_PARAM_INVALID`` if
+        the synchronizer gave a layer up, ``LLM_FAILED`` if it raised. After failure and cancellation no byte lands any more,
+        and what the destinations hold is undefined.
+        """
+        entry = self._local(src_cache, "src_cache")
+        request = LayeredRequest.of(entry, src_block_indices, dst_block_indices, dst_block_memory_size)
+        if not callable(getattr(layer_synchronizer, "synchronize_layer", None)):
+            raise TypeError(f"layer_synchronizer is {layer_synchronizer!r}: it has to have synchronize_layer()")
+        kind: type[Any] = TransferWithCacheKeyConfig if self._engine.one_sided else TransferConfig
+        configs = checks.sequence(transfer_configs, "transfer_configs", kind)
+        if not configs:
+            raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
+        wanted = [request.wanted(config, self._link) for config in configs]
+        job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
+        self._engine.start_job(job)
+        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job)
+
+    @asynccontextmanager
+    async def receive_layers(self, cluster_id: int, cache: Cache) -> AsyncIterator[LayerReceiver]:
+        """Watch a local cache being filled layer by layer by a peer's ``transfer_cache_async``::
+
+            async with manager.receive_layers(1, cache) as receiver:
+                ...                           # ask the peer to begin
+                await receiver.layer(0)       # its two tensors are complete
+
+        Open it before the peer's transfer can be over: what ended earlier is not told.
+
+        Raises:
+            NotLinked, PeerLost, LinkClosed: there is no link.
+            ParamInvalid: this cache is being watched already, or takes no part in transfers with peers.
+        """
+        entry = self._local(cache, "cache")
+        link = self._engine.find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link.check_ready()
+        receiver = link.arrivals.watch(entry.cache_id, max(1, len(entry.addresses) // 2))
+        try:
+            yield receiver
+        finally:
+            link.arrivals.unwatch(entry.cache_id)
+
+    # ---- copying within this cluster ----
+
+    def copy_cache(
+        self,
+        dst: Cache,
+        src: Cache,
+        dst_batch_index: int = 0,
+        src_batch_index: int = 0,
+        offset: int = 0,
+        size: int = -1,
+        req_id: int | None = None,
+    ) -> CacheTask:
+        """Copy one batch slot to another, in every tensor, within this cluster. Any placement to any.
+
+        Args:
+            offset: bytes to skip at the start of both slots.
+            size: bytes of each tensor; -1 is all that the source has from ``offset``.
+            req_id: for diagnosis only.
+
+        Raises:
+            CacheNotFound: a cache is not known (any more).
+            TypeError, ValueError, ParamInvalid: an argument is wrong, or the bytes do not fit. Nothing was started.
+        """
+        target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
+        checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
+        checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
+        checks.integer(offset, "offset", checks.UINT64)
+        if req_id is not None:
+            checks.integer(req_id, "req_id", checks.UINT64)
+        if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
+            raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
+        nbytes = source.stride - offset if size == -1 else size
+        grid = slot_to_slot(source, src_batch_index, target, dst_batch_index, nbytes, Layers(), offset)
+        return self._copy("copy_cache", source, target, grid)
+
+    def copy_blocks(self, cache: Cache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
+        """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
+
+        The order between pairs that touch the same block is undefined. Errors as :meth:`copy_cache`.
+        """
+        entry = self._local(cache, "cache", remote=False)
+        checks.instance(copy_block_info, "copy_block_info", dict)
+        for source, targets in copy_block_info.items():
+            checks.integer(source, "copy_block_info", checks.UINT64)
+            checks.sequence(targets, f"copy_block_info[{source}]", int)
+        if not any(copy_block_info.values()):
+            raise ParamInvalid("copy_block_info names no pair of blocks")
+        return self._copy("copy_blocks", entry, entry, inside(entry, copy_block_info))
+
+    def swap_blocks(self, src_cache: Cache, dst_cache: Cache, src_to_dst: Mapping[int, int]) -> CacheTask:
+        """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
+
+        It copies, it does not exchange. One of the two may be ``Cache.create_cpu_cache(...)``; its memory has to stay until
+        the task is done. Errors as :meth:`copy_cache`.
+        """
+        source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
+        if source.placement is target.placement:
+            raise ParamInvalid(f"both caches are {source.placement}: one has to be HOST, the other DEVICE")
+        checks.instance(src_to_dst, "src_to_dst", dict)
+        for pair in src_to_dst.items():
+            checks.sequence(pair, "src_to_dst", int)
+        if not src_to_dst:
+            raise ParamInvalid("src_to_dst names no pair of blocks")
+        grid = blocks_to_blocks(source, target, list(src_to_dst), list(src_to_dst.values()), Layers())
+        return self._copy("swap_blocks", source, target, grid)
+
+    def _swappable(self, cache: Cache, name: str) -> Entry:
+        if checks.instance(cache, name, Cache).cache_id == -1:
+            return Entry(cache, False, {}, None)
+        return self._local(cache, name, remote=False)
+
+    def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
+        return CacheTask(what, self._engine.cluster_id, self._engine.copier.start(source, target, [grid]))
+
+    # ---- other ----
+
+    def remap_registered_memory(self, mem_infos: MemInfo | Sequence[MemInfo]) -> None:
+        """For memory repair after a hardware fault. Arguments are checked; the function itself is not available.
+
+        Raises:
+            LLMException: an argument is wrong, nothing is linked, or ``LLM_FEATURE_NOT_ENABLED``.
+        """
+        infos = [mem_infos] if isinstance(mem_infos, MemInfo) else mem_infos
+        if not isinstance(infos, (list, tuple)) or not all(isinstance(info, MemInfo) for info in infos):
+            raise ParamInvalid(f"mem_infos is a {type(mem_infos).__name__}: it has to be a MemInfo or a list of them")
+        for info in infos:
+            if info.mem_type is not Memtype.MEM_TYPE_DEVICE or info.addr == 0 or info.size <= 0:
+                raise ParamInvalid(
+                    f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: it has to be device memory"
+                )
+        if not self._engine.has_links:
+            raise NotLinked("nothing is linked: there is no memory to map anew")
+        raise FeatureNotEnabled("remap_registered_memory is not available", hint="restart the process")
+
+    def set_is_call_linked(self) -> None:
+        """Kept for compatibility: memory can be registered at any time here."""
+
+    @staticmethod
+    def check_cache_key(cache_key: CacheKey) -> None:
+        """Exactly one of ``req_id`` and ``prefix_id`` has to be valid. Raises ParamInvalid."""
+        check_cache_key(checks.instance(cache_key, "cache_key", CacheKey))
+
+    # ---- finding things ----
+
+    def _local(self, cache: Cache, name: str, remote: bool = True) -> Entry:
+        """The cache behind the object. ``remote``: it has to be one that takes part in transfers with peers."""
+        entry = self._keeper.local(checks.instance(cache, name, Cache), name)
+        if remote and not entry.remote_accessible:
             raise ParamInvalid(
                 f"{name} {cache.cache_id} is not remote accessible: register it with remote_accessible=True"
             )
         return entry
 
-    def _remote(self, key: Key) -> tuple[Link, RemoteCache]:
+    def _link(self, key: Key) -> Link:
         if key.cluster_id == self._engine.cluster_id:
-            raise ParamInvalid(f"{key} names this cluster itself: pull from a peer, or copy")
+            raise ParamInvalid(f"{key} names this cluster itself: name a peer, or copy")
         if isinstance(key, CacheKey):
             check_cache_key(key)
+        if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
+            raise CacheNotFound(f"{key}: no cache that peers can reach has such an id")
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
-        return link, link.catalogue.find(key)
+        return link
 
-    def _pull(self, operation: str, link: Link, grid: Grid, entry: Entry) -> CacheTask:
-        return CacheTask(operation, link.cluster_id, link.get(grid, entry, self._engine.timeout))
+
+def _blocks_key(key: BlocksCacheKey | None) -> BlocksCacheKey | None:
+    return None if key is None else checks.instance(key, "blocks_cache_key", BlocksCacheKey)
+
+
+def _with_slot(remote: RemoteCache, slot: int) -> RemoteCache:
+    """Raises CacheNotFound: a slot that the peer's cache does not have is no cache at all."""
+    if slot >= (1 if remote.blocks else remote.pieces):
+        raise CacheNotFound(f"the peer's cache {remote.cache_id} has no batch index {slot}: it has {remote.pieces}")
+    return remote
 
 
 def _layers(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
     for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
         if value is not None:
             checks.instance(value, name, range)
+            if value.step != 1 or value.start < 0 or value.stop <= value.start:
+                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
     if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
         raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
     return Layers(src, dst, tensors_per_layer)
+
+
+def _push_layers(entry: Entry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
+    """Layers of a push: whole ones, as many at either end."""
+    layers = _layers(src, dst, tensors_per_layer)
+    count = len(entry.addresses)
+    if count % tensors_per_layer:
+        raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
+    layers.of_source(entry)
+    if src is not None and dst is not None and len(src) != len(dst):
+        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
+    return layers

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,13 +17,16 @@ import anyio
 
 from aiodatadist import checks
 from aiodatadist._native.runtime import Runtime
+from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster_info import LLMClusterInfo
 from aiodatadist.config import LLMConfig
-from aiodatadist.descriptors import LLMRole
+from aiodatadist.descriptors import LLMRole, Placement, RegisterMemStatus
 from aiodatadist.device import Device
 from aiodatadist.engine import Engine
 from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.link import LinkStatistics, Notification
+from aiodatadist.link.notes import check_payload
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,15 @@ FINALIZE = 30.0
 """Seconds after which a cancelled finalize() gives up waiting for the device."""
 
 Call = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a cluster has done: one :class:`LinkStatistics` per link, how many caches there are, and its memory pools."""
+
+    links: tuple[LinkStatistics, ...]
+    caches: int
+    pools: dict[Placement, PoolUsage]
 
 
 class LLMDataDist:
@@ -71,7 +85,9 @@ class LLMDataDist:
             elif options is not None:
                 self._config = LLMConfig.from_options(options)
             self._config.check_mode()
-            engine = Engine(self, self._config.model_copy())  # what is changed in it afterwards changes nothing here
+            engine = Engine(
+                self, self._config.model_copy(deep=True)
+            )  # what is changed in it afterwards changes nothing here
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
@@ -120,6 +136,10 @@ class LLMDataDist:
             raise RuntimeError("this LLMDataDist is not initialised: use async with, or await init() first")
         if self._runner is not None and self._runner.done():
             raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
+        if (loop := _get_running_loop()) is not None and loop is not engine.loop:
+            raise LLMException(
+                f"LLMDataDist {self._cluster_id} belongs to another event loop", hint="use it where it was initialised"
+            )
         if engine.pid != os.getpid():
             raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
         return engine
@@ -161,7 +181,110 @@ class LLMDataDist:
         """Where peers can link to us, with the real port; None when not listening."""
         return self._running().listen_address
 
+    def statistics(self) -> Statistics:
+        """What has been done so far, per link, and what the memory pools hold. Costs nothing to ask often."""
+        engine = self._running()
+        return Statistics(tuple(engine.statistics()), len(engine.keeper.table), engine.keeper.pool_usage())
+
+    async def switch_role(self, role: LLMRole, switch_options: Mapping[str, str] | None = None) -> None:
+        """Take another role, and listen as the options say: on ``llm.listenIpInfo``, or, without it, not at all.
+
+        Raises:
+            LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on;
+                everything is as it was.
+            TypeError, ParamInvalid: an argument is wrong.
+        """
+        engine = self._running()
+        checks.instance(role, "role", LLMRole)
+        options = {} if switch_options is None else checks.instance(switch_options, "switch_options", dict)
+        text = next((value for key, value in options.items() if str(key).lower() == "llm.listenipinfo"), None)
+        config = self._config.model_copy()
+        config.listen_ip_info = text
+        address = config.listen_address
+        await engine.wait_parted()
+        if engine.has_links:
+            raise LLMException(
+                f"cluster {self._cluster_id} has links",
+                status_code=LLMStatusCode.LLM_EXIST_LINK,
+                operation="switch_role",
+                hint="unlink_clusters() first",
+            )
+        if address is None or address != engine.listen_address:
+            await engine.listen_elsewhere(address)
+        self._config = config
+        self._role = role
+
+    # ---- notifications ----
+
+    async def notify(self, cluster_id: int, payload: bytes) -> None:
+        """Tell a linked cluster something: it arrives through its :meth:`notifications`, in order and exactly once, when all
+        that was pushed there before is in place.
+
+        Returns when it is on its way. While 64 have not been taken at the other end, it waits.
+
+        Args:
+            payload: at most 64 KiB.
+
+        Raises:
+            TypeError, ParamInvalid: the payload is no bytes, or too long.
+            NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the notification was sent.
+        """
+        link = self._running().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        await link.notify(check_payload(payload))
+
+    def notifications(self) -> AsyncIterator[Notification]:
+        """What peers notify this cluster of: ``async for note in datadist.notifications()``. Ends with :meth:`finalize`.
+
+        Each has ``cluster_id`` and ``payload``. Several iterators share them: each notification goes to one.
+        """
+        return self._running().inbox.take()
+
     # ---- links ----
+
+    async def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        """Link to the other members of a communicator, which all call this at about the same time with the same arguments.
+
+        Nobody has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the links
+        are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
+
+        Args:
+            comm_name: 1 to 127 characters.
+            cluster_rank_info: rank of each of the 2 to 4 clusters, ascending.
+            rank_table: the vendor's rank table, version 1.0 or 1.2, as JSON.
+
+        Returns:
+            A number for :meth:`unlink`, from 1.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
+            LinkTimeout: somebody did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
+            LinkError: the communicator could not be made.
+        """
+        return await self._running().communicators.link(comm_name, cluster_rank_info, rank_table)
+
+    def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
+        return self._running().communicators.status(checks.integer(comm_id, "comm_id", checks.UINT64))
+
+    async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        """Until the links of a communicator are made, or cannot be: OK or FAILED. Raises NotLinked: there is none."""
+        return await self._running().communicators.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
+
+    async def unlink(self, comm_id: int) -> None:
+        """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
+        await self._running().communicators.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
+
+    async def check_link_status(self, remote_cluster_id: int) -> None:
+        """Exchange a word with a peer.
+
+        Raises:
+            NotLinked, PeerLost, LinkClosed: there is no link (any more).
+            LinkTimeout: no answer within ``sync_kv_timeout``.
+        """
+        engine = self._running()
+        await engine.find_link(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
+            engine.timeout
+        )
 
     async def link_clusters(
         self,
@@ -171,7 +294,7 @@ class LLMDataDist:
         """Link to peers that listen, up to 16 at a time.
 
         Args:
-            timeout: milliseconds for each peer, from connecting to ready.
+            timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
 
         Returns:
             The last failure, or success; and one status per peer, in order. Failures of single links are not raised; the
@@ -184,7 +307,7 @@ class LLMDataDist:
         addresses = [_address(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
         ids = [_cluster_id(info) for info in clusters]
         return await self._for_each(
-            [partial(engine.link, address, i, seconds) for address, i in zip(addresses, ids, strict=True)]
+            [partial(engine.link_in_attempts, address, i, seconds) for address, i in zip(addresses, ids, strict=True)]
         )
 
     async def unlink_clusters(

@@ -50,6 +50,14 @@ class Memtype(IntEnum):
     MEM_TYPE_HOST = 1
 
 
+class PushType(IntEnum):
+    """How a push names its target; kept for compatibility."""
+
+    NO_CACHE_KEY = 0
+    BLOCKS_CACHE_KEY = 1
+    CACHE_KEY_BY_ID = 2
+
+
 class DataType(IntEnum):
     """Element types, with LLM-DataDist's numbers. ``itemsize`` is in bytes."""
 
@@ -229,6 +237,9 @@ class Cache:
             raise ParamInvalid(f"a CPU cache needs Placement.HOST, not {cache_desc.placement}")
         if len(addrs) != cache_desc.num_tensors:
             raise ParamInvalid(f"{len(addrs)} addresses for {cache_desc.num_tensors} tensors")
+        for i, address in enumerate(addrs):
+            if checks.integer(address, f"addrs[{i}]", checks.UINT64) == 0:
+                raise ParamInvalid(f"addrs[{i}] is 0: no tensor starts there")
         return cls(-1, cache_desc, addrs, True)
 
     @property
@@ -243,6 +254,10 @@ class Cache:
     def tensor_addrs(self) -> list[int]:
         """Start address of each tensor; empty once the cache was deallocated."""
         return self._tensor_addrs
+
+    def empty(self) -> None:
+        """For the cache manager: it was deallocated."""
+        self._tensor_addrs = []
 
     @property
     def is_blocks_cache(self) -> bool:
@@ -436,6 +451,7 @@ __all__ = [
     "MemInfo",
     "Memtype",
     "Placement",
+    "PushType",
     "RegisterMemStatus",
     "Status",
 ]

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import secrets
+import socket
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
 
+from aiodatadist.cache.copier import Copier
+from aiodatadist.cache.keeper import Keeper
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.config import LLMConfig
-from aiodatadist.descriptors import LLMRole
+from aiodatadist.communicators import Communicators
+from aiodatadist.config import LLMConfig, PoolConfig
+from aiodatadist.descriptors import LLMRole, Placement
 from aiodatadist.device import Device
-from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, NotLinked
-from aiodatadist.link import DRAIN, Link, Wire, channel_name
+from aiodatadist.errors import (
+    AuthError,
+    LinkClosed,
+    LinkError,
+    LinkTimeout,
+    LLMException,
+    LLMStatusCode,
+    NotLinked,
+)
+from aiodatadist.layered import LayeredTransfer
+from aiodatadist.link import DRAIN, Inbox, Link, LinkStatistics, Notification, Wire, channel_name
+from aiodatadist.listening import Listening
+from aiodatadist.pulse import CLOSED, Pulse
 from aiodatadist.transport import Transport, open_transport
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
-from aiodatadist.wire.messages import Connect, EndpointInfo, Hello
+from aiodatadist.wire.messages import Connect, EndpointInfo, Hello, Message
+from aiodatadist.wire.messages import Pulse as PulseMessage
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +49,10 @@ STRANGER = 5.0
 """Seconds that a client has for saying who it is."""
 MAX_STRANGERS = 64
 """Connections that have not said so yet, before the next one gets a fiftieth of the time."""
-ACCEPT_PAUSE = 0.1
-"""Seconds before accepting is tried again when the process has run out of file descriptors."""
+FIRST_BEAT = 10.0
+"""Seconds in which the event loops of both ends have to set the heartbeats of a new link going."""
+EOF_PATIENCE = 1.0
+"""Seconds between the end of a link's heartbeat connection and, if that goes on, the end of the link."""
 
 
 class _Attempt:
@@ -44,6 +62,30 @@ class _Attempt:
         self.scope = anyio.CancelScope(deadline=deadline)
         self.settled = anyio.Event()
         self.error: LinkError | None = None
+
+
+class _Stranger:
+    """A client that has not said yet who it is: it has little time for that, and less when many others have not either."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seconds = STRANGER / 50 if engine.strangers >= MAX_STRANGERS else STRANGER
+        self._is_known = False
+        self.scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
+        engine.strangers += 1
+
+    def is_known(self) -> None:
+        """It proved who it is, or is gone: from here on it has the time of a handshake."""
+        if not self._is_known:
+            self._is_known = True
+            self._engine.strangers -= 1
+            self.scope.deadline = anyio.current_time() + HANDSHAKE
+
+    @property
+    def wanted(self) -> str:
+        if self._is_known:
+            return f"open its channel within {HANDSHAKE:g} s"
+        return f"say who it is within {self._seconds:g} s"
 
 
 class Owner(Protocol):
@@ -62,20 +104,29 @@ class Engine:
 
     def __init__(self, owner: Owner, config: LLMConfig) -> None:
         self.pid = os.getpid()
-        self.listen_address: tuple[str, int] | None = None
+        self.loop = asyncio.get_running_loop()
         self.device: Device
         self.transport: Transport
+        self.keeper: Keeper
+        self.copier: Copier
         self.cache_manager: CacheManager
+        self.communicators: Communicators
+        self.inbox = Inbox()
+        self.jobs: set[LayeredTransfer] = set()
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
+        self._pulses: dict[str, Link] = {}
+        self._pulse = Pulse(config.heartbeat_interval / 1000)
         self._linked = anyio.Event()
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
         self._refusals: dict[int, str] = {}  # why the last attempt of ours at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
+        self._listening: Listening | None = None
+        self._listenings: set[Listening] = set()
         self._stopping = anyio.Event()
-        self._strangers = 0
+        self.strangers = 0
 
     # ---- life ----
 
@@ -85,25 +136,67 @@ class Engine:
             self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
             self.transport = open_transport(self._config.transport, self.device, self._config.local_comm_res or None)
             stack.push_async_callback(self.transport.aclose)
+            self.keeper = Keeper(self.device, self.transport, self.spawn)
+            await self._open_pools()
+            self.copier = Copier(self.device)
+            stack.push_async_callback(self.copier.aclose)
             self.cache_manager = CacheManager(self)
-            listener = await self._listen()
+            self.communicators = Communicators(self, self._config.link_total_time, self._key())
+            stack.callback(self._pulse.close)
+            address = self._config.listen_address
+            listening = None if address is None else await Listening.open(*address, self._key(), "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
-            if listener is not None:
-                self._group.start_soon(self._accept, listener)
+            self._listen_on(listening)
             started.set_result(None)
             await self._stopping.wait()
-            self._linked.set()
-            for attempt in self._attempts.values():
-                attempt.scope.cancel()
-            for link in list(self._links.values()):
-                self._group.start_soon(self._part, link)
-            with anyio.move_on_after(1.0):
-                while self._links:
-                    await next(iter(self._links.values())).wait_closed()
+            await self._part_from_all()
+            for job in list(self.jobs):
+                job.cancel()
+            for listening in list(self._listenings):
+                self.stop_listening(listening)
             self._group.cancel_scope.cancel()
+        for job in list(self.jobs):  # those whose task never began
+            job.abandon()
+
+    def start_job(self, job: LayeredTransfer) -> None:
+        """Run a layered transfer in a task of ours."""
+        self.jobs.add(job)
+        job.add_done_callback(self.jobs.discard)
+        self._tasks().start_soon(job.run)
+
+    async def _open_pools(self) -> None:
+        for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):
+            text = getattr(self._config, name)
+            if text:
+                await self.keeper.open_pool(placement, PoolConfig.parse(text, name))
+
+    async def _part_from_all(self) -> None:
+        self._linked.set()
+        for attempt in self._attempts.values():
+            attempt.scope.cancel()
+        for link in list(self._links.values()):
+            self.spawn(self._part, link)
+        with anyio.move_on_after(1.0):
+            while self._links:
+                await next(iter(self._links.values())).wait_closed()
+        self.inbox.close()
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def check_running(self) -> None:
+        """Raises LLMException: it is being finalized, or was."""
+        if self._stopping.is_set():
+            raise LLMException(
+                f"cluster {self.cluster_id} is finalized",
+                status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
+                hint="init() it again, and take its cache_manager anew",
+            )
+
+    def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Start a task that ends with the engine."""
+        if self._group is not None:
+            self._group.start_soon(call, *args)
 
     @property
     def cluster_id(self) -> int:
@@ -114,78 +207,106 @@ class Engine:
         """Seconds for one transfer."""
         return self._config.sync_kv_timeout / 1000
 
+    @property
+    def one_sided(self) -> bool:
+        """Whoever wants bytes moves them; else the peer is asked to."""
+        return self._config.enable_remote_cache_accessible
+
+    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
+        self.inbox.put(Notification(link.cluster_id, payload), taken)
+
     # ---- peers that come to us ----
 
-    async def _listen(self) -> anyio.abc.Listener[anyio.abc.SocketStream] | None:
-        address = self._config.listen_address
-        if address is None:
-            return None
-        host, port = address
-        try:
-            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
-        except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-            raise LLMException(
-                f"port {port} on {host} {reason}", operation="init", hint="choose another one, or 0 for any free port"
-            ) from error
-        self.listen_address = (host, listener.extra(anyio.abc.SocketAttribute.local_port))
-        return listener
+    def _listen_on(self, fresh: Listening | None) -> None:
+        """From now on, and no more on the old one."""
+        old, self._listening = self._listening, fresh
+        if old is not None:
+            self.stop_listening(old)
+        if fresh is not None:
+            self._serve_on(fresh)
 
-    async def _accept(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
-        """Serve clients; running out of file descriptors makes them wait, no more."""
-        async with listener:
-            while True:
-                try:
-                    await listener.serve(self._serve_client, self._tasks())
-                except OSError as error:
-                    logger.error("cluster %d cannot accept a client: %s", self.cluster_id, error)  # noqa: TRY400
-                    await anyio.sleep(ACCEPT_PAUSE)
+    def _serve_on(self, listening: Listening) -> None:
+        self._listenings.add(listening)
+        self._tasks().start_soon(listening.serve, self._serve_client, self._tasks())
 
-    async def _serve_client(self, stream: anyio.abc.SocketStream) -> None:
-        link = Link(Wire(stream), self.device, self.transport)
-        handshake = Handshake("server", self._hello(), self._key())
+    def stop_listening(self, listening: Listening) -> None:
+        self._listenings.discard(listening)
+        listening.close()
+
+    @property
+    def listen_address(self) -> tuple[str, int] | None:
+        """Where clients find us, with the real port."""
+        return None if self._listening is None else self._listening.address
+
+    async def listen_elsewhere(self, address: tuple[str, int] | None) -> None:
+        """Listen on this address from now on; None: do not listen.
+
+        Raises LLMException: the port cannot be had; the old one goes on."""
+        self._listen_on(None if address is None else await Listening.open(*address, self._key(), "switch_role"))
+
+    async def listen_for_members(self, host: str, key: bytes) -> Listening:
+        """Serve clients that have this key, on a port of their own, until :meth:`stop_listening`."""
+        listening = await Listening.open(host, 0, key, "link")
+        self._serve_on(listening)
+        return listening
+
+    async def _serve_client(self, stream: anyio.abc.SocketStream, listening: Listening) -> None:
+        """A connection came: a cluster that wants a link, or the heartbeats of one that has it."""
+        link = Link(Wire(stream), self.device, self.transport, self)
+        self._pulses[link.pulse] = link
+        stranger = _Stranger(self)
         try:
-            await self._make(link, handshake, None, self._stranger_deadline())
+            with stranger.scope:
+                first = await link.hear_first()
+                if isinstance(first, PulseMessage):
+                    stranger.is_known()
+                    await self._take_pulse(first, link, stream)
+                    return
+                handshake = Handshake("server", self._hello(listening.key), listening.key)
+                await self._make(link, handshake, None, first, stranger, listening)
+                self._file(link)
+            if stranger.scope.cancelled_caught:
+                raise LinkTimeout(f"the client did not {stranger.wanted}")
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
             logger.exception("cluster %d: a client was not linked", self.cluster_id)
         else:
+            self._tasks().start_soon(self._expect_pulse, link)
             await self._serve(link)
-
-    def _stranger_deadline(self) -> anyio.CancelScope:
-        """A client has little time for saying who it is, and less when many others do not say it either."""
-        crowd = self._strangers >= MAX_STRANGERS
-        return anyio.CancelScope(deadline=anyio.current_time() + (STRANGER / 50 if crowd else STRANGER))
+        finally:
+            stranger.is_known()
+            self._pulses.pop(link.pulse, None)
+            if not link.is_filed:
+                await link.discard()
 
     async def _make(
-        self, link: Link, handshake: Handshake, connect: Connect | None, stranger: anyio.CancelScope | None = None
-    ) -> None:
-        """From the first word to a filed link. Raises LinkError: there is none, and nothing is left of it."""
-        known = stranger is None
-        self._strangers += not known
+        self,
+        link: Link,
+        handshake: Handshake,
+        connect: Connect | None,
+        first: Message | None = None,
+        stranger: _Stranger | None = None,
+        listening: Listening | None = None,
+    ) -> str:
+        """From the first word to a ready link; what a connection for its heartbeats has to say.
+
+        Raises LinkError: there is no link. The caller discards what there is of it.
+        """
 
         def admit(peer: Hello) -> None:
-            nonlocal known
             self._admit(peer, handshake.side)
             if stranger is not None:
-                stranger.deadline = anyio.current_time() + HANDSHAKE
-                self._strangers -= 1
-            known = True
+                stranger.is_known()
 
         self._opening += 1
         try:
-            with stranger or anyio.CancelScope() as scope:
-                await link.shake_hands(handshake, connect, self.cache_manager.published, admit)
-            if scope.cancelled_caught:
-                seconds, what = (HANDSHAKE, "open its channel") if known else (STRANGER, "say who it is")
-                raise LinkTimeout(f"the client did not {what} within {seconds:g} s")
-            self._file(link)
+            pulse = await link.shake_hands(handshake, connect, first, admit)
+            if listening is not None and listening.is_over:
+                raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
         finally:
             self._opening -= 1
-            self._strangers -= not known
-            if self._links.get(link.cluster_id) is not link:
-                await link.discard()
+        return pulse
 
     def _admit(self, peer: Hello, side: Side) -> None:
         """Decide whether a peer may have a link with us now."""
@@ -208,6 +329,7 @@ class Engine:
         if old is not None:
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
+        link.is_filed = True
         self._linked.set()
         self._linked = anyio.Event()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
@@ -219,8 +341,76 @@ class Engine:
         except Exception:
             logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
+            self._pulses.pop(link.pulse, None)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
+
+    # ---- heartbeats ----
+
+    async def _take_pulse(self, message: PulseMessage, visitor: Link, stream: anyio.abc.SocketStream) -> None:
+        """The heartbeats of a link that a client made. ``visitor`` is the link that this connection will not be."""
+        link = self._pulses.pop(message.token, None)
+        if link is None:
+            raise LinkError("heartbeats came for a link that there is not")
+        visitor.is_filed = True
+        await self._beat(link, stream, FIRST_BEAT)
+
+    async def _expect_pulse(self, link: Link) -> None:
+        with anyio.move_on_after(FIRST_BEAT):
+            await link.wait_closed()
+        if self._pulses.pop(link.pulse, None) is not None:
+            link.lost("it never began to send heartbeats")
+
+    async def _beat(self, link: Link, stream: anyio.abc.SocketStream, patience: float) -> None:
+        """Exchange heartbeats until the link is over. They are a thread's business: a busy loop must not look dead."""
+        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+        try:
+            own = socket.socket(fileno=os.dup(raw.fileno()))
+        except OSError as error:
+            link.lost(f"no descriptor for heartbeats: {error}")
+            return
+        silence = link.heartbeat * (self._config.heartbeat_misses + 1)
+        lost, why = anyio.Event(), ""
+
+        def tell(reason: str) -> None:
+            nonlocal why
+            why = reason
+            lost.set()
+
+        watch = self._pulse.watch(own, silence, tell, patience)
+        try:
+            async with stream, anyio.create_task_group() as group:
+                group.start_soon(self._until_closed, link, group.cancel_scope)
+                await lost.wait()
+                if why == CLOSED:  # the peer died, or it parted: the connection for messages will tell
+                    with anyio.move_on_after(EOF_PATIENCE):
+                        await link.wait_closed()
+                link.lost(why)
+        finally:
+            watch.stop()
+
+    @staticmethod
+    async def _until_closed(link: Link, scope: anyio.CancelScope) -> None:
+        await link.wait_closed()
+        scope.cancel()
+
+    async def _open_pulse(self, link: Link, address: tuple[str, int], token: str) -> None:
+        """The client brings a second connection for them, and waits for the server's first: a link that is made is watched.
+
+        Raises:
+            LinkError: that cannot be.
+        """
+        stream = await self._connect(address)
+        try:
+            await Wire(stream).send(PulseMessage(token=token))
+            await stream.receive(1)
+        except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
+            await anyio.aclose_forcefully(stream)
+            raise LinkError(f"the peer took no connection for heartbeats: {error!r}") from error
+        except BaseException:
+            await anyio.aclose_forcefully(stream)
+            raise
+        self._tasks().start_soon(self._beat, link, stream, 0.0)
 
     def _tasks(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping.is_set():
@@ -229,8 +419,12 @@ class Engine:
 
     # ---- peers that we go to ----
 
-    async def link(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
-        """Raises LinkError: no link was made."""
+    async def link(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None = None) -> None:
+        """Link to a peer that listens. ``key``: instead of the configured one.
+
+        Raises:
+            LinkError: no link was made.
+        """
         existing = self._links.get(cluster_id)
         if existing is not None and existing.is_ready:
             raise LinkError(f"cluster {cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK)
@@ -239,7 +433,7 @@ class Engine:
                 f"a link to cluster {cluster_id} is being made", status_code=LLMStatusCode.LLM_PROCESSING_LINK
             )
         attempt = _Attempt(anyio.current_time() + timeout)
-        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt)
+        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self._key())
         self._attempts[cluster_id] = attempt
         try:
             await attempt.settled.wait()
@@ -253,12 +447,14 @@ class Engine:
             raise attempt.error
         self._refusals.pop(cluster_id, None)
 
-    async def _client(self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt) -> None:
+    async def _client(
+        self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt, key: bytes | None
+    ) -> None:
         """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
         link: Link | None = None
         try:
             with attempt.scope:
-                link = await self._ask(address, cluster_id, timeout)
+                link = await self._ask(address, cluster_id, timeout, key)
         except LinkError as error:
             attempt.error = error
         except Exception as error:
@@ -272,11 +468,18 @@ class Engine:
         if link is not None:
             await self._serve(link)
 
-    async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float) -> Link:
-        link = Link(Wire(await self._connect(address)), self.device, self.transport)
-        handshake = Handshake("client", self._hello(), self._key(), cluster_id)
+    async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+        link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
+        handshake = Handshake("client", self._hello(key), key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
-        await self._make(link, handshake, connect)
+        try:
+            token = await self._make(link, handshake, connect)
+            await self._open_pulse(link, address, token)
+            link.check_ready()
+            self._file(link)
+        finally:
+            if not link.is_filed:
+                await link.discard()
         return link
 
     def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float) -> LinkError:
@@ -291,6 +494,20 @@ class Engine:
             return await anyio.connect_tcp(*address)
         except OSError as error:
             raise LinkError(f"nobody can be reached at {address[0]}:{address[1]}: {error}") from error
+
+    async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
+        """As often as ``link_retry_count`` says, each time with an equal share of the timeout."""
+        attempts = self._config.link_retry_count
+        for left in reversed(range(attempts)):
+            try:
+                await self.link(address, cluster_id, timeout / attempts)
+            except LinkError as error:
+                again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
+                if not left or not again or isinstance(error, AuthError):
+                    raise
+                logger.info("cluster %d tries again: %s", self.cluster_id, error)
+            else:
+                return
 
     # ---- ends ----
 
@@ -317,6 +534,9 @@ class Engine:
 
     # ---- questions ----
 
+    def peek_link(self, cluster_id: int) -> Link | None:
+        return self._links.get(cluster_id)
+
     def find_link(self, cluster_id: int) -> Link:
         """Raises NotLinked: there is no such link."""
         link = self._links.get(cluster_id)
@@ -329,10 +549,18 @@ class Engine:
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
 
+    async def wait_parted(self) -> None:
+        """Until the links that are over, because the peer said so, are gone altogether."""
+        for link in [link for link in self._links.values() if not link.is_ready]:
+            await link.wait_closed()
+
     @property
     def has_links(self) -> bool:
         """There are links, or some are being made."""
         return bool(self._links) or self._opening > 0
+
+    def statistics(self) -> list[LinkStatistics]:
+        return [link.counters.snapshot(link.cluster_id, link.state.value) for link in self._links.values()]
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""
@@ -343,7 +571,7 @@ class Engine:
                 )
             await self._linked.wait()
 
-    def _hello(self) -> Hello:
+    def _hello(self, key: bytes | None) -> Hello:
         end = self.transport.endpoint
         names = EndpointInfo.model_fields
         return Hello(
@@ -352,7 +580,8 @@ class Engine:
             instance=self._owner.instance,
             nonce=secrets.token_hex(32),
             one_sided=self._config.enable_remote_cache_accessible,
-            has_key=self._config.auth_key is not None,
+            has_key=key is not None,
+            heartbeat=self._config.heartbeat_interval / 1000,
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
         )
 

@@ -51,6 +51,11 @@ class Grid:
         blocks = len(self.local_index)
         return len(self.local) * ((blocks - 1) * self.nbytes + self.tail) if blocks else 0
 
+    def mirrored(self) -> Grid:
+        """The same ranges with the two sides exchanged."""
+        return Grid(self.remote, self.local, self.remote_index, self.local_index,
+                    self.remote_stride, self.local_stride, self.nbytes, self.tail)  # fmt: skip
+
     def ranges(self) -> Iterator[Range]:
         """One range per tensor and block, not merged."""
         last = len(self.local_index) - 1

@@ -79,8 +79,10 @@ static bool is_host_copy(const ring_step *s)
 static bool step_is_valid(const ring_step *s, const device *d)
 {
     const ring_grid *g = &s->grid;
+    if (s->op == RING_MARK)
+        return true;
     if (s->op == RING_WAIT || s->op == RING_RECORD)
-        return s->handle != NULL;
+        return s->handle && (s->kind == RING_EVENT || (s->kind == RING_NOTIFY && d->driver.wait_notify && d->driver.record_notify));
     if (!moves_bytes(s) || g->bytes == 0 || g->tail == 0 || g->tail > g->bytes)
         return false;
     if (s->op == RING_COPY ? s->kind < 0 || s->kind > ACL_MEMCPY_DEFAULT : !s->handle || !d->driver.get || !d->driver.put)
@@ -106,7 +108,7 @@ bool program_init(program *p, const device *d, uint64_t id, const ring_step *ste
         const ring_step *s = &steps[i];
         if (!step_is_valid(s, d) || (moves_bytes(s) && !add_bytes(s, &ranges, &total)))
             return false;
-        waits |= s->op == RING_WAIT || (is_host_copy(s) && on_stream);
+        waits |= s->op == RING_WAIT || s->op == RING_MARK || (is_host_copy(s) && on_stream);
         on_stream |= !is_host_copy(s);
     }
     memset(p, 0, sizeof *p);
@@ -220,6 +222,17 @@ static void quiesce(device *d, program *p)
 
 /* ---- issuing ---- */
 
+/* So many marks have landed: tell, and give the rest of the program a time limit of its own. */
+static void pass(device *d, program *p, uint32_t marks)
+{
+    if (marks == atomic_load_explicit(&p->passed, memory_order_relaxed))
+        return;
+    atomic_store_explicit(&p->passed, marks, memory_order_release);
+    if (!p->stopping)
+        p->deadline_ns = ring_after_ns(p->timeout_ms);
+    ring_signal(d->fd);
+}
+
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(device *d, program *p)
 {
@@ -227,6 +240,7 @@ static void fence(device *d, program *p)
     uint32_t now = p->windows++ & 1;
     p->on_stream = true;
     p->fenced[now] = p->issued;
+    p->fenced_marks[now] = p->marks;
     if (!check(d, p, d->driver.record_event(d->window[now], d->stream)))
         return;
     if (p->windows >= 2) {
@@ -236,6 +250,7 @@ static void fence(device *d, program *p)
         if (!check(d, p, d->driver.query_stream(d->stream, &status)))
             return;
         p->done.bytes = p->fenced[!now];
+        pass(d, p, p->fenced_marks[!now]);
     }
     watch_time(d, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
 }
@@ -316,15 +331,31 @@ static bool issue_grid(device *d, program *p, const ring_step *s)
     return false;
 }
 
+static aclError wait_for(device *d, const ring_step *s)
+{
+    enum { FOR_EVER = 0 };
+    return s->kind == RING_NOTIFY ? d->driver.wait_notify(s->handle, d->stream, FOR_EVER)
+                                  : d->driver.wait_event(d->stream, s->handle);
+}
+
+static aclError record(device *d, const ring_step *s)
+{
+    return s->kind == RING_NOTIFY ? d->driver.record_notify(s->handle, d->stream) : d->driver.record_event(s->handle, d->stream);
+}
+
 static bool issue_step(device *d, program *p, const ring_step *s)
 {
     if (is_host_copy(s) && !drain(d, p))  /* it would overtake what came before it */
         return false;
     if (moves_bytes(s))
         return issue_grid(d, p, s);
+    if (s->op == RING_MARK) {
+        p->marks++;
+        fence(d, p);
+        return goes_on(p);
+    }
     p->on_stream = true;
-    return check(d, p, s->op == RING_WAIT ? d->driver.wait_event(d->stream, s->handle)
-                                          : d->driver.record_event(s->handle, d->stream));
+    return check(d, p, s->op == RING_WAIT ? wait_for(d, s) : record(d, s));
 }
 
 static void issue(device *d, program *p)

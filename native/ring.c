@@ -75,15 +75,19 @@ static void list_remove(slot_list *list, slot *s)
         list->last = at;
 }
 
+void ring_signal(int fd)
+{
+    uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
 /* ---- completion; the lock is held ---- */
 
 static void complete(ring *r, slot *s)
 {
-    if (!r->complete.first) {
-        uint64_t one = 1;
-        while (write(r->fd, &one, sizeof one) < 0 && errno == EINTR)
-            ;
-    }
+    if (!r->complete.first)
+        ring_signal(r->fd);
     list_push(&r->complete, s);
 }
 
@@ -230,6 +234,31 @@ int ring_cancel(ring *r, uint64_t id)
     return s != NULL;
 }
 
+/* Marks that the running program passed, if that is news; else 0. */
+static uint32_t news_of_running(const ring *r)
+{
+    const program *p = r->running ? &r->running->program : NULL;
+    uint32_t passed = p ? atomic_load_explicit(&p->passed, memory_order_acquire) : 0;
+    return p && passed != p->told ? passed : 0;
+}
+
+/* Nothing more is complete: quiet the eventfd, and tell how far the running program is, or leave that for the next time. */
+static uint32_t tell_news(ring *r, ring_completion *out, uint32_t room)
+{
+    uint64_t count;                       /* non-blocking: nothing to read is fine */
+    while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
+        ;
+    uint32_t passed = news_of_running(r); /* after the read: a mark that is passed from here on signals anew */
+    if (passed && room) {
+        r->running->program.told = passed;
+        *out = (ring_completion){.id = r->running->program.done.id, .state = RING_UNDER_WAY, .step = passed};
+        return 1;
+    }
+    if (passed)
+        ring_signal(r->fd);
+    return 0;
+}
+
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
 {
     uint32_t n = 0;
@@ -239,11 +268,8 @@ uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
         out[n++] = s->program.done;
         list_push(&r->free, s);
     }
-    if (!r->complete.first) {
-        uint64_t count;                   /* non-blocking: nothing to read is fine */
-        while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
-            ;
-    }
+    if (!r->complete.first)
+        n += tell_news(r, &out[n], room - n);
     pthread_mutex_unlock(&r->lock);
     return n;
 }
@@ -292,6 +318,7 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     ring_init(r, options->depth);
     r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = r->fd < 0 ? ACL_ERROR_BAD_ALLOC : device_open(&r->device, driver, context, options);
+    r->device.fd = r->fd;
     if (code != ACL_SUCCESS) {
         ring_destroy(r);
         return code;

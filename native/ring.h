@@ -8,7 +8,10 @@
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB).
  * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
  * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted; the limit
- * counts from when the program begins to run.
+ * counts from when the program begins to run, and again from each RING_MARK that it passes.
+ *
+ * Marks make a long program tell how far it is: when everything before one has landed, the eventfd becomes readable and
+ * ring_reap() gives a completion RING_UNDER_WAY with the number of marks passed. The last such news counts, not each one.
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
@@ -29,7 +32,8 @@
 
 typedef struct ring ring;
 
-/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair may be NULL. */
+/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair and the
+ * notify pair may be NULL. */
 typedef struct ring_driver {
     aclError (*set_context)(aclrtContext);
     aclError (*get_context)(aclrtContext *);
@@ -48,6 +52,8 @@ typedef struct ring_driver {
     const char *(*recent_error)(void);
     HcclResult (*get)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
     HcclResult (*put)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
+    aclError (*wait_notify)(aclrtNotify, aclrtStream, uint32_t);
+    aclError (*record_notify)(aclrtNotify, aclrtStream);
 } ring_driver;
 
 typedef struct ring_options {
@@ -67,22 +73,23 @@ typedef struct ring_grid {
     uint64_t local_stride, remote_stride, bytes, tail;
 } ring_grid;
 
-enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
+enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD, RING_MARK };
+enum { RING_EVENT = 0, RING_NOTIFY };     /* an event has to be recorded before a wait is issued, a notify need not */
 typedef struct ring_step {
     int32_t  op;                          /* GET and COPY write the local side, PUT writes the remote side */
-    int32_t  kind;                        /* COPY: an aclrtMemcpyKind */
+    int32_t  kind;                        /* COPY: an aclrtMemcpyKind; WAIT, RECORD: RING_EVENT or RING_NOTIFY */
     uint32_t rank;                        /* GET, PUT: the peer's rank */
-    void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event */
+    void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event, notify; MARK: nothing */
     ring_grid grid;
 } ring_step;
 
-enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED };
+enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY };
 enum { RING_NOBODY = 0, RING_ACL, RING_HCCL };
 typedef struct ring_completion {
     uint64_t id;
     int32_t  state;
     int32_t  origin, code;                /* who refused, and the code */
-    uint32_t step;                        /* steps finished or, after a failure, the one that failed */
+    uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: marks passed */
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
     char     message[192];                /* the vendor's own words, or empty */

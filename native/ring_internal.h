@@ -12,6 +12,7 @@ typedef struct device {
     aclrtContext context;
     aclrtStream stream;
     aclrtEvent window[2];                 /* the end of the window before last, and of the last one */
+    int fd;                               /* the ring's: written when a mark is passed */
 } device;
 
 /* A place in the ranges of a grid. */
@@ -32,9 +33,13 @@ typedef struct program {
     bool on_stream;                       /* something of it may be on the device's stream */
     uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
     uint32_t windows;
+    uint32_t marks, fenced_marks[2];      /* handed over: in all, and at the last two window ends */
+    atomic_uint passed;                   /* marks whose bytes have landed; the ring tells it */
+    uint32_t told;                        /* how many of them the ring has told; its lock guards it */
 } program;
 
 int64_t ring_now_ns(void);
+void ring_signal(int fd);
 int64_t ring_after_ns(int64_t ms);        /* from now; never overflows */
 int  device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options);
 void device_close(device *d);

@@ -142,7 +142,7 @@ async def test_wrong_names_and_numbers_are_refused_before_anything_starts() -> N
             await pull(BlocksCacheKey(2), cache, [0], [0])
         with pytest.raises(ParamInvalid, match="2 src_blocks for 1 dst_blocks"):
             await pull(key, cache, [3, 4], [0])
-        with pytest.raises(ParamInvalid, match=r"src_blocks\[1\] is 16: the peer's cache has 16 blocks"):
+        with pytest.raises(ParamInvalid, match=r"src_blocks\[1\] is 16: the source cache has 16 blocks"):
             await pull(key, cache, [3, 16], [0, 1])
         with pytest.raises(ValueError, match="-1"):
             await pull(key, cache, [-1], [0])

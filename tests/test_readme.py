@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
@@ -16,6 +18,12 @@ def program(name: str, port: int) -> str:
     (text,) = [code for code, title in blocks if title == name]
     assert "26001" in text
     return str(text).replace("26001", str(port))
+
+
+@pytest.mark.parametrize("name", ["prefill.py", "decode.py"])
+def test_programs_of_the_readme_are_short(name: str) -> None:
+    lines = [line for line in program(name, 26001).splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 30
 
 
 def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
@@ -28,7 +36,7 @@ def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
         done = subprocess.run(
             [*command, program("decode.py", port)], capture_output=True, text=True, check=False, timeout=30
         )
-        assert done.stdout == "LLM_SUCCESS 32768 b'kvkv'\n", done.stderr
+        assert done.stdout == "LLM_SUCCESS 32768 [1, 2, 3, 4]\n", done.stderr
         assert done.stderr == ""
-        assert "unlinked: finalize" in prefill.stdout.read()
+        assert prefill.stdout.read() == "cluster 2: request 7 is here\n"
     assert prefill.returncode == 0

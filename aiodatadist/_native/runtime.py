@@ -220,6 +220,14 @@ class Runtime:
             self.check("aclrtSetCurrentContext", self.acl.aclrtSetCurrentContext(context))
             yield
 
+    @property
+    def has_notifies(self) -> bool:
+        """CANN 8.5 and later, and softnpu."""
+        return all(
+            any(hasattr(library, name) for library in self.acl._libraries.values())
+            for name in ("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify")
+        )
+
     # ---- the ring's view of it ----
 
     @cached_property
@@ -237,6 +245,9 @@ class Runtime:
         driver = ffi.new("ring_driver *")
         for slot, name in names.items():
             setattr(driver, slot, self._pointer(self.acl, name))
+        if self.has_notifies:
+            driver.wait_notify = self._pointer(self.acl, "aclrtWaitAndResetNotify")
+            driver.record_notify = self._pointer(self.acl, "aclrtRecordNotify")
         driver.get = self._pointer(self.hccl, "HcclBatchGet")
         driver.put = self._pointer(self.hccl, "HcclBatchPut")
         return driver

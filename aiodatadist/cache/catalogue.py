@@ -1,66 +1,104 @@
-"""What a peer offers: its caches, found by the names that callers use."""
+"""What we know of a peer's caches: those that it told us of, until it takes them back."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
-from aiodatadist.descriptors import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
-from aiodatadist.errors import CacheNotFound
+import anyio
+
+from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.wire.messages import CacheEntry
 
 
 class RemoteCache:
-    """One of the peer's caches; ``slot`` is the batch slot that a key named, 0 for a blocks cache."""
+    """One of the peer's caches, which we hold: the peer does not give its memory to anybody else meanwhile.
 
-    __slots__ = ("addresses", "blocks", "cache_id", "pieces", "slot", "stride")
+    ``uses`` counts our transfers that touch it.
+    """
 
-    def __init__(self, entry: CacheEntry, addresses: array[int], slot: int) -> None:
+    __slots__ = (
+        "_idle",
+        "addresses",
+        "blocks",
+        "cache_id",
+        "epoch",
+        "is_withdrawn",
+        "names",
+        "pieces",
+        "stride",
+        "uses",
+    )
+
+    def __init__(self, entry: CacheEntry) -> None:
         self.cache_id = entry.cache_id
         self.blocks = entry.blocks
         self.pieces = entry.pieces
         self.stride = entry.stride
-        self.addresses = addresses
-        self.slot = slot
+        self.epoch = entry.epoch
+        self.addresses = array("Q", entry.addresses)
+        self.names: set[Name] = set()
+        self.uses = 0
+        self.is_withdrawn = False
+        self._idle: anyio.Event | None = None
+
+    def room_at(self, address: int) -> int:
+        """Bytes of a tensor that follow an address in it; 0 if it is in none."""
+        nbytes = self.pieces * self.stride
+        return max(
+            (start + nbytes - address for start in self.addresses if start <= address < start + nbytes), default=0
+        )
+
+    def use(self) -> None:
+        self.uses += 1
+
+    def release(self) -> None:
+        self.uses -= 1
+        if not self.uses and self._idle is not None:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Until no transfer of ours touches it. Nobody else waits for it."""
+        if self.uses:
+            self._idle = anyio.Event()
+            await self._idle.wait()
 
 
 class Catalogue:
-    """The peer's caches at the moment when the link was made."""
+    """The peer's caches that we hold, by what they are called."""
 
-    def __init__(self, cluster_id: int, entries: Iterable[CacheEntry]) -> None:
-        self.cluster_id = cluster_id
-        self._by_id: dict[int, tuple[CacheEntry, array[int]]] = {}
-        self._by_model: dict[int, RemoteCache] = {}
-        self._by_key: dict[tuple[str, int, int], RemoteCache] = {}
-        for entry in entries:
-            addresses = array("Q", entry.addresses)
-            self._by_id[entry.cache_id] = (entry, addresses)
-            if entry.model_id is not None:
-                self._by_model[entry.model_id] = RemoteCache(entry, addresses, 0)
-            for key in entry.keys:
-                self._by_key[key.kind, key.id, key.model_id] = RemoteCache(entry, addresses, key.batch_index)
+    def __init__(self) -> None:
+        self._caches: dict[int, RemoteCache] = {}
+        self._names: dict[Name, tuple[RemoteCache, int]] = {}
 
-    def find(self, key: BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex) -> RemoteCache:
-        """The cache, and the slot in it, that a key names.
+    def __len__(self) -> int:
+        return len(self._caches)
 
-        Raises:
-            CacheNotFound: the peer has no such cache, or the slot does not exist.
-        """
-        found: RemoteCache | None = None
-        if isinstance(key, BlocksCacheKey):
-            found = self._by_model.get(key.model_id)
-        elif isinstance(key, CacheKey):
-            kind = "prefix" if key.is_prefix else "request"
-            found = self._by_key.get((kind, key.prefix_id if key.is_prefix else key.req_id, key.model_id))
-        elif key.cache_id in self._by_id:
-            entry, addresses = self._by_id[key.cache_id]
-            slots = 1 if entry.blocks else entry.pieces
-            if key.batch_index < slots:
-                found = RemoteCache(entry, addresses, key.batch_index)
-        if found is None:
-            raise CacheNotFound(
-                f"cluster {self.cluster_id} offers no cache for {key}",
-                peer=self.cluster_id,
-                hint="it has to be registered there before the link is made, host memory with remote_accessible=True",
-            )
-        return found
+    def find(self, key: Key) -> tuple[RemoteCache, int] | None:
+        """The cache and the batch slot that a key names, as far as we know."""
+        found = self._names.get(name_of(key))
+        if found is None or not isinstance(key, CacheKeyByIdAndIndex):
+            return found
+        return found[0], key.batch_index
+
+    def get(self, cache_id: int) -> RemoteCache | None:
+        return self._caches.get(cache_id)
+
+    def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
+        """The peer told us of a cache, perhaps once more."""
+        cache = self._caches.get(entry.cache_id)
+        if cache is None:
+            cache = self._caches[entry.cache_id] = RemoteCache(entry)
+        if name is not None:
+            self._names[name] = (cache, slot)
+            cache.names.add(name)
+
+    def withdraw(self, cache_id: int) -> RemoteCache | None:
+        """The peer takes it back: no new transfer of ours finds it."""
+        cache = self._caches.pop(cache_id, None)
+        if cache is not None:
+            cache.is_withdrawn = True
+            for name in cache.names:
+                if self._names.get(name, (None, 0))[0] is cache:
+                    del self._names[name]
+        return cache

@@ -1,16 +1,37 @@
-"""From "these blocks of that cache" to a grid of byte ranges. Pure; every rule that both ends' geometry has is here."""
+"""From "these blocks of that cache" to a grid of byte ranges. Pure; every rule that two caches' geometry has is here.
+
+Plans are made from source to destination, whoever of the two is at hand: in the grids the destination is the local side.
+Whoever has the source at hand uses :meth:`~aiodatadist.layout.Grid.mirrored`.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from aiodatadist._native.library import ffi, ring
-from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.table import Entry
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.layout import Grid, blocks_for, indexes, tensor_range
+
+
+class Geometry(Protocol):
+    """What a plan has to know of a cache, ours or a peer's.
+
+    ``addresses`` of its tensors, each cut into ``pieces`` of ``stride`` bytes: blocks if ``blocks``, else batch slots.
+    """
+
+    @property
+    def cache_id(self) -> int: ...
+    @property
+    def blocks(self) -> bool: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def addresses(self) -> array[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +42,21 @@ class Layers:
     dst: range | None = None
     tensors_per_layer: int = 2
 
-    @property
-    def is_all(self) -> bool:
-        return self.src is None and self.dst is None
+    def of_source(self, source: Geometry) -> range:
+        """The tensors of the source that these layers are."""
+        return tensor_range(len(source.addresses), self.src, self.tensors_per_layer, "src_layer_range")
+
+    def of_target(self, target: Geometry) -> range:
+        """The tensors of the destination that these layers are."""
+        return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
 
 
-def _tensors(local: Entry, remote: RemoteCache, layers: Layers) -> tuple[array[int], array[int]]:
-    """The tensor addresses of both ends, paired; the local cache is the destination."""
-    mine, theirs = local.addresses, remote.addresses
-    if not layers.is_all:
-        dst = tensor_range(len(mine), layers.dst, layers.tensors_per_layer, "dst_layer_range")
-        src = tensor_range(len(theirs), layers.src, layers.tensors_per_layer, "src_layer_range")
-        mine, theirs = mine[dst.start : dst.stop], theirs[src.start : src.stop]
-    if len(mine) != len(theirs):
-        raise ParamInvalid(f"{len(theirs)} source tensors for {len(mine)} destination tensors: they have to be as many")
-    return mine, theirs
+def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[int], array[int]]:
+    """The tensor addresses of both ends, paired: destination, source."""
+    src, dst = layers.of_source(source), layers.of_target(target)
+    if len(src) != len(dst):
+        raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: they have to be as many")
+    return target.addresses[dst.start : dst.stop], source.addresses[src.start : src.stop]
 
 
 def check_below(values: array[int], limit: int, name: str, whose: str) -> None:
@@ -45,53 +66,78 @@ def check_below(values: array[int], limit: int, name: str, whose: str) -> None:
         raise ParamInvalid(f"{name}[{at}] is {values[at]}: the {whose} cache has {limit} blocks")
 
 
-def blocks_to_blocks(local: Entry, remote: RemoteCache, src: Sequence[int], dst: Sequence[int], layers: Layers) -> Grid:
-    """Block ``src[i]`` of the remote blocks cache goes to block ``dst[i]`` of the local one."""
-    if not remote.blocks:
-        raise ParamInvalid(f"the peer's cache {remote.cache_id} is contiguous: name its slot by a CacheKey")
-    stride = local.stride
-    if remote.stride != stride:
-        raise ParamInvalid(f"a block has {remote.stride} bytes at the peer and {stride} here: they have to be equal")
+def _want_kind(cache: Geometry, blocks: bool, whose: str) -> None:
+    if cache.blocks != blocks:
+        kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
+        raise ParamInvalid(f"the {whose} cache {cache.cache_id} is a {other} cache: it has to be a {kind} cache here")
+
+
+def blocks_to_blocks(
+    source: Geometry, target: Geometry, src: Sequence[int], dst: Sequence[int], layers: Layers
+) -> Grid:
+    """Block ``src[i]`` of the source goes to block ``dst[i]`` of the destination."""
+    _want_kind(source, True, "source")
+    _want_kind(target, True, "destination")
+    stride = target.stride
+    if source.stride != stride:
+        raise ParamInvalid(
+            f"a block has {source.stride} bytes at the source and {stride} at the destination: they have to be equal"
+        )
     sources, targets = indexes(src, "src_blocks"), indexes(dst, "dst_blocks")
     if len(sources) != len(targets):
         raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
-    check_below(sources, remote.pieces, "src_blocks", "peer's")
-    check_below(targets, local.pieces, "dst_blocks", "local")
-    mine, theirs = _tensors(local, remote, layers)
-    return Grid(mine, theirs, targets, sources, stride, stride, stride, stride)
+    check_below(sources, source.pieces, "src_blocks", "source")
+    check_below(targets, target.pieces, "dst_blocks", "destination")
+    to, fro = _tensors(source, target, layers)
+    return Grid(to, fro, targets, sources, stride, stride, stride, stride)
 
 
-def slot_to_blocks(local: Entry, remote: RemoteCache, dst: Sequence[int], layers: Layers) -> Grid:
-    """A batch slot of the remote contiguous cache is cut into chunks that go to the local blocks ``dst``."""
-    if remote.blocks:
-        raise ParamInvalid(f"the peer's cache {remote.cache_id} is a blocks cache: name it by a BlocksCacheKey")
-    block = local.stride
+def slot_to_blocks(source: Geometry, slot: int, target: Geometry, dst: Sequence[int], layers: Layers) -> Grid:
+    """A batch slot of a contiguous cache is cut into chunks that go to the blocks ``dst``."""
+    _want_kind(source, False, "source")
+    _want_kind(target, True, "destination")
+    _want_slot(source, slot, "source")
+    block = target.stride
     targets = indexes(dst, "dst_blocks")
-    needed = blocks_for(remote.stride, block)
+    needed = blocks_for(source.stride, block)
     if len(targets) != needed:
         raise ParamInvalid(
-            f"{len(targets)} dst_blocks: a slot of {remote.stride} bytes needs exactly {needed} blocks of {block} bytes"
+            f"{len(targets)} dst_blocks: a slot of {source.stride} bytes needs exactly {needed} blocks of {block} bytes"
         )
-    check_below(targets, local.pieces, "dst_blocks", "local")
-    mine, theirs = _tensors(local, remote, layers)
-    offset = remote.slot * remote.stride
-    starts = array("Q", [address + offset for address in theirs])
-    tail = remote.stride - (needed - 1) * block
-    return Grid(mine, starts, targets, array("Q", range(needed)), block, block, min(block, remote.stride), tail)
+    check_below(targets, target.pieces, "dst_blocks", "destination")
+    to, fro = _tensors(source, target, layers)
+    offset = slot * source.stride
+    starts = array("Q", [address + offset for address in fro])
+    tail = source.stride - (needed - 1) * block
+    return Grid(to, starts, targets, array("Q", range(needed)), block, block, min(block, source.stride), tail)
 
 
-def slot_to_slot(local: Entry, remote: RemoteCache, batch_index: int, size: int, layers: Layers) -> Grid:
-    """A batch slot of the remote contiguous cache goes to a slot of the local one; ``size`` -1 is the local slot."""
-    if remote.blocks:
-        raise ParamInvalid(f"the peer's cache {remote.cache_id} is a blocks cache: pull it with pull_blocks")
-    stride = local.stride
-    if batch_index >= local.pieces:
-        raise ParamInvalid(f"batch_index is {batch_index}: the local cache has {local.pieces} slots")
-    nbytes = stride if size == -1 else size
-    for whose, limit in (("local", stride), ("peer's", remote.stride)):
-        if nbytes > limit:
-            raise ParamInvalid(f"{nbytes} bytes do not fit: a slot of the {whose} cache has {limit}")
-    mine, theirs = _tensors(local, remote, layers)
-    return Grid(
-        mine, theirs, array("Q", [batch_index]), array("Q", [remote.slot]), stride, remote.stride, nbytes, nbytes
-    )
+def _want_slot(cache: Geometry, slot: int, whose: str) -> None:
+    if slot >= cache.pieces:
+        raise ParamInvalid(f"batch index {slot}: the {whose} cache {cache.cache_id} has {cache.pieces} slots")
+
+
+def slot_to_slot(
+    source: Geometry, src_slot: int, target: Geometry, dst_slot: int, nbytes: int, layers: Layers, offset: int = 0
+) -> Grid:
+    """``nbytes`` of a batch slot of one contiguous cache go to a slot of another, from ``offset`` in both."""
+    _want_kind(source, False, "source")
+    _want_kind(target, False, "destination")
+    _want_slot(source, src_slot, "source")
+    _want_slot(target, dst_slot, "destination")
+    for whose, limit in (("source", source.stride), ("destination", target.stride)):
+        if offset >= limit:
+            raise ParamInvalid(f"offset is {offset}: a slot of the {whose} cache has {limit} bytes")
+        if nbytes > limit - offset:
+            raise ParamInvalid(f"{nbytes} bytes from {offset} do not fit: a slot of the {whose} cache has {limit}")
+    to, fro = _tensors(source, target, layers)
+    if offset:
+        to, fro = array("Q", [a + offset for a in to]), array("Q", [a + offset for a in fro])
+    return Grid(to, fro, array("Q", [dst_slot]), array("Q", [src_slot]), target.stride, source.stride, nbytes, nbytes)
+
+
+def inside(cache: Geometry, pairs: Mapping[int, Sequence[int]]) -> Grid:
+    """Within one blocks cache: block ``src`` goes to each block of ``pairs[src]``."""
+    src = [source for source, targets in pairs.items() for _ in targets]
+    dst = [target for targets in pairs.values() for target in targets]
+    return blocks_to_blocks(cache, cache, src, dst, Layers())

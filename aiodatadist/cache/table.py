@@ -1,52 +1,89 @@
-"""The caches of this cluster."""
+"""The caches of this cluster: what they are called, who refers to them, who uses them."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import anyio
 
-from aiodatadist.descriptors import Cache, CacheDesc, CacheKey
+from aiodatadist.cache.names import Name, name_of
+from aiodatadist.cache.pool import PagePool
+from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
-from aiodatadist.wire.messages import MAX_CACHES, MAX_KEYS, MAX_TENSORS, CacheEntry, SlotKey
+from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
+
+
+class Holder(Protocol):
+    """A peer that may reach a cache at any moment, because it was told where it is."""
+
+    def revoke(self, entry: Entry) -> anyio.Event:
+        """Take it back. When nothing of the peer's can touch it any more, it is taken out of ``entry.holders``, and the
+        event is set."""
 
 
 class Entry:
     """One cache.
 
-    ``nbytes`` of each tensor, the ``stride`` of its ``pieces`` and their ``addresses`` are what they were when the cache was
-    made: the description is its caller's, who may change it.
+    ``stride`` and ``pieces`` of its tensors and their ``addresses`` are what they were when the cache was made: the
+    description is its caller's, who may change it.
 
-    ``leases`` counts the transfers that use it. A cache whose memory the device would not let go of is poisoned, for good.
+    Attributes:
+        names: what it is called, with the batch slot that each name stands for. Not its id.
+        pool: what its memory is from; None for memory of the caller's.
+        references: of a contiguous cache from a pool: its id, while the caller has it, and its names.
+        leases: transfers of ours that use it.
+        holders: peers that may.
+        is_poisoned: the device would not let go of it; for good.
+        is_live: transfers may start.
+        has_id: its id was not deallocated.
+        epoch: how young a channel has to be to reach it.
+        keep: what keeps the caller's memory alive.
+        compute_seconds: that its layers took to be computed the last time they were sent as they came, or None.
+        views: gives something that is alive as long as an array over the cache's memory is, or None.
     """
 
-    __slots__ = ("_idle", "addresses", "cache", "is_poisoned", "is_registered", "leases", "model_id", "nbytes",
-                 "pieces", "remote_accessible", "slots", "stride")  # fmt: skip
+    __slots__ = ("_change", "addresses", "blocks", "cache", "cache_id", "compute_seconds", "coverage", "epoch", "has_id",
+                 "holders", "is_live", "is_poisoned", "keep", "leases", "names", "nbytes", "pieces", "placement", "pool",
+                 "remote_accessible", "stride", "views")  # fmt: skip
 
-    def __init__(self, cache: Cache, remote_accessible: bool, model_id: int | None, slots: dict[int, CacheKey]) -> None:
+    def __init__(self, cache: Cache, remote_accessible: bool, names: dict[Name, int], pool: PagePool | None) -> None:
+        desc = cache.cache_desc
         self.cache = cache
+        self.cache_id = cache.cache_id
+        self.blocks = cache.is_blocks_cache
         self.remote_accessible = remote_accessible
-        self.model_id = model_id
-        self.slots = slots
+        self.names = names
+        self.pool = pool
         self.addresses = array("Q", cache.tensor_addrs)
-        self.nbytes, self.stride, self.pieces = self.desc.size, self.desc.stride, self.desc.shape[0]
+        self.nbytes, self.stride, self.pieces, self.placement = desc.size, desc.stride, desc.shape[0], desc.placement
+        self.epoch = 0
         self.leases = 0
+        self.holders: set[Holder] = set()
+        self.coverage: dict[Name, int] = {}  # tensors that were pulled by this name, a bit each
         self.is_poisoned = False
-        self.is_registered = False
-        self._idle: anyio.Event | None = None
+        self.is_live = False
+        self.has_id = True
+        self.keep: list[object] = []
+        self.compute_seconds: float | None = None
+        self.views: Callable[[], object] = lambda: None
+        self._change: anyio.Event | None = None
 
     @property
-    def desc(self) -> CacheDesc:
-        return self.cache.cache_desc
+    def references(self) -> int:
+        if self.blocks or self.pool is None:
+            return int(self.has_id)
+        return int(self.has_id) + len(self.names)
 
-    def regions(self) -> set[Region]:
-        """What a peer may reach: each distinct tensor once."""
-        if not self.remote_accessible:
-            return set()
-        return {Region(address, self.nbytes, self.desc.placement) for address in self.addresses}
+    def regions(self) -> list[Region]:
+        """Each distinct tensor once."""
+        return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]
+
+    # ---- who uses it ----
 
     def lease(self) -> None:
         self.leases += 1
@@ -54,117 +91,169 @@ class Entry:
     def release(self) -> None:
         self.leases -= 1
         if self.leases == 0:
-            self._wake()
+            self._changed()
+
+    def drop_holder(self, holder: Holder) -> None:
+        """The peer cannot reach it any more."""
+        self.holders.discard(holder)
+        if not self.holders:
+            self._changed()
 
     def poison(self) -> None:
         """The device did not let go of it: its lease never ends."""
         self.is_poisoned = True
-        self._wake()
+        self._changed()
 
-    def _wake(self) -> None:
-        if self._idle is not None:
-            self._idle.set()
-            self._idle = None
+    def _changed(self) -> None:
+        if self._change is not None:
+            self._change.set()
+            self._change = None
 
-    async def wait_idle(self) -> None:
-        """Until no transfer uses it, or it is poisoned."""
-        while self.leases and not self.is_poisoned:
-            if self._idle is None:
-                self._idle = anyio.Event()
-            await self._idle.wait()
+    async def wait_quiet(self) -> None:
+        """Until no transfer uses it and no peer may reach it, or it is poisoned."""
+        while (self.leases or self.holders) and not self.is_poisoned:
+            await self.wait_change()
 
-    def published(self) -> CacheEntry:
+    async def wait_change(self) -> None:
+        """Until the last lease, or the last holder, is gone, or it is poisoned."""
+        if self._change is None:
+            self._change = anyio.Event()
+        await self._change.wait()
+
+    # ---- what others see ----
+
+    def message(self) -> CacheEntry:
+        """As a peer is told."""
         return CacheEntry(
-            cache_id=self.cache.cache_id,
-            blocks=self.cache.is_blocks_cache,
-            placement=self.desc.placement.value,
-            data_type=self.desc.data_type.value,
+            cache_id=self.cache_id,
+            blocks=self.blocks,
+            placement=self.placement.value,
+            data_type=self.cache.cache_desc.data_type.value,
             pieces=self.pieces,
             stride=self.stride,
             addresses=list(self.addresses),
-            model_id=self.model_id,
-            keys=[
-                SlotKey(
-                    kind="prefix" if key.is_prefix else "request",
-                    id=key.prefix_id if key.is_prefix else key.req_id,
-                    model_id=key.model_id,
-                    batch_index=slot,
-                )
-                for slot, key in self.slots.items()
-            ],
+            epoch=self.epoch,
         )
+
+    def cover(self, name: Name, tensors: range) -> bool:
+        """These tensors were pulled by this name; whether all of them have been by now."""
+        mask = self.coverage.get(name, 0) | ((1 << len(tensors)) - 1) << tensors.start
+        self.coverage[name] = mask
+        return mask == (1 << len(self.addresses)) - 1
 
 
 class CacheTable:
-    """Ids and keys. Ids start at 1 and are never used again.
-
-    What is added can be told to a peer: ``wire.messages`` has the limits.
-    """
+    """Ids and names. Ids start at 1 and are never used again."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._entries: dict[int, Entry] = {}
+        self._names: dict[Name, tuple[Entry, int]] = {}
+        self._starts: list[tuple[int, int]] = []  # of all tensors: address and cache id, sorted
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def find(self, cache_id: int) -> Entry | None:
         return self._entries.get(cache_id)
 
-    def published(self) -> list[CacheEntry]:
-        """What peers may reach."""
-        return [
-            entry.published() for entry in self._entries.values() if entry.is_registered and entry.remote_accessible
-        ]
+    def resolve(self, name: Name) -> tuple[Entry, int] | None:
+        """The cache and the batch slot that a name stands for; slot 0 for ids and blocks."""
+        if name.kind == "id":
+            entry = self._entries.get(name.id)
+            return None if entry is None else (entry, 0)
+        if name.kind == "address":
+            return self._around(name.id)
+        return self._names.get(name)
 
-    def add_blocks(self, desc: CacheDesc, addrs: Sequence[int], model_id: int | None, accessible: bool) -> Entry:
-        """Raises ParamInvalid: another blocks cache has this model id, or a limit is passed."""
-        if model_id is not None and any(e.model_id == model_id for e in self._entries.values()):
-            raise ParamInvalid(f"a blocks cache with model_id {model_id} is registered already: one per model id")
-        return self._add(desc, addrs, True, accessible, model_id, {})
+    def _around(self, address: int) -> tuple[Entry, int] | None:
+        """The cache with a tensor that this address lies in; the youngest of those that share it."""
+        at = bisect_right(self._starts, (address, 2**63)) - 1
+        if at < 0:
+            return None
+        start, cache_id = self._starts[at]
+        entry = self._entries[cache_id]
+        return (entry, 0) if address < start + entry.nbytes else None
 
-    def add_contiguous(
-        self, desc: CacheDesc, addrs: Sequence[int], keys: Sequence[CacheKey], accessible: bool
-    ) -> Entry:
-        """Bind the i-th key to slot i; placeholders bind nothing.
+    def check_blocks(self, key: BlocksCacheKey | None) -> dict[Name, int]:
+        """The name that a new blocks cache may have.
 
         Raises:
-            ParamInvalid: more keys than slots, a key that is bound already, or a limit is passed.
+            ParamInvalid: another blocks cache has it.
         """
-        if len(keys) > min(desc.shape[0], MAX_KEYS):
-            raise ParamInvalid(
-                f"{len(keys)} keys for {desc.shape[0]} batch slots: the limit is one each, and {MAX_KEYS}"
-            )
-        slots = {slot: key for slot, key in enumerate(keys) if not key.is_placeholder}
-        bound = {self._name(key) for entry in self._entries.values() for key in entry.slots.values()}
-        for key in slots.values():
-            if self._name(key) in bound:
+        if key is None:
+            return {}
+        name = name_of(key)
+        if name in self._names:
+            raise ParamInvalid(f"a blocks cache with model_id {name.model_id} exists already: one per model id")
+        return {name: 0}
+
+    def check_slots(self, desc: CacheDesc, keys: Sequence[CacheKey]) -> dict[Name, int]:
+        """The names that a new contiguous cache may have: the i-th key is slot i; placeholders name nothing.
+
+        Raises:
+            ParamInvalid: more keys than slots, or a key that is bound already, or twice.
+        """
+        if len(keys) > desc.shape[0]:
+            raise ParamInvalid(f"{len(keys)} keys for {desc.shape[0]} batch slots: the limit is one each")
+        names: dict[Name, int] = {}
+        for slot, key in enumerate(keys):
+            if key.is_placeholder:
+                continue
+            name = name_of(key)
+            if name in self._names or name in names:
                 raise ParamInvalid(f"{key} is bound to a slot already")
-            bound.add(self._name(key))
-        return self._add(desc, addrs, False, accessible, None, slots)
+            names[name] = slot
+        return names
 
-    @staticmethod
-    def _name(key: CacheKey) -> tuple[bool, int, int]:
-        return (key.is_prefix, key.prefix_id if key.is_prefix else key.req_id, key.model_id)
-
-    def _add(
+    def add(
         self,
         desc: CacheDesc,
-        addrs: Sequence[int],
+        addresses: Sequence[int],
         blocks: bool,
+        names: dict[Name, int],
         accessible: bool,
-        model_id: int | None,
-        slots: dict[int, CacheKey],
+        pool: PagePool | None = None,
     ) -> Entry:
-        if desc.batch_dim != 0:
-            raise ParamInvalid(f"batch_dim_index is {desc.batch_dim}: tensors that move are cut along dimension 0")
-        if not 1 <= len(addrs) <= MAX_TENSORS:
-            raise ParamInvalid(f"a cache of {len(addrs)} tensors: it has 1 to {MAX_TENSORS}")
-        if len(self._entries) >= MAX_CACHES:
-            raise ParamInvalid(f"{len(self._entries)} caches: that is the limit, unregister one first")
-        entry = Entry(Cache(next(self._ids), desc, addrs, blocks), accessible, model_id, slots)
-        self._entries[entry.cache.cache_id] = entry
+        """A new cache; its names were checked without anything awaited since. It is not live yet."""
+        entry = Entry(Cache(next(self._ids), desc, addresses, blocks), accessible, names, pool)
+        self._entries[entry.cache_id] = entry
+        for start in set(addresses):
+            insort(self._starts, (start, entry.cache_id))
+        for name, slot in names.items():
+            self._names[name] = (entry, slot)
         return entry
 
-    def remove(self, cache_id: int) -> Entry | None:
-        return self._entries.pop(cache_id, None)
+    def unbind(self, name: Name) -> Entry | None:
+        """The name stands for nothing any more; the cache that had it."""
+        entry, _ = self._names.pop(name, (None, 0))
+        if entry is not None:
+            entry.names.pop(name, None)
+            entry.coverage.pop(name, None)
+        return entry
+
+    def forget_names(self, entry: Entry) -> None:
+        for name in list(entry.names):
+            self.unbind(name)
+
+    def remove(self, entry: Entry) -> None:
+        self.forget_names(entry)
+        if self._entries.pop(entry.cache_id, None) is not None:
+            for start in set(entry.addresses):
+                del self._starts[bisect_left(self._starts, (start, entry.cache_id))]
+
+
+def check_desc(desc: CacheDesc) -> None:
+    """Rules of a cache whose tensors are to move.
+
+    Raises:
+        ParamInvalid: no tensor, too many, or not cut along dimension 0.
+    """
+    if not 1 <= desc.num_tensors <= MAX_TENSORS:
+        raise ParamInvalid(f"num_tensors is {desc.num_tensors}: a cache has 1 to {MAX_TENSORS}")
+    if desc.batch_dim != 0:
+        raise ParamInvalid(f"batch_dim_index is {desc.batch_dim}: tensors that move are cut along dimension 0")
+    _ = desc.size

@@ -1,15 +1,16 @@
-"""The future that callers of ``pull_*`` get."""
+"""The future that callers of everything that moves bytes get."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
-from aiodatadist.device import Transfer, TransferState
+from aiodatadist import checks
+from aiodatadist.device import Outcome, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 
@@ -36,11 +37,14 @@ class CacheTask:
     ``await`` it for its :class:`TransferReport`; or keep it, and ask. Dropping it leaks nothing: the transfer goes on, its
     caches stay leased until it ends, and a failure is logged. Cancelling whoever awaits it cancels the transfer, and the
     cancellation is delivered only when no byte can land any more.
+
+    Attributes:
+        peer: the other cluster, or our own for copies.
     """
 
     __slots__ = ("_operation", "_transfer", "peer")
 
-    def __init__(self, operation: str, peer: int, transfer: Transfer) -> None:
+    def __init__(self, operation: str, peer: int, transfer: Outcome) -> None:
         self._operation = operation
         self._transfer = transfer
         self.peer = peer
@@ -84,19 +88,31 @@ class CacheTask:
 
     async def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
         """Wait, without raising: the status. ``LLM_TIMEOUT`` when the wait is over first; the transfer goes on then."""
-        return (await self.get_results(timeout_in_millis))[0]
+        results = await self.get_results(timeout_in_millis)
+        return next(
+            (status for status in results if status is not LLMStatusCode.LLM_SUCCESS), LLMStatusCode.LLM_SUCCESS
+        )
 
     async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        """The same as a list with one status per destination."""
+        """The same with one status per destination, in the order in which they were given."""
+        if timeout_in_millis is not None:
+            checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
         seconds = None if timeout_in_millis is None else timeout_in_millis / 1000
         with anyio.move_on_after(seconds):
             await self._wait_quietly()
         if not self.done():
-            return [LLMStatusCode.LLM_TIMEOUT]
-        if self.cancelled():
-            return [LLMStatusCode.LLM_FAILED]
-        error = self.exception()
-        return [LLMStatusCode.LLM_SUCCESS if error is None else error.status_code]
+            return [LLMStatusCode.LLM_TIMEOUT] * len(self._transfer.results())
+        return [_status(state, error) for state, error in self._transfer.results()]
+
+    async def progress(self) -> AsyncIterator[Any]:
+        """``async for done in task.progress()``: a layered transfer tells of each layer at each destination as it arrives,
+        also of those that have; see :class:`~aiodatadist.LayerDone`. Ends with the task. Others tell nothing."""
+        layers = getattr(self._transfer, "progress", None)
+        if layers is None:
+            await self._wait_quietly()
+            return
+        async for done in layers():
+            yield done
 
     async def _wait_quietly(self) -> None:
         """Until it is done; does not cancel it when the wait is cancelled."""
@@ -106,3 +122,9 @@ class CacheTask:
 
     def __repr__(self) -> str:
         return f"<CacheTask {self._operation} peer {self.peer} {self._transfer.state.value}>"
+
+
+def _status(state: TransferState, error: LLMException | None) -> LLMStatusCode:
+    if error is not None:
+        return error.status_code
+    return LLMStatusCode.LLM_SUCCESS if state is TransferState.DONE else LLMStatusCode.LLM_FAILED

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from aiodatadist._native.library import Handle
+from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
 from aiodatadist.descriptors import Placement
 from aiodatadist.device.memory import Memory
 from aiodatadist.device.stream import Stream, StreamLimits
 from aiodatadist.device.threads import in_thread
-from aiodatadist.errors import ForkError, LLMException, ParamInvalid
+from aiodatadist.errors import FeatureNotEnabled, ForkError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
+
+_PLACES = {0: Placement.HOST, 1: Placement.DEVICE}  # aclrtMemLocationType; 2 is memory that the runtime does not know
 
 
 class Device:
@@ -35,6 +38,7 @@ class Device:
         _ = runtime.ring_driver  # looked up here, in a thread, rather than by the first stream
         self._context: Handle = runtime.acquire_device(index)
         self._memories: set[Memory] = set()
+        self._adopted: Counter[tuple[int, int]] = Counter()
         self._streams = 0
         self._closed = False
         self._pid = os.getpid()
@@ -73,6 +77,53 @@ class Device:
         self._memories.add(memory)
         return memory
 
+    def adopt(self, ranges: Sequence[tuple[int, int, Placement]]) -> None:
+        """Take memory of the caller's, ``(address, bytes, placement)`` each, for memory of that placement; all or nothing.
+
+        On an NPU memory is what it is, and nothing is done. softnpu takes ordinary memory of the process for either.
+
+        Raises:
+            ParamInvalid: softnpu knows the memory as something else, or a range overlaps an adopted one in part.
+        """
+        if not self.runtime.is_soft:
+            return
+        done: list[tuple[int, int]] = []
+        with self.current():
+            try:
+                for address, nbytes, placement in ranges:
+                    self._adopt(address, nbytes, placement)
+                    done.append((address, nbytes))
+            except LLMException:
+                self.disown(done)
+                raise
+
+    def _adopt(self, address: int, nbytes: int, placement: Placement) -> None:
+        pointer = ffi.cast("void *", address)
+        if self.runtime.acl.softnpu_adopt(pointer, nbytes, placement.value) == 0:
+            self._adopted[address, nbytes] += 1
+            return
+        words = self.runtime.recent_words()
+        attributes = ffi.new("aclrtPtrAttributes *")
+        self.runtime.check("aclrtPointerGetAttributes", self.runtime.acl.aclrtPointerGetAttributes(pointer, attributes))
+        known = _PLACES.get(attributes.location.type)
+        if known is not placement:
+            what = words if known is None else known
+            raise ParamInvalid(f"{nbytes} bytes at {address:#x} cannot be {placement}: {what}")
+
+    def disown(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Give adopted memory back; what was not adopted is ignored."""
+        for address, nbytes in ranges:
+            if self._adopted[address, nbytes]:
+                self._adopted[address, nbytes] -= 1
+                self.runtime.acl.softnpu_release(ffi.cast("void *", address), nbytes)
+            if not self._adopted[address, nbytes]:
+                del self._adopted[address, nbytes]
+
+    def want_gates(self) -> None:
+        """Raises FeatureNotEnabled: the runtime has no notifies."""
+        if not self.runtime.has_notifies:
+            raise FeatureNotEnabled("this runtime has no notifies", hint="CANN 8.5 and later have them")
+
     def open_stream(self, name: str) -> Stream:
         """A new stream, for the running event loop. The caller closes it before the device."""
         self._check_open()
@@ -91,6 +142,8 @@ class Device:
         """Blocking; from any thread. Does all it can, then raises the first refusal."""
         refused: LLMException | None = None
         with self.runtime.context(self._context):
+            for address, nbytes in list(self._adopted.elements()):
+                self.disown([(address, nbytes)])
             for memory in list(self._memories):
                 if memory.has_views or memory.is_stuck:
                     logger.warning("%r is still in use and is not freed with its device", memory)

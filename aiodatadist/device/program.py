@@ -46,12 +46,28 @@ class Program:
         return self._add(ring.RING_COPY, kind, 0, ffi.NULL, grid)
 
     def wait(self, event: Handle) -> Program:
-        """Hold the stream until a device event was recorded."""
-        return self._add(ring.RING_WAIT, 0, 0, event, None)
+        """Hold the stream until a device event, which was recorded before this is submitted, is complete."""
+        return self._add(ring.RING_WAIT, ring.RING_EVENT, 0, event, None)
+
+    def wait_number(self, event: int) -> Program:
+        """The same with an event of somebody else's, given as a number."""
+        return self.wait(ffi.cast("void *", event))
 
     def record(self, event: Handle) -> Program:
         """Record a device event when everything before it is done."""
-        return self._add(ring.RING_RECORD, 0, 0, event, None)
+        return self._add(ring.RING_RECORD, ring.RING_EVENT, 0, event, None)
+
+    def pass_gate(self, notify: Handle) -> Program:
+        """Hold the stream until a notify was recorded, whenever that is submitted."""
+        return self._add(ring.RING_WAIT, ring.RING_NOTIFY, 0, notify, None)
+
+    def open(self, notify: Handle) -> Program:
+        """Record a notify when everything before it is done."""
+        return self._add(ring.RING_RECORD, ring.RING_NOTIFY, 0, notify, None)
+
+    def mark(self) -> Program:
+        """Tell the transfer's ``on_mark`` when everything before it has landed; the time limit counts from there anew."""
+        return self._add(ring.RING_MARK, 0, 0, ffi.NULL, None)
 
     def _add(self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None) -> Program:
         self._steps.append((op, kind, rank, handle, grid))

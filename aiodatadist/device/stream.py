@@ -10,13 +10,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
-
-import anyio
 
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, completion_error
+from aiodatadist.device.outcome import Outcome, TransferState
 from aiodatadist.device.program import Program
 from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
@@ -24,16 +22,6 @@ from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMExcepti
 logger = logging.getLogger(__name__)
 
 REAP = 64  # completions per call into C
-
-
-class TransferState(Enum):
-    """``PENDING`` ends in exactly one of the others; ``STUCK`` means that its memory must never be used again."""
-
-    PENDING = "pending"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    STUCK = "stuck"
 
 
 _STATES = {
@@ -67,90 +55,34 @@ _stuck: list[Transfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
 
-class Transfer:
-    """One program under way. Await it with :meth:`wait`; or keep it, and ask.
+class Transfer(Outcome):
+    """One program under way on a stream.
 
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
 
     Attributes:
-        state: see :class:`TransferState`.
-        error: why it failed, or None.
-        nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
-        queue_seconds, transfer_seconds: waiting behind others; running.
+        on_mark: called on the loop with the number of marks passed, when that is news and the program goes on.
     """
 
-    __slots__ = ("_callbacks", "_id", "_program", "_stream", "_waiters", "error", "nbytes", "queue_seconds", "ranges",
-                 "state", "transfer_seconds")  # fmt: skip
+    __slots__ = ("_id", "_program", "_stream", "on_mark")
 
     def __init__(self, stream: Stream, number: int, program: Program) -> None:
+        super().__init__()
+        self.on_mark: Callable[[int], object] | None = None
         self._stream = stream
         self._id = number
         self._program: Program | None = program
-        self._waiters: list[asyncio.Future[None]] = []
-        self._callbacks: list[Callable[[Transfer], object]] = []
-        self.state = TransferState.PENDING
-        self.error: LLMException | None = None
-        self.nbytes = 0
-        self.ranges = 0
-        self.queue_seconds = 0.0
-        self.transfer_seconds = 0.0
 
     @property
-    def is_done(self) -> bool:
-        return self.state is not TransferState.PENDING
+    def quiesce_seconds(self) -> float:
+        return 3 * self._stream.limits.grace  # C answers within patience and grace
 
-    def add_done_callback(self, callback: Callable[[Transfer], object]) -> None:
-        """Call it on the loop when the transfer ended; at once if it has."""
-        if self.is_done:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
+    def _cancel(self) -> bool:
+        return self._stream._cancel(self)
 
-    def cancel(self) -> bool:
-        """Ask it to stop. Its memory belongs to the device until it is done. False if it is done already."""
-        return not self.is_done and self._stream._cancel(self)
-
-    async def wait(self) -> None:
-        """Wait for the end.
-
-        Raises:
-            LLMException: it failed; the destination's contents are undefined, and no byte lands any more.
-            asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
-                returns only when no byte can land any more.
-        """
-        if self.state is TransferState.PENDING:
-            try:
-                await self._settled()
-            except asyncio.CancelledError:
-                self.cancel()
-                await self._quiesce()
-                raise
-        if self.error is not None:
-            raise self.error
-        if self.state is TransferState.CANCELLED:
-            raise asyncio.CancelledError("the transfer was cancelled")
-
-    async def _settled(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    async def _quiesce(self) -> None:
-        """Wait until the device let go, whatever else is cancelled meanwhile. C answers within patience and grace."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 3 * self._stream.limits.grace):
-            while not self.is_done:
-                try:
-                    await self._settled()
-                except asyncio.CancelledError:
-                    if anyio.current_effective_deadline() <= anyio.current_time():
-                        break
-        if not self.is_done:
-            self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
-
-    def replace_outcome(self, error: LLMException) -> None:
-        """For a done callback: tell a better-informed error instead, for instance that the peer died."""
-        self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
-        self.error = error
+    def _pass(self, marks: int) -> None:
+        if self.on_mark is not None:
+            self.on_mark(marks)
 
     def _complete(self, completion: Any) -> None:
         """Take over what C says."""
@@ -166,27 +98,14 @@ class Transfer:
         else:
             self._finish(_STATES[state], completion_error(completion))
 
-    def _finish(self, state: TransferState, error: LLMException | None) -> None:
-        if self.is_done:
-            return
-        self.state = state
-        self.error = error
-        if state is TransferState.STUCK:
+    def _let_go(self) -> None:
+        if self.state is TransferState.STUCK:
             _stuck.append(self)
         else:
             self._program = None
-        for callback in self._callbacks:  # before the waiters: a callback may know better what happened
-            callback(self)
-        self._callbacks.clear()
-        if self.error is not None:
-            logger.warning("transfer %d on %s ended: %s", self._id, self._stream.name, self.error)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
 
-    def __repr__(self) -> str:
-        return f"<Transfer {self._id} on {self._stream.name} {self.state.value}>"
+    def _what(self) -> str:
+        return f"Transfer {self._id} on {self._stream.name}"
 
 
 class Stream:
@@ -276,9 +195,11 @@ class Stream:
         while True:
             count = ring.ring_reap(self._ring, reaped, REAP)
             for i in range(count):
-                transfer = self._pending.pop(reaped[i].id, None)
-                if transfer is not None:
-                    transfer._complete(reaped[i])
+                completion = reaped[i]
+                if completion.state == ring.RING_UNDER_WAY:
+                    self._pending[completion.id]._pass(completion.step)
+                elif (transfer := self._pending.pop(completion.id, None)) is not None:
+                    transfer._complete(completion)
             if count < REAP:
                 break
         while self._backlog and not self._closed:

@@ -89,6 +89,9 @@ class Channel(ABC):
 class Transport(ABC):
     """Opens channels for one device. Regions are counted: as many ``unregister`` as ``register`` give one back.
 
+    Attributes:
+        epoch: grows whenever a region becomes known. A channel reaches the regions of the epoch in which it was opened.
+
     Raises, from every method: LLMException for what the runtime refuses.
     """
 
@@ -96,6 +99,7 @@ class Transport(ABC):
 
     def __init__(self, device: Device, resource: str | None = None) -> None:
         self.device = device
+        self.epoch = 0
 
     @property
     @abstractmethod

@@ -7,11 +7,13 @@ from a rank table, bind the memory to it, prepare it (both ends, blocking). Bloc
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from aiodatadist.device import Device, Program
     from aiodatadist.layout import Grid
 
+logger = logging.getLogger(__name__)
+
 CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
 CONFIG_BYTES = 300
 CONFIG_MAGIC = 0xF0F0F0F0
@@ -37,7 +41,31 @@ MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
 SLICE = 1
 """Seconds between two looks at whether a channel is still wanted. Not on an NPU, where an attempt may take longer."""
 
-_making = threading.Lock()  # the vendor allows one communicator initialisation at a time per device
+LOOK = 0.05
+"""Seconds between two looks at whether the turn to make a communicator is still wanted."""
+
+_making: dict[tuple[str, int], threading.Lock] = {}
+
+
+@contextmanager
+def making(device: Device, timeout: float, stop: threading.Event) -> Iterator[None]:
+    """The turn to initialise a communicator, of which the vendor allows one at a time per device. Blocking.
+
+    A two-sided communicator waits for its peers meanwhile. Those may be devices of this very process, which must not wait
+    for us: so there is a lock for each device.
+
+    Raises:
+        LinkTimeout: the turn did not come in time, or nobody wants it any more.
+    """
+    lock = _making.setdefault((device.runtime.name, device.index), threading.Lock())
+    deadline = time.monotonic() + timeout
+    while not lock.acquire(timeout=LOOK):
+        if stop.is_set() or time.monotonic() >= deadline:
+            raise LinkTimeout(f"device {device.index} is busy with making another communicator")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def host_identity() -> str:
@@ -139,6 +167,7 @@ class HcclTransport(Transport):
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
         handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
         self._regions.update({region: (handle, 0) for region, handle in handles.items()})
+        self.epoch += bool(handles)
         for region in regions:
             handle, count = self._regions[region]
             self._regions[region] = (handle, count + 1)
@@ -220,19 +249,20 @@ class HcclTransport(Transport):
     def _open_channel(
         self, offer: ChannelOffer, handles: list[Handle], timeout: float, stop: threading.Event
     ) -> HcclChannel:
+        deadline = time.monotonic() + timeout
         with self.device.current():
-            comm = self._make_communicator(offer)
+            comm = self._make_communicator(offer, timeout, stop)
             channel = HcclChannel(self.device, comm, offer.peer_rank)
             try:
                 for handle in handles:
                     channel.bind(handle)
-                self._prepare(comm, timeout, stop)
+                self._prepare(comm, deadline - time.monotonic(), stop)
             except BaseException:
                 channel.close()
                 raise
             return channel
 
-    def _make_communicator(self, offer: ChannelOffer) -> Handle:
+    def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: threading.Event) -> Handle:
         config = ffi.new("HcclCommConfig *")
         header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
         ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
@@ -244,7 +274,7 @@ class HcclTransport(Transport):
         config.hcclRdmaServiceLevel = NOT_SET
         comm = ffi.new("HcclComm *")
         table = rank_table(offer.endpoints).encode()
-        with _making:
+        with making(self.device, timeout, stop):
             code = self._runtime.hccl.HcclCommInitClusterInfoMemConfig(table, offer.rank, config, comm)
             self._check_link("HcclCommInitClusterInfoMemConfig", code)
         return comm[0]
@@ -272,7 +302,10 @@ class HcclTransport(Transport):
     async def aclose(self) -> None:
         last = {region: handle for region, (handle, _) in self._regions.items()}
         self._regions.clear()
-        await in_thread(self._deregister_all, last)
+        try:
+            await in_thread(self._deregister_all, last)
+        except LLMException as error:  # a channel that could not be closed still uses one: it goes with the process
+            logger.warning("memory stays registered: %s", error)
 
 
 class HcclChannel(Channel):

@@ -64,6 +64,9 @@ class LoopbackTransport(Transport):
             for other in [*self._regions, *regions]:
                 if region.overlaps(other) and region != other:
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+        fresh = [region for region in dict.fromkeys(regions) if region not in self._regions]
+        self.device.adopt([(region.address, region.nbytes, region.placement) for region in fresh])
+        self.epoch += bool(fresh)
         for region in regions:
             self._regions[region] = self._regions.get(region, 0) + 1
 
@@ -72,6 +75,8 @@ class LoopbackTransport(Transport):
             count = self._regions.pop(region, 0)
             if count > 1:
                 self._regions[region] = count - 1
+            elif count:
+                self.device.disown([(region.address, region.nbytes)])
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         peer = offer.endpoints[offer.peer_rank]
@@ -91,6 +96,7 @@ class LoopbackTransport(Transport):
         return LoopbackChannel(meeting.regions[offer.rank], meeting.regions[offer.peer_rank])
 
     async def aclose(self) -> None:
+        self.device.disown([(region.address, region.nbytes) for region in self._regions])
         self._regions.clear()
 
 
@@ -126,9 +132,7 @@ class LoopbackChannel(Channel):
 
     def add_put(self, program: Program, grid: Grid) -> None:
         local, remote = self._placements(grid)
-        mirrored = Grid(grid.remote, grid.local, grid.remote_index, grid.local_index,
-                        grid.remote_stride, grid.local_stride, grid.nbytes, grid.tail)  # fmt: skip
-        program.copy(self._kind(local, remote), mirrored)
+        program.copy(self._kind(local, remote), grid.mirrored())
 
     async def aclose(self) -> None:
         self._local = self._remote = []

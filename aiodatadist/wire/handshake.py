@@ -21,7 +21,7 @@ from enum import Enum
 
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
-from aiodatadist.wire.messages import Accept, CacheEntry, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Ready, Refuse
 
 
 class State(Enum):
@@ -40,7 +40,7 @@ class Handshake:
     Attributes:
         peer: the other end's hello. With a key it is proved once ``agreed`` says so.
         connect: what the channel is called, once both know; then open it and call :meth:`opened`.
-        caches: the peer's catalogue, once it is ready.
+        ready: what the peer said when its half of the channel was open.
     """
 
     def __init__(self, side: Side, hello: Hello, key: bytes | None, expected: int | None = None) -> None:
@@ -48,12 +48,17 @@ class Handshake:
         self.state = State.HELLO
         self.peer: Hello | None = None
         self.connect: Connect | None = None
-        self.caches: list[CacheEntry] | None = None
+        self.ready: Ready | None = None
         self._hello = hello
         self._key = key
         self._expected = expected
         self._wanted: Connect | None = None
         self._is_open = False
+
+    @property
+    def me(self) -> int:
+        """Our own cluster id."""
+        return self._hello.cluster_id
 
     @property
     def agreed(self) -> tuple[Hello, Connect] | None:
@@ -62,17 +67,17 @@ class Handshake:
 
     @property
     def is_done(self) -> bool:
-        return self._is_open and self.caches is not None
+        return self._is_open and self.ready is not None
 
     def start(self, connect: Connect) -> list[Message]:
         """The client's first words; ``connect`` is what it will ask for."""
         self._wanted = connect
         return [self._hello]
 
-    def opened(self, caches: list[CacheEntry]) -> list[Message]:
-        """Our half of the channel is open."""
+    def opened(self, epoch: int, pulse: str) -> list[Message]:
+        """Our half of the channel is open, and reaches what was registered up to ``epoch``."""
         self._is_open = True
-        return [Ready(caches=caches)]
+        return [Ready(epoch=epoch, pulse=pulse)]
 
     def receive(self, message: Message) -> list[Message]:
         """What to answer.
@@ -103,8 +108,8 @@ class Handshake:
                 self.connect = self._wanted
                 self.state = State.OPEN
                 return []
-            case State.OPEN, Ready(caches=caches):
-                self.caches = caches
+            case State.OPEN, Ready():
+                self.ready = message
                 self.state = State.DONE
                 return []
         raise ProtocolError(f"the peer said {message.type!r} in state {self.state.value!r}")

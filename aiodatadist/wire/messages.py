@@ -10,19 +10,27 @@ PROTOCOL = 1
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
-MAX_KEYS = 4096
-MAX_CACHES = 16384
+MAX_NOTE = 64 << 10
+"""Bytes of a notification."""
 
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
-Int64 = Annotated[int, Field(ge=0, lt=2**63)]
+CacheId = Annotated[int, Field(ge=1, lt=2**63)]
+CallId = Annotated[int, Field(ge=1, lt=2**63)]
+"""Chosen by whoever asks; its answer has it, too."""
 Text = Annotated[str, Field(max_length=512, pattern=r"^[\x20-\x7e]*$")]
 """Printable ASCII: it may end up in a log."""
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(gt=0, le=10 * 86400)]
+ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
+Status = Annotated[int, Field(ge=-1, lt=2**32)]
+Reason = Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]
+LayerRange = tuple[UInt32, UInt32] | None
+Indexes = list[UInt64]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class EndpointInfo(_Message):
@@ -50,6 +58,8 @@ class Hello(_Message):
     nonce: Hex
     one_sided: bool
     has_key: bool
+    heartbeat: Annotated[float, Field(gt=0, le=600)]
+    """Seconds between two heartbeats of the sender's."""
     endpoint: EndpointInfo
 
 
@@ -64,8 +74,8 @@ class Connect(_Message):
     """From the client: open a channel of this name now; it will wait this many seconds."""
 
     type: Literal["connect"] = "connect"
-    channel: Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
-    timeout: Annotated[float, Field(gt=0, le=86400)]
+    channel: ChannelName
+    timeout: Seconds
 
 
 class Accept(_Message):
@@ -74,23 +84,23 @@ class Accept(_Message):
     type: Literal["accept"] = "accept"
 
 
-class SlotKey(_Message):
-    """A key bound to a batch slot: a request's, or a prefix's."""
+class KeyName(_Message):
+    """What the receiver's cache is called: a blocks cache's model, a request's or a prefix's slot, a cache id, or an address
+    in one of its tensors, which the receiver looks up and does not follow."""
 
-    kind: Literal["request", "prefix"]
+    kind: Literal["blocks", "request", "prefix", "id", "address"]
     id: UInt64
     model_id: UInt64
-    batch_index: UInt32
 
 
 class CacheEntry(_Message):
-    """One cache of the sender, as its peer may name it.
+    """One cache of the sender, as its peer may reach it.
 
     ``addresses`` are the sender's; the receiver only hands them back to the transport, which checks them against the
     regions that the sender registered for this link.
     """
 
-    cache_id: Int64
+    cache_id: CacheId
     blocks: bool
     placement: Literal[0, 1]
     data_type: UInt32
@@ -99,35 +109,42 @@ class CacheEntry(_Message):
     stride: Annotated[int, Field(ge=1, lt=2**63)]
     """Bytes of each."""
     addresses: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_TENSORS)]
-    model_id: UInt64 | None = None
-    """A blocks cache's key."""
-    keys: Annotated[list[SlotKey], Field(max_length=MAX_KEYS)] = Field(default_factory=list)
+    epoch: UInt32
+    """A channel has to be at least this young at the sender's end to reach it."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        """So that nobody who computes with a peer's geometry has to think of overflow, or of slots that are not there."""
+        """So that nobody who computes with a peer's geometry has to think of overflow."""
         nbytes = self.pieces * self.stride
         if nbytes >= 2**63 or max(self.addresses) + nbytes > 2**64:
             raise ValueError(f"{self.pieces} pieces of {self.stride} bytes leave the address space")
-        for key in self.keys:
-            if key.batch_index >= self.pieces:
-                raise ValueError(f"a key for slot {key.batch_index}: the cache has {self.pieces}")
         return self
 
 
 class Ready(_Message):
-    """The sender's half of the channel is open; these caches can be reached through it."""
+    """The sender's half of the channel is open; it reaches what the sender had registered up to ``epoch``.
+
+    ``pulse``: from the server: what a second connection of the client's has to say to carry this link's heartbeats.
+    """
 
     type: Literal["ready"] = "ready"
-    caches: Annotated[list[CacheEntry], Field(max_length=MAX_CACHES)]
+    epoch: UInt32
+    pulse: Hex
+
+
+class Pulse(_Message):
+    """The first and only message of a connection that carries heartbeats, one byte each, from then on."""
+
+    type: Literal["pulse"] = "pulse"
+    token: Hex
 
 
 class Refuse(_Message):
     """No. The link ends here."""
 
     type: Literal["refuse"] = "refuse"
-    status: Annotated[int, Field(ge=-1, lt=2**32)]
-    reason: Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]
+    status: Status
+    reason: Reason
 
 
 class Disconnect(_Message):
@@ -143,5 +160,172 @@ class Bye(_Message):
     type: Literal["bye"] = "bye"
 
 
-Message = Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye
+# ---- on a ready link ----
+
+
+class Lookup(_Message):
+    """Which of your caches is called this? The receiver answers ``found``."""
+
+    type: Literal["lookup"] = "lookup"
+    call: CallId
+    name: KeyName
+
+
+class Found(_Message):
+    """The cache, and the batch slot that the name stands for; None: there is none. From now on the receiver holds it."""
+
+    type: Literal["found"] = "found"
+    call: CallId
+    cache: CacheEntry | None
+    slot: UInt32 = 0
+
+
+class Grant(_Message):
+    """Here is a cache of mine that a request of mine is about to name. The receiver holds it."""
+
+    type: Literal["grant"] = "grant"
+    cache: CacheEntry
+
+
+class Revoke(_Message):
+    """Forget this cache of mine: let transfers of yours end, after ``seconds`` stop them, then say ``revoked``."""
+
+    type: Literal["revoke"] = "revoke"
+    cache_id: CacheId
+    seconds: Seconds
+
+
+class Revoked(_Message):
+    """The sender holds this cache no more, and no transfer of its touches it."""
+
+    type: Literal["revoked"] = "revoked"
+    cache_id: CacheId
+
+
+class Pull(_Message):
+    """Write the source that ``name`` stands for into a cache of mine that you hold; the receiver answers ``pulled``.
+
+    ``slot``: the source's batch slot where the name is an id. ``layers``: half-open, or None for all. With ``dst_blocks``
+    the destination is blocks, else batch slot ``dst_slot``, ``nbytes`` of it.
+    """
+
+    type: Literal["pull"] = "pull"
+    call: CallId
+    name: KeyName
+    slot: UInt32
+    target: CacheId
+    src_layers: LayerRange
+    dst_layers: LayerRange
+    tensors_per_layer: Annotated[int, Field(ge=1, lt=2**32)]
+    src_blocks: Indexes
+    dst_blocks: Indexes
+    dst_slot: UInt32
+    nbytes: Annotated[int, Field(ge=0, lt=2**63)]
+    seconds: Seconds
+
+
+class Stop(_Message):
+    """Give up a call of mine. The receiver answers it all the same, once nothing can be written any more."""
+
+    type: Literal["stop"] = "stop"
+    call: CallId
+
+
+class Pulled(_Message):
+    """How a pull ended. Whatever the status, the sender writes no more. ``stopped``: because it was told to."""
+
+    type: Literal["pulled"] = "pulled"
+    call: CallId
+    stopped: bool = False
+    status: Status
+    reason: Reason
+    nbytes: UInt64 = 0
+    ranges: UInt64 = 0
+    queue_seconds: Annotated[float, Field(ge=0)] = 0.0
+    transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Note(_Message):
+    """A notification; everything that was pushed before it is in place. ``payload`` is base64."""
+
+    type: Literal["note"] = "note"
+    payload: Annotated[str, Field(max_length=(MAX_NOTE + 2) // 3 * 4, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class Taken(_Message):
+    """The sender's user took one more notification of the receiver's."""
+
+    type: Literal["taken"] = "taken"
+
+
+class Watch(_Message):
+    """Tell me from now on, or no more, which layers of yours have landed in this cache of mine."""
+
+    type: Literal["watch"] = "watch"
+    cache_id: CacheId
+    on: bool
+
+
+class Landed(_Message):
+    """Layers ``first`` to ``stop`` of a cache of the receiver's hold what the sender's transfer put there. With a reason the
+    transfer failed, and no more come."""
+
+    type: Literal["landed"] = "landed"
+    cache_id: CacheId
+    first: UInt32
+    stop: UInt32
+    status: Status = 0
+    reason: Reason = ""
+
+
+class Ping(_Message):
+    """Say ``pong``."""
+
+    type: Literal["ping"] = "ping"
+    call: CallId
+
+
+class Pong(_Message):
+    type: Literal["pong"] = "pong"
+    call: CallId
+
+
+class Renew(_Message):
+    """From the client: open one more channel, which reaches what was registered meanwhile."""
+
+    type: Literal["renew"] = "renew"
+    channel: ChannelName
+    seconds: Seconds
+
+
+class Renewed(_Message):
+    """The sender's half of a further channel is open, up to ``epoch``; or, with a ``reason``, it could not be opened."""
+
+    type: Literal["renewed"] = "renewed"
+    channel: ChannelName
+    epoch: UInt32
+    reason: Reason = ""
+
+
+class Retire(_Message):
+    """The sender has no transfer on this channel and will start none."""
+
+    type: Literal["retire"] = "retire"
+    channel: ChannelName
+
+
+class Outdated(_Message):
+    """From the server: renew the channel, it has to reach these epochs of mine and of yours; say ``pong`` when you tried."""
+
+    type: Literal["outdated"] = "outdated"
+    call: CallId
+    mine: UInt32
+    yours: UInt32
+
+
+Message = (
+    Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | Pulse
+    | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
+    | Renew | Renewed | Retire | Outdated | Watch | Landed
+)  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

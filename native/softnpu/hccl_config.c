@@ -1,5 +1,6 @@
 /* What the caller and the environment decide: the configuration structure, time limits, sizes of data types. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "hccl_soft.h"
@@ -27,6 +28,23 @@ HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, 
         return soft_hccl_error(HCCL_E_PARA, "%s: hcclCommName is longer than %d characters", function, HCCL_NAME_BYTES - 1);
     memcpy(name, config->hcclCommName, HCCL_NAME_BYTES);
     return HCCL_SUCCESS;
+}
+
+/* hcclUdi is free text to the vendor. Here it may carry what the vendor has no call for: a way to end an initialisation
+ * that waits for peers. "softnpu-cancel-fd=N": it ends with E_NOT_FOUND once that file descriptor is readable.        */
+int hccl_config_cancel(const HcclCommConfig *config)
+{
+    static const char prefix[] = "softnpu-cancel-fd=";
+    config_head head;
+    int fd;
+    char end;
+    memcpy(&head, config->reserved, sizeof head);
+    if (head.size < offsetof(HcclCommConfig, hcclUdi) + sizeof config->hcclUdi ||
+        strnlen(config->hcclUdi, sizeof config->hcclUdi) == sizeof config->hcclUdi)
+        return -1;
+    if (strncmp(config->hcclUdi, prefix, sizeof prefix - 1))
+        return -1;
+    return sscanf(config->hcclUdi + sizeof prefix - 1, "%9d%c", &fd, &end) == 1 && fd >= 0 ? fd : -1;
 }
 
 /* The vendor rejects less than 120 s; here a short limit is what tests want. */

@@ -39,9 +39,9 @@ static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
 }
 
 static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, const char *name, const hccl_key *key,
-                             HcclComm *out)
+                             int cancel, HcclComm *out)
 {
-    hccl_wait wait = {function, 0, -1};
+    hccl_wait wait = {function, 0, cancel};
     char made_up[HCCL_NAME_BYTES];
     HcclResult code = hccl_connect_deadline(function, 0, &wait.deadline);
     if (code)
@@ -84,7 +84,7 @@ HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
 }
 
 static HcclResult init_root(const char *function, uint32_t ranks, const HcclRootInfo *info, uint32_t rank, const char *name,
-                            HcclComm *comm)
+                            int cancel, HcclComm *comm)
 {
     root given;
     hccl_key key = {{0, 0}};
@@ -99,13 +99,13 @@ static HcclResult init_root(const char *function, uint32_t ranks, const HcclRoot
     if (memcmp(given.magic, root_magic, sizeof root_magic))
         return soft_hccl_error(HCCL_E_PARA, "%s: rootInfo did not come from HcclGetRootInfo", function);
     hccl_key_add(&key, &given, sizeof given);
-    return rendezvous(function, ranks, rank, name, &key, comm);
+    return rendezvous(function, ranks, rank, name, &key, cancel, comm);
 }
 
 HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm)
 {
     HCCL_ENTER();
-    return init_root(__func__, nRanks, rootInfo, rank, "", comm);
+    return init_root(__func__, nRanks, rootInfo, rank, "", -1, comm);
 }
 
 HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank,
@@ -116,7 +116,7 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo *rootI
     if (!config)
         return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
     HcclResult code = hccl_config_name(__func__, config, name);
-    return code ? code : init_root(__func__, nRanks, rootInfo, rank, name, comm);
+    return code ? code : init_root(__func__, nRanks, rootInfo, rank, name, hccl_config_cancel(config), comm);
 }
 
 /* ---- rank tables ---- */
@@ -138,7 +138,8 @@ static HcclResult read_table(const char *function, const char *path, char **text
     return HCCL_SUCCESS;
 }
 
-static HcclResult init_table(const char *function, const char *path, uint32_t rank, const char *name, HcclComm *comm)
+static HcclResult init_table(const char *function, const char *path, uint32_t rank, const char *name, int cancel,
+                             HcclComm *comm)
 {
     char *text = NULL;
     size_t length = 0;
@@ -154,13 +155,13 @@ static HcclResult init_table(const char *function, const char *path, uint32_t ra
     hccl_key_add(&key, name, strlen(name) + 1);
     code = hccl_rank_table(function, text, length, rank, &ranks, &key);
     free(text);
-    return code ? code : rendezvous(function, ranks, rank, name, &key, comm);
+    return code ? code : rendezvous(function, ranks, rank, name, &key, cancel, comm);
 }
 
 HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm)
 {
     HCCL_ENTER();
-    return init_table(__func__, clusterInfo, rank, "", comm);
+    return init_table(__func__, clusterInfo, rank, "", -1, comm);
 }
 
 HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank, HcclCommConfig *config, HcclComm *comm)
@@ -170,7 +171,7 @@ HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank,
     if (!config)
         return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
     HcclResult code = hccl_config_name(__func__, config, name);
-    return code ? code : init_table(__func__, clusterInfo, rank, name, comm);
+    return code ? code : init_table(__func__, clusterInfo, rank, name, hccl_config_cancel(config), comm);
 }
 
 /* The one-sided kind: nobody is met before HcclCommPrepare. */

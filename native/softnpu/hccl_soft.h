@@ -41,14 +41,16 @@
 typedef struct hccl_wait {
     const char *function;
     int64_t deadline;                                   /* soft_now_ns(); INT64_MAX = never */
-    int cancel;                                         /* eventfd, readable when the communicator is destroyed; or -1 */
+    int cancel;                                         /* readable when the communicator is destroyed, or the
+                                                         * caller gives up (hccl_config_cancel); or -1               */
 } hccl_wait;
-HcclResult hccl_wait_fd(const hccl_wait *wait, int fd, short events); /* 0, E_TIMEOUT, E_NOT_FOUND (destroyed), E_SYSCALL */
+HcclResult hccl_wait_fd(const hccl_wait *wait, int fd, short events); /* 0, E_TIMEOUT, E_NOT_FOUND (cancelled), E_SYSCALL */
 HcclResult hccl_wait_pause(const hccl_wait *wait, int ms);
 HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult code);
 
 /* ---- hccl_config.c ---- */
 HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, char name[HCCL_NAME_BYTES]); /* "": none */
+int        hccl_config_cancel(const HcclCommConfig *config);            /* a file descriptor; -1: none was given */
 HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline); /* 0: the environment's, -1: never */
 int64_t    hccl_exec_deadline(void);
 bool       hccl_bytes(uint64_t count, HcclDataType type, uint64_t *bytes);  /* false: bad type, or overflow */

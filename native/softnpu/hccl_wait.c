@@ -1,4 +1,4 @@
-/* A blocking call waits for its peer, for its deadline, and for the communicator to be destroyed under it. */
+/* A blocking call waits for its peer, for its deadline, and for being called off: by a destroy, or by its caller. */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -53,7 +53,7 @@ HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult cod
         return soft_hccl_error(code, "%s: rank %u closed the connection; it has ended or has given up", wait->function,
                                rank);
     case HCCL_E_NOT_FOUND:
-        return soft_hccl_error(code, "%s: the communicator was destroyed by another thread", wait->function);
+        return soft_hccl_error(code, "%s: another thread destroyed the communicator or called the wait off", wait->function);
     case HCCL_E_SYSCALL:
         return soft_hccl_error(code, "%s: talking to rank %u: %s", wait->function, rank, strerror(errno));
     case HCCL_E_INTERNAL:

@@ -10,6 +10,7 @@ static const ring_driver soft_driver = {
     aclrtSetCurrentContext, aclrtGetCurrentContext, aclrtCreateStreamWithConfig, aclrtDestroyStream, aclrtStreamAbort,
     aclrtSynchronizeStreamWithTimeout, aclrtStreamQuery, aclrtStreamWaitEvent, aclrtCreateEventExWithFlag, aclrtDestroyEvent,
     aclrtRecordEvent, aclrtSynchronizeEventWithTimeout, aclrtMemcpy, aclrtMemcpyAsync, aclGetRecentErrMsg, HcclBatchGet, HcclBatchPut,
+    aclrtWaitAndResetNotify, aclrtRecordNotify,
 };
 
 static inline ring *open_ring(uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms)

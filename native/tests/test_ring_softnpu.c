@@ -151,6 +151,45 @@ TEST(test_event_orders_two_rings)
     free_buffer(third);
 }
 
+TEST(test_notifies_gate_layers_that_are_not_ready_when_they_are_asked_for)
+{
+    enum { LAYERS = 3, LAYER = SIZE / LAYERS };
+    buffer from = new_buffer(DEVICE, SIZE), to = new_buffer(DEVICE, SIZE);
+    single layers[LAYERS];
+    aclrtNotify gates[LAYERS];
+    ring_step send[3 * LAYERS];
+    ring_completion news = { 0 };
+    fill(from, 7);
+    fill(to, 0);
+    ring *compute = open_ring(1 << 20, 0, 1000), *wire = open_ring(1 << 20, 1 << 20, 1000);
+    for (int i = 0; i < LAYERS; i++) {
+        CHECK_OK(aclrtCreateNotify(&gates[i], 0));
+        one_range(&layers[i], RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, to.bytes + i * LAYER, from.bytes + i * LAYER, LAYER);
+        send[3 * i] = (ring_step){ .op = RING_WAIT, .kind = RING_NOTIFY, .handle = gates[i] };
+        send[3 * i + 1] = layers[i].step;
+        send[3 * i + 2] = (ring_step){ .op = RING_MARK };
+    }
+    CHECK_EQ(ring_submit(wire, 1, send, 3 * LAYERS, PATIENCE_MS, &news), RING_QUEUED);
+    for (int i = 0; i < LAYERS; i++) {
+        const ring_step ready = { .op = RING_RECORD, .kind = RING_NOTIFY, .handle = gates[i] };
+        CHECK(memcmp(to.bytes + i * LAYER, from.bytes + i * LAYER, LAYER) != 0);
+        CHECK_EQ(ring_submit(compute, 10 + i, &ready, 1, PATIENCE_MS, &news), RING_QUEUED);
+        CHECK_DONE(next_completion(compute), 10 + i, RING_DONE, 0);
+        news = next_completion(wire);
+        CHECK(i == LAYERS - 1 || (news.state == RING_UNDER_WAY && news.step == (uint32_t)i + 1));
+    }
+    while (news.state == RING_UNDER_WAY)
+        news = next_completion(wire);
+    CHECK_DONE(news, 1, RING_DONE, LAYERS * LAYER);
+    CHECK(memcmp(to.bytes, from.bytes, LAYERS * LAYER) == 0);
+    close_ring(compute);
+    close_ring(wire);
+    for (int i = 0; i < LAYERS; i++)
+        CHECK_OK(aclrtDestroyNotify(gates[i]));
+    free_buffer(from);
+    free_buffer(to);
+}
+
 /* ---- faults ---- */
 
 typedef struct scene { ring *r; buffer to, from; single s; } scene;
@@ -306,6 +345,7 @@ int main(void)
     softnpu_get_counters(&before);
     RUN(test_blocks_arrive_from_and_to_every_kind_of_memory);
     RUN(test_event_orders_two_rings);
+    RUN(test_notifies_gate_layers_that_are_not_ready_when_they_are_asked_for);
     RUN(test_refused_copy_fails_the_program);
     RUN(test_copy_that_fails_when_it_runs_fails_the_program);
     RUN(test_late_copy_arrives);

@@ -97,7 +97,7 @@ async def introduce(wire: Wire, cluster_id: int) -> None:
                        process=1)  # fmt: skip
     await wire.send(
         Hello(cluster_id=cluster_id, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
-              has_key=False, endpoint=end)
+              has_key=False, heartbeat=2.0, endpoint=end)
     )  # fmt: skip
     await wire.receive()
     await wire.send(Connect(channel="made_up", timeout=30.0))
@@ -129,7 +129,7 @@ async def half_way(wire: Wire, cluster_id: int, host: str) -> None:
     end = EndpointInfo(transport="hccl", runtime="soft", host=host, server_id="127.0.0.1", device_id="7",
                        device_ip="127.0.0.1", process=1)  # fmt: skip
     hello = Hello(cluster_id=cluster_id, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32),
-                  one_sided=True, has_key=False, endpoint=end)  # fmt: skip
+                  one_sided=True, has_key=False, heartbeat=2.0, endpoint=end)  # fmt: skip
     await wire.send(hello)
     await wire.receive()
     await wire.send(Connect(channel=f"dies_{cluster_id}", timeout=60.0))
@@ -153,7 +153,7 @@ async def introduce_waiting(wire: Wire, cluster: Cluster) -> None:
     end = EndpointInfo(transport="hccl", runtime="soft", host=host, server_id="127.0.0.1", device_id="7",
                        device_ip="127.0.0.1", process=1)  # fmt: skip
     hello = Hello(cluster_id=50, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
-                  has_key=False, endpoint=end)  # fmt: skip
+                  has_key=False, heartbeat=2.0, endpoint=end)  # fmt: skip
     await wire.send(hello)
     await wire.receive()
     await wire.send(Connect(channel="waits", timeout=3.0))

@@ -12,24 +12,58 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes
 
 from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid
-from aiodatadist.config import MAX_LOCAL_COMM_RES, parse_address
+from aiodatadist.config import parse_address
+from aiodatadist.options import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist.transport import TRANSPORTS
 
 INT32 = st.integers(0, 2**31 - 1)
 
-configurations = st.fixed_dictionaries(
-    {},
-    optional={
-        "device_id": INT32,
-        "listen_ip_info": st.sampled_from(["127.0.0.1:0", "0.0.0.0:26000", "[::1]:65535", "not an address"]),
-        "sync_kv_timeout": st.integers(1, 2**31 - 1),
-        "enable_cache_manager": st.booleans(),
-        "enable_remote_cache_accessible": st.booleans(),
-        "link_total_time": st.integers(0, 2**32 - 1),
-        "link_retry_count": st.integers(1, 100),
-        "local_comm_res": st.sampled_from(["", "{}", '{"version": "1.0"}']),
-    },
+MIB = 1 << 20
+
+
+def power_of_two(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high).map(lambda shift: 1 << shift)
+
+
+pool_texts = st.builds(
+    lambda shift, pages, rest: json.dumps({"memory_size": (pages << shift) + rest, "page_shift": shift}),
+    st.integers(10, 30),
+    st.integers(1, 2**32 - 2),
+    st.integers(0, 1023),
 )
+cluster_texts = st.builds(
+    lambda ips: json.dumps({"cluster_id": 1, "listen_ip_info": [{"ip": str(ip), "port": 26000} for ip in ips]}),
+    st.lists(st.ip_addresses(v=4)),
+)
+engine_keys = st.text("abc.XYZ", max_size=8).map("ge.{}".format)
+
+OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "device_id": INT32,
+    "listen_ip_info": st.sampled_from(["127.0.0.1:0", "0.0.0.0:26000", "[::1]:65535", "not an address", ""]),
+    "sync_kv_timeout": st.integers(1, 2**31 - 1),
+    "enable_remote_cache_accessible": st.booleans(),
+    "link_total_time": st.integers(0, 2**32 - 1),
+    "link_retry_count": st.integers(1, 100),
+    "local_comm_res": st.sampled_from(["", "{}", '{"version": "1.0"}']),
+    "mem_pool_cfg": pool_texts | st.just(""),
+    "host_mem_pool_cfg": pool_texts,
+    "rdma_traffic_class": st.integers(0, 63).map(lambda n: 4 * n),
+    "rdma_service_level": st.integers(0, 7),
+    "global_resource_config": st.sampled_from(["{}", '{"a": [1]}']),
+    "ge_options": st.dictionaries(engine_keys, st.text(max_size=5), max_size=3),
+    "enable_switch_role": st.booleans(),
+    "mem_utilization": st.floats(0, 1),
+    "buf_pool_cfg": st.sampled_from(["", '{"buf_pool_size": 1}']),
+    "deploy_res_path": st.text(max_size=5),
+    "cluster_info": cluster_texts | st.just(""),
+    "output_max_size": st.integers(0, 2**63 - 1),
+    "transport": st.sampled_from(["hccl", "loopback"]),
+    "heartbeat_interval": st.integers(10, 600_000),
+    "heartbeat_misses": st.integers(1, 100),
+}
+
+configurations = st.fixed_dictionaries({}, optional=OPTIONS)
+"""Any options that go together, but for auth_key."""
 
 
 def test_spellings_of_the_class_are_one_class() -> None:
@@ -39,11 +73,13 @@ def test_spellings_of_the_class_are_one_class() -> None:
 def test_defaults_are_those_of_the_one_sided_mode() -> None:
     assert LLMConfig().generate_options() == {
         "ge.exec.deviceId": "0",
+        "ge.session_device_id": "0",
         "llm.SyncKvCacheWaitTime": "1000",
         "llm.EnableCacheManager": "1",
         "llm.EnableRemoteCacheAccessible": "1",
         "llm.LinkTotalTime": "0",
         "llm.LinkRetryCount": "1",
+        "llm.MemoryUtilization": "0.95",
     }
 
 
@@ -53,7 +89,8 @@ def test_options_and_back_is_the_same_configuration(values: dict[str, Any]) -> N
     options = config.generate_options()
     assert all(isinstance(text, str) for text in options.values())
     assert LLMConfig.from_options(options) == config
-    assert LLMConfig.from_options({key.upper(): text for key, text in options.items()}) == config
+    upper = {key if key in config.ge_options else key.upper(): text for key, text in options.items()}
+    assert LLMConfig.from_options(upper) == config
 
 
 @given(configurations)
@@ -64,10 +101,84 @@ def test_set_later_is_the_same_as_set_at_once(values: dict[str, Any]) -> None:
     assert config == LLMConfig(**values)
 
 
+def test_every_option_is_covered_by_the_round_trip() -> None:
+    apart = {"auth_key", "enable_cache_manager", "transfer_backend"}
+    assert OPTIONS.keys() | apart == LLMConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"enable_cache_manager": False},
+        {"enable_cache_manager": False, "enable_remote_cache_accessible": False},
+        {"transfer_backend": "hixl", "listen_ip_info": "127.0.0.1:1"},
+    ],
+)
+def test_modes_and_back_are_the_same_configuration(values: dict[str, Any]) -> None:
+    assert LLMConfig.from_options(LLMConfig(**values).generate_options()) == LLMConfig(**values)
+
+
 def test_dictionary_is_a_fresh_one_each_time() -> None:
-    config = LLMConfig()
-    config.generate_options()["llm.LinkRetryCount"] = "7"
+    config = LLMConfig(ge_options={"ge.a": "1"})
+    for options in (config.generate_options(), config.gen_options(), config.options):
+        assert options == {"ge.a": "1", **LLMConfig().generate_options()}
+        options["ge.a"] = options["llm.LinkRetryCount"] = "7"
+    assert config.ge_options == {"ge.a": "1"}
     assert config.generate_options()["llm.LinkRetryCount"] == "1"
+
+
+def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
+    config = LLMConfig(
+        device_id=1,
+        listen_ip_info="127.0.0.1:26000",
+        sync_kv_timeout=250,
+        enable_remote_cache_accessible=False,
+        link_total_time=2,
+        link_retry_count=3,
+        local_comm_res="{}",
+        mem_pool_cfg='{"memory_size": 1048576}',
+        host_mem_pool_cfg='{"memory_size": 65536}',
+        rdma_traffic_class=132,
+        rdma_service_level=4,
+        global_resource_config="[]",
+        ge_options={"ge.flowGraphMemMaxSize": "1000"},
+        enable_switch_role=True,
+        mem_utilization=0.5,
+        buf_pool_cfg='{"buf_pool_size": 1}',
+        deploy_res_path="/opt",
+        cluster_info='{"listen_ip_info": [{"ip": "1.2.3.4", "port": 1}]}',
+        output_max_size=7,
+        transport="loopback",
+        heartbeat_interval=100,
+        heartbeat_misses=5,
+        auth_key=b"secret",
+    )
+    assert config.generate_options() == {
+        "ge.flowGraphMemMaxSize": "1000",
+        "ge.exec.deviceId": "1",
+        "ge.session_device_id": "1",
+        "llm.listenIpInfo": "127.0.0.1:26000",
+        "llm.SyncKvCacheWaitTime": "250",
+        "llm.EnableCacheManager": "1",
+        "llm.EnableRemoteCacheAccessible": "0",
+        "llm.LinkTotalTime": "2",
+        "llm.LinkRetryCount": "3",
+        "llm.LocalCommRes": "{}",
+        "llm.MemPoolConfig": '{"memory_size": 1048576}',
+        "llm.HostMemPoolConfig": '{"memory_size": 65536}',
+        "llm.RdmaTrafficClass": "132",
+        "llm.RdmaServiceLevel": "4",
+        "llm.GlobalResourceConfig": "[]",
+        "llm.EnableSwitchRole": "1",
+        "llm.MemoryUtilization": "0.5",
+        "llm.BufPoolCfg": '{"buf_pool_size": 1}',
+        "llm.deployResPath": "/opt",
+        "llm.ClusterInfo": '{"listen_ip_info": [{"ip": 67305985, "port": 1}]}',  # 0x04030201
+        "llm.OutputMaxSize": "7",
+        "aiodatadist.Transport": "loopback",
+        "aiodatadist.HeartbeatInterval": "100",
+        "aiodatadist.HeartbeatMisses": "5",
+    }
 
 
 def test_empty_address_is_no_address_and_empty_resource_is_said() -> None:
@@ -89,9 +200,26 @@ def test_listen_is_another_name_of_listen_ip_info() -> None:
     assert LLMConfig(**_any(listen="127.0.0.1:26000")).listen_ip_info == "127.0.0.1:26000"
 
 
-@pytest.mark.parametrize("name", ["listen_ip_info", "local_comm_res", "auth_key"])
+UNSET_BY_DEFAULT = [
+    "listen_ip_info", "local_comm_res", "mem_pool_cfg", "host_mem_pool_cfg", "rdma_traffic_class", "rdma_service_level",
+    "transfer_backend", "global_resource_config", "buf_pool_cfg", "deploy_res_path", "cluster_info", "output_max_size",
+    "auth_key",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSET_BY_DEFAULT)
 def test_what_is_unset_by_default_can_be_unset(name: str) -> None:
-    assert getattr(LLMConfig(**_any(**{name: None})), name) is None
+    config = LLMConfig(**_any(**{name: None}))
+    assert getattr(config, name) is None
+    setattr(config, name, None)
+    assert config == LLMConfig()
+
+
+@pytest.mark.parametrize(
+    "name", ["listen_ip_info", "mem_pool_cfg", "host_mem_pool_cfg", "buf_pool_cfg", "deploy_res_path", "cluster_info"]
+)
+def test_empty_text_is_unset(name: str) -> None:
+    assert LLMConfig(**_any(**{name: ""})) == LLMConfig()
 
 
 WRONG_TYPES: list[tuple[str, object]] = [
@@ -108,7 +236,28 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("link_total_time", 1.0),
     ("link_retry_count", None),
     ("local_comm_res", {}),
+    ("mem_pool_cfg", {"memory_size": 1048576}),
+    ("host_mem_pool_cfg", b"{}"),
+    ("rdma_traffic_class", "132"),
+    ("rdma_service_level", 4.0),
+    ("transfer_backend", 1),
+    ("global_resource_config", {}),
+    ("ge_options", [("ge.a", "1")]),
+    ("ge_options", {"ge.a": 1}),
+    ("ge_options", {1: "1"}),
+    ("ge_options", {"ge.flowGraphMemMaxSize": 1000}),
+    ("enable_switch_role", 0),
+    ("mem_utilization", "0.5"),
+    ("mem_utilization", True),
+    ("mem_utilization", None),
+    ("buf_pool_cfg", {}),
+    ("deploy_res_path", 1),
+    ("cluster_info", {}),
+    ("output_max_size", "1"),
     ("transport", 1),
+    ("heartbeat_interval", 100.0),
+    ("heartbeat_interval", None),
+    ("heartbeat_misses", "3"),
     ("auth_key", 1),
 ]
 
@@ -128,7 +277,53 @@ BROKEN_RULES = [
     ("local_comm_res", "{", "local_comm_res is not JSON"),
     ("local_comm_res", "[" * 60000, "local_comm_res is not JSON"),
     ("local_comm_res", " " * (MAX_LOCAL_COMM_RES + 1), "local_comm_res has 65537 characters: the limit is 65536"),
+    ("sync_kv_timeout", "\u0663", "it has to be digits"),
+    ("mem_pool_cfg", "[]", "mem_pool_cfg: the text is []: it has to be an object"),
+    ("mem_pool_cfg", "{", "mem_pool_cfg: the text is '{': Invalid JSON"),
+    ("mem_pool_cfg", '{"page_shift": 16}', "mem_pool_cfg: memory_size is missing"),
+    ("mem_pool_cfg", '{"memory_size": 1048576, "pages": 1}', "mem_pool_cfg: pages is 1: there is no such field"),
+    (
+        "mem_pool_cfg",
+        '{"memory_size": 1048576, "page_shift": 9}',
+        "page_shift is 9: it has to be greater than or equal",
+    ),
+    ("mem_pool_cfg", '{"memory_size": 1048576, "page_shift": 31}', "page_shift is 31: it has to be less than 31"),
+    ("mem_pool_cfg", '{"memory_size": 0}', "mem_pool_cfg: memory_size is 0: it has to be greater than 0"),
+    ("mem_pool_cfg", '{"memory_size": -1}', "mem_pool_cfg: memory_size is -1: it has to be greater than 0"),
+    ("mem_pool_cfg", '{"memory_size": true}', "mem_pool_cfg: memory_size is True: it has to be a valid integer"),
+    ("mem_pool_cfg", '{"memory_size": 65536.0}', "memory_size is 65536.0: it has to be a valid integer"),
+    ("host_mem_pool_cfg", '{"memory_size": 65535}', "host_mem_pool_cfg: memory_size is 65535: it has to be at least"),
+    ("host_mem_pool_cfg", json.dumps({"memory_size": (2**32 - 1) << 16}), "fewer than 4294967295"),
+    ("host_mem_pool_cfg", json.dumps({"memory_size": 2**64, "page_shift": 30}), "it has to be less than 1844674407370"),
+    ("rdma_traffic_class", 256, "rdma_traffic_class is 256: it has to be in [0, 255]"),
+    ("rdma_traffic_class", 133, "rdma_traffic_class is 133: it has to be a multiple of 4"),
+    ("rdma_service_level", 8, "rdma_service_level is 8: it has to be in [0, 7]"),
+    ("transfer_backend", "nixl", "transfer_backend is 'nixl': there are hixl"),
+    ("transfer_backend", "", "transfer_backend is '': there are hixl"),
+    ("global_resource_config", "", "global_resource_config is not JSON"),
+    ("ge_options", {"llm.Role": "1"}, "ge_options has 'llm.Role': its keys have to begin with 'ge.'"),
+    ("ge_options", {"ge.flowGraphMemMaxSize": "1,2"}, "['ge.flowGraphMemMaxSize'] is '1,2': it has to be digits only"),
+    ("ge_options", {"GE.FLOWGRAPHMEMMAXSIZE": ""}, "is '': it has to be digits only"),
+    ("ge_options", {"ge.exec.deviceId": "0;1"}, "is '0;1': it has to be the number of one device"),
+    ("ge_options", {"ge.exec.deviceId": "0", "ge.session_device_id": "1"}, "exactly one device"),
+    ("mem_utilization", 1.01, "mem_utilization is 1.01: it has to be in [0.0, 1.0]"),
+    ("mem_utilization", -0.1, "mem_utilization is -0.1"),
+    ("mem_utilization", float("nan"), "mem_utilization is nan"),
+    ("buf_pool_cfg", "{}", "buf_pool_cfg: buf_cfg is missing"),
+    ("buf_pool_cfg", '{"buf_cfg": []}', "buf_pool_cfg: buf_cfg is []"),
+    ("buf_pool_cfg", '{"buf_pool_size": 0}', "buf_pool_cfg: buf_pool_size is 0: it has to be greater than 0"),
+    ("cluster_info", "[]", "cluster_info is []: it has to be a JSON object"),
+    ("cluster_info", "{", "cluster_info is not JSON"),
+    ("cluster_info", '{"listen_ip_info": {}}', "cluster_info: listen_ip_info is {}: it has to be a list"),
+    ("cluster_info", '{"listen_ip_info": [{}]}', "listen_ip_info[0] is {}: it has to be an object with an ip"),
+    ("cluster_info", '{"listen_ip_info": [{"ip": "::1"}]}', "listen_ip_info[0].ip is '::1': it has to be an IPv4"),
+    ("cluster_info", '{"listen_ip_info": [{"ip": -1}]}', "listen_ip_info[0].ip is -1: it has to be an IPv4"),
+    ("output_max_size", -1, "output_max_size is -1: it has to be in [0, 9223372036854775807]"),
     ("transport", "tcp", "transport is 'tcp': there are hccl, loopback"),
+    ("heartbeat_interval", 9, "heartbeat_interval is 9: it has to be in [10, 600000]"),
+    ("heartbeat_interval", 600_001, "heartbeat_interval is 600001: it has to be in [10, 600000]"),
+    ("heartbeat_misses", 0, "heartbeat_misses is 0: it has to be in [1, 100]"),
+    ("heartbeat_misses", 101, "heartbeat_misses is 101: it has to be in [1, 100]"),
     ("auth_key", b"", "auth_key is empty: a key has at least 1 byte"),
     ("auth_key", SecretBytes(b""), "auth_key is empty"),
 ]
@@ -137,6 +332,10 @@ OUTSIDE_THE_C_TYPE = [
     ("device_id", 2**31, "device_id is 2147483648: the int32 range"),
     ("sync_kv_timeout", 2**31, "sync_kv_timeout is 2147483648: the int32 range"),
     ("sync_kv_timeout", "2147483648", "sync_kv_timeout is 2147483648: the int32 range"),
+    ("rdma_traffic_class", 2**32, "rdma_traffic_class is 4294967296: the uint32 range"),
+    ("rdma_traffic_class", -4, "rdma_traffic_class is -4: the uint32 range"),
+    ("rdma_service_level", -1, "rdma_service_level is -1: the uint32 range"),
+    ("ge_options", {"ge.exec.deviceId": "2147483648"}, "device_id is 2147483648: the int32 range"),
 ]
 
 
@@ -164,8 +363,8 @@ def test_integer_outside_its_c_type_is_a_value_error(name: str, value: object, w
     ("name", "value"), WRONG_TYPES + [case[:2] for case in BROKEN_RULES] + [case[:2] for case in OUTSIDE_THE_C_TYPE]
 )
 def test_refused_setting_changes_nothing(name: str, value: object) -> None:
-    config = LLMConfig(device_id=1, sync_kv_timeout=250, listen_ip_info="127.0.0.1:1", local_comm_res="{}")
-    before = config.model_copy()
+    config = LLMConfig(sync_kv_timeout=250, listen_ip_info="127.0.0.1:1", local_comm_res="{}", ge_options={"ge.a": "b"})
+    before = config.model_copy(deep=True)
     with pytest.raises((TypeError, ValueError, LLMException)):
         setattr(config, name, value)
     assert config == before
@@ -176,9 +375,52 @@ def test_option_that_does_not_exist_is_refused() -> None:
         LLMConfig(**_any(lisen="127.0.0.1:0"))
 
 
-@pytest.mark.parametrize("key", ["llm.DeviceId", "ge.exec.deviceId", "LLM.DEVICEID"])
+@pytest.mark.parametrize("key", ["llm.DeviceId", "ge.exec.deviceId", "LLM.DEVICEID", "ge.session_device_id"])
 def test_device_has_several_spellings_without_case(key: str) -> None:
     assert LLMConfig.from_options({key: "3"}).device_id == 3
+
+
+@pytest.mark.parametrize("key", ["llm.listenIpInfo", "llm.ListenIpInfo"])
+def test_listening_has_two_spellings(key: str) -> None:
+    assert LLMConfig.from_options({key: "127.0.0.1:1"}).listen_ip_info == "127.0.0.1:1"
+
+
+def test_option_said_twice_has_to_be_the_same() -> None:
+    assert LLMConfig.from_options({"llm.DeviceId": "3", "ge.exec.deviceId": "3"}).device_id == 3
+    with pytest.raises(ParamInvalid, match=r"'ge\.exec\.deviceId' is '4': 'llm\.DeviceId' is the same option"):
+        LLMConfig.from_options({"llm.DeviceId": "3", "ge.exec.deviceId": "4"})
+
+
+def test_engine_options_that_are_not_known_are_kept_as_they_are_spelt() -> None:
+    config = LLMConfig.from_options({"ge.resourceConfigPath": "/x", "GE.Exec.DeviceId": "2"})
+    assert (config.ge_options, config.device_id) == ({"ge.resourceConfigPath": "/x"}, 2)
+
+
+def test_explicit_device_wins_over_that_in_ge_options() -> None:
+    other = {"GE.exec.deviceId": "5", "ge.a": "b"}
+    config = LLMConfig(device_id=0, ge_options=other)
+    later = LLMConfig()
+    later.device_id = 0
+    later.ge_options = other
+    assert config.generate_options() == later.generate_options() == {"ge.a": "b", **LLMConfig().generate_options()}
+
+
+def test_device_in_ge_options_is_the_device_while_none_was_set() -> None:
+    config = LLMConfig(ge_options={"ge.session_device_id": "5"})
+    assert (config.device_id, config.ge_options) == (5, {})
+    config.ge_options = {"ge.exec.deviceId": "6"}
+    assert config.generate_options()["ge.session_device_id"] == "6"
+    config.device_id = 7
+    config.ge_options = {"ge.exec.deviceId": "6"}
+    assert config.generate_options()["ge.exec.deviceId"] == "7"
+
+
+def test_dictionary_given_as_ge_options_stays_as_it_is() -> None:
+    given = {"ge.exec.deviceId": "5"}
+    config = LLMConfig(ge_options=given)
+    config.ge_options["ge.a"] = "b"
+    assert given == {"ge.exec.deviceId": "5"}
+    assert LLMConfig().ge_options == {}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +433,13 @@ def test_device_has_several_spellings_without_case(key: str) -> None:
         ({"llm.LinkRetryCount": "101"}, "link_retry_count is 101: it has to be in [1, 100]"),
         ({"llm.EnableCacheManager": "true"}, "option 'llm.EnableCacheManager' is 'true': it has to be '0' or '1'"),
         ({"llm.SyncKvCacheWaitTime": "abc"}, "sync_kv_timeout is 'abc': it has to be digits"),
+        ({"llm.LinkRetryCount": "1_0"}, "option 'llm.LinkRetryCount' is '1_0': it has to be a number"),
+        ({"llm.LinkRetryCount": "\u0663"}, "it has to be a number"),
+        ({"llm.MemoryUtilization": "half"}, "'half': it has to be a number with a decimal point"),
+        ({"llm.MemoryUtilization": "nan"}, "mem_utilization is nan"),
+        ({"llm.TransferBackend": ""}, "transfer_backend is '': there are hixl"),
+        ({"ge.flowGraphMemMaxSize": "1,2"}, "it has to be digits only"),
+        ({"aiodatadist.AuthKey": "x"}, "option 'aiodatadist.AuthKey' is not known"),
     ],
 )
 def test_wrong_option_is_param_invalid_and_names_key_and_value(options: dict[str, str], words: str) -> None:
@@ -262,11 +511,122 @@ def test_without_an_address_nobody_listens(text: str | None) -> None:
 # ---- the rest ----
 
 
-def test_modes_that_are_not_there_yet_say_so() -> None:
+def test_mode_that_is_not_there_yet_says_so() -> None:
     LLMConfig().check_mode()
-    for config in (LLMConfig(enable_cache_manager=False), LLMConfig(enable_remote_cache_accessible=False)):
-        with pytest.raises(FeatureNotEnabled, match="is not available"):
-            config.check_mode()
+    LLMConfig(enable_remote_cache_accessible=False).check_mode()
+    with pytest.raises(FeatureNotEnabled, match="is not available"):
+        LLMConfig(enable_cache_manager=False).check_mode()
+
+
+def test_local_resources_turn_both_modes_on_when_nothing_else_is_said() -> None:
+    config = LLMConfig.from_options({"llm.LocalCommRes": ""})
+    assert (config.enable_cache_manager, config.enable_remote_cache_accessible) == (True, True)
+
+
+def test_backend_turns_both_modes_on_when_nothing_else_is_said() -> None:
+    config = LLMConfig.from_options({"llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:1"})
+    assert (config.enable_cache_manager, config.enable_remote_cache_accessible) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"llm.LocalCommRes": "", "llm.EnableCacheManager": "0"}, "with llm.LocalCommRes it has to be 1"),
+        (
+            {"llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:1", "llm.EnableCacheManager": "0"},
+            "llm.EnableCacheManager is 0: with llm.TransferBackend it has to be 1",
+        ),
+        (
+            {"llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:1", "llm.EnableRemoteCacheAccessible": "0"},
+            "llm.EnableRemoteCacheAccessible is 0: with llm.TransferBackend it has to be 1",
+        ),
+        ({"llm.TransferBackend": "hixl"}, "llm.listenIpInfo is not set: with llm.TransferBackend it has to be given"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ParamInvalid, match=words):
+        LLMConfig.from_options(options)
+
+
+def test_options_that_do_not_go_together_are_found_without_a_dictionary() -> None:
+    with pytest.raises(ParamInvalid, match=r"with llm\.LocalCommRes it has to be 1"):
+        LLMConfig(local_comm_res="", enable_cache_manager=False).check_mode()
+
+
+def test_addresses_in_cluster_info_become_little_endian_integers() -> None:
+    config = LLMConfig(cluster_info='{"cluster_id": 1, "listen_ip_info": [{"ip": "1.2.3.4", "port": 5}, {"ip": 6}]}')
+    wanted = {"cluster_id": 1, "listen_ip_info": [{"ip": 0x04030201, "port": 5}, {"ip": 6}]}
+    assert json.loads(config.cluster_info or "") == wanted
+    config.cluster_info = config.cluster_info
+    assert json.loads(config.cluster_info or "") == wanted
+
+
+def test_cluster_info_need_not_have_addresses() -> None:
+    assert LLMConfig(cluster_info='{"cluster_id": 1}').cluster_info == '{"cluster_id": 1}'
+
+
+# ---- pools ----
+
+
+def test_pool_has_pages_of_64_kib_unless_said_otherwise() -> None:
+    pool = PoolConfig.parse('{"memory_size": 1048577}', "mem_pool_cfg")
+    assert (pool.page, pool.pages) == (65536, 16)
+
+
+@pytest.mark.parametrize(
+    "text", ["null", "1", '"x"', "", "[" * 100_000, '{"memory_size": ' + "9" * 5000 + "}", "\ud800"]
+)
+def test_whatever_is_no_pool_is_param_invalid_in_few_words(text: str) -> None:
+    with pytest.raises(ParamInvalid, match=r"^the_option: ") as caught:
+        PoolConfig.parse(text, "the_option")
+    assert len(str(caught.value)) < 300
+
+
+def classes(*sizes: tuple[int, int, int]) -> str:
+    """The JSON of ``(total_size, blk_size, max_buf_size)`` of each class."""
+    names = ("total_size", "blk_size", "max_buf_size")
+    return json.dumps({"buf_cfg": [dict(zip(names, size, strict=True)) for size in sizes]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        classes((2 * MIB, 1, 1)),
+        classes((2 * MIB, 256, 1000), (4 * MIB, 2 * MIB, 4 * MIB - 1)),
+        classes((0xFFFFFFFF // (2 * MIB) * 2 * MIB, 2 * MIB, 2 * MIB)),
+        '{"buf_pool_size": 5}',
+        '{"buf_pool_size": 5, ' + classes((2 * MIB, 1, 1))[1:],
+    ],
+)
+def test_size_classes_that_keep_the_rules(text: str) -> None:
+    assert LLMConfig(buf_pool_cfg=text).buf_pool_cfg == text
+    assert BufferPoolConfig.parse(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (classes((3 * MIB, 1, 1)), "buf_cfg.0.total_size is 3145728: it has to be a multiple of 2097152"),
+        (classes((4096 * MIB, 1, 1)), "total_size is 4294967296: it has to be less than or equal to 4294967295"),
+        (classes((0, 1, 1)), "total_size is 0: it has to be greater than 0"),
+        (classes((2 * MIB, 3, 3)), "blk_size is 3: it has to be a power of two"),
+        (classes((2 * MIB, 0, 3)), "blk_size is 0: it has to be greater than 0"),
+        (classes((8 * MIB, 4 * MIB, 4 * MIB)), "blk_size is 4194304: it has to be less than or equal to 2097152"),
+        (classes((2 * MIB, 4, 3)), "max_buf_size is 3: it has to be at least blk_size, 4"),
+        (classes((2 * MIB, 4, 2 * MIB)), "max_buf_size is 2097152: it has to be below total_size, 2097152"),
+        (
+            classes((2 * MIB, 4, 8), (2 * MIB, 4, 8)),
+            "buf_cfg.1.max_buf_size is 8: it has to be above that before it, 8",
+        ),
+        ('{"buf_cfg": [{"total_size": 2097152}]}', "buf_cfg.0.blk_size is missing"),
+        ('{"buf_pool_size": 1, "size": 2}', "size is 2: there is no such field"),
+    ],
+)
+def test_size_classes_that_break_one(text: str, words: str) -> None:
+    with pytest.raises(ParamInvalid) as caught:
+        LLMConfig(buf_pool_cfg=text)
+    assert str(caught.value).startswith("buf_pool_cfg: ")
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["secret", b"secret", SecretBytes(b"secret")])

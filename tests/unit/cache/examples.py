@@ -1,42 +1,56 @@
-"""Caches of both ends, of any geometry."""
+"""Caches of any geometry, here and at a peer."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from aiodatadist import CacheDesc, CacheKeyByIdAndIndex, DataType
-from aiodatadist.cache.catalogue import Catalogue, RemoteCache
+from aiodatadist import CacheDesc, CacheKey, DataType
 from aiodatadist.cache.table import CacheTable, Entry
-from aiodatadist.wire.messages import CacheEntry
 
 GAP = 4096
 """Bytes between two tensors that belong to nobody."""
+SOURCE, TARGET = 2**48, 2**32
+"""Where the first tensor is."""
 
 
-def addresses(tensors: int, nbytes: int, start: int = 2**32) -> list[int]:
+@dataclass(frozen=True)
+class Shape:
+    """A cache of nobody's: what a plan has to know."""
+
+    cache_id: int
+    blocks: bool
+    pieces: int
+    stride: int
+    addresses: array[int]
+
+
+def addresses(tensors: int, nbytes: int, start: int = TARGET) -> list[int]:
     return [start + i * (nbytes + GAP) for i in range(tensors)]
 
 
-def local(tensors: int, pieces: int, stride: int, *, blocks: bool) -> Entry:
-    """A cache of this cluster."""
+def source(tensors: int, pieces: int, stride: int, *, blocks: bool) -> Shape:
+    return Shape(5, blocks, pieces, stride, array("Q", addresses(tensors, pieces * stride, SOURCE)))
+
+
+def target(tensors: int, pieces: int, stride: int, *, blocks: bool) -> Shape:
+    return Shape(6, blocks, pieces, stride, array("Q", addresses(tensors, pieces * stride)))
+
+
+def local(
+    tensors: int,
+    pieces: int,
+    stride: int,
+    *,
+    blocks: bool,
+    keys: Sequence[CacheKey] = (),
+    in_: CacheTable | None = None,
+) -> Entry:
+    """A cache of this cluster, of memory of the caller's."""
     desc = CacheDesc(tensors, [pieces, stride], DataType.DT_INT8)
-    where = addresses(tensors, desc.size)
-    table = CacheTable()
-    return table.add_blocks(desc, where, None, True) if blocks else table.add_contiguous(desc, where, [], True)
-
-
-def remote(tensors: int, pieces: int, stride: int, *, blocks: bool, slot: int = 0) -> RemoteCache:
-    """A cache that the peer published, and a slot of it."""
-    entry = CacheEntry(
-        cache_id=5,
-        blocks=blocks,
-        placement=1,
-        data_type=2,
-        pieces=pieces,
-        stride=stride,
-        addresses=addresses(tensors, pieces * stride, 2**48),
-    )
-    return Catalogue(7, [entry]).find(CacheKeyByIdAndIndex(7, 5, slot))
+    table = CacheTable() if in_ is None else in_
+    return table.add(desc, addresses(tensors, desc.size), blocks, table.check_slots(desc, keys), True)
 
 
 def place(where: Sequence[int], pieces: int, stride: int, address: int, nbytes: int) -> tuple[int, int, int]:

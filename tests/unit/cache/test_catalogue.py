@@ -1,88 +1,223 @@
-"""What a peer published is found by the names that callers use, and only that."""
+"""What a peer told us of is found by the names that callers use, until it takes it back."""
 
 from __future__ import annotations
 
+import anyio
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, CacheNotFound, LLMStatusCode
-from aiodatadist.cache.catalogue import Catalogue
+from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.cache.catalogue import Catalogue, RemoteCache
+from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.descriptors import UNSET
-from aiodatadist.wire.messages import CacheEntry, SlotKey
-from tests.unit.wire.examples import entries, entry
+from tests.unit.wire.examples import entry
 
-SLOTS = entry(
-    cache_id=3,
-    blocks=False,
-    keys=[
-        SlotKey(kind="request", id=10, model_id=0, batch_index=2),
-        SlotKey(kind="prefix", id=10, model_id=0, batch_index=1),
-    ],
-)
-BLOCKS = entry(cache_id=4, model_id=8)
-NAMELESS = entry(cache_id=5)
-CATALOGUE = Catalogue(7, [SLOTS, BLOCKS, NAMELESS])
+REQUEST, PREFIX, BLOCKS = CacheKey(7, 10), CacheKey(7, UNSET, 0, 10), BlocksCacheKey(7, 8)
+
+
+def told(*said: tuple[int, Key, int]) -> Catalogue:
+    """A catalogue that was told: this cache id is the answer to this key, with this slot."""
+    catalogue = Catalogue()
+    for cache_id, key, slot in said:
+        catalogue.learn(entry(cache_id=cache_id), name_of(key), slot)
+    return catalogue
+
+
+def found(catalogue: Catalogue, key: Key) -> tuple[int, int] | None:
+    """Cache id and slot."""
+    answer = catalogue.find(key)
+    return None if answer is None else (answer[0].cache_id, answer[1])
+
+
+def remote(uses: int = 0) -> RemoteCache:
+    cache = RemoteCache(entry())
+    for _ in range(uses):
+        cache.use()
+    return cache
+
+
+# ---- names ----
 
 
 @pytest.mark.parametrize(
-    ("key", "cache_id", "slot"),
+    ("key", "name"),
     [
-        (CacheKey(7, 10), 3, 2),
-        (CacheKey(7, UNSET, 0, 10), 3, 1),
-        (CacheKeyByIdAndIndex(7, 3), 3, 0),
-        (CacheKeyByIdAndIndex(7, 3, 3), 3, 3),
-        (BlocksCacheKey(7, 8), 4, 0),
-        (CacheKeyByIdAndIndex(7, 4), 4, 0),
-        (CacheKeyByIdAndIndex(7, 5), 5, 0),
+        (BlocksCacheKey(7), Name("blocks", 0, 0)),
+        (BlocksCacheKey(7, 8), Name("blocks", 0, 8)),
+        (CacheKey(7, 10), Name("request", 10, 0)),
+        (CacheKey(7, 10, 3), Name("request", 10, 3)),
+        (CacheKey(7, UNSET, 3, 10), Name("prefix", 10, 3)),
+        (CacheKey(7, 11, 3, 10), Name("prefix", 10, 3)),
+        (CacheKeyByIdAndIndex(7, 5), Name("id", 5)),
+        (CacheKeyByIdAndIndex(7, 5, 3), Name("id", 5)),
     ],
+    ids=repr,
 )
-def test_key_finds_its_cache_and_slot(
-    key: BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex, cache_id: int, slot: int
-) -> None:
-    found = CATALOGUE.find(key)
-    assert (found.cache_id, found.slot) == (cache_id, slot)
+def test_name_is_the_key_in_its_name_space(key: Key, name: Name) -> None:
+    assert name_of(key) == name
+
+
+def test_name_is_the_same_whoever_is_asked() -> None:
+    assert name_of(CacheKey(7, 10)) == name_of(CacheKey(8, 10))
+    assert name_of(BlocksCacheKey(7, 1)) == name_of(BlocksCacheKey(8, 1))
+
+
+# ---- finding ----
+
+
+def test_key_finds_its_cache_and_slot() -> None:
+    catalogue = told((3, REQUEST, 2), (3, PREFIX, 1), (4, BLOCKS, 0), (5, CacheKeyByIdAndIndex(7, 5), 0))
+    assert found(catalogue, REQUEST) == (3, 2)
+    assert found(catalogue, PREFIX) == (3, 1)
+    assert found(catalogue, BLOCKS) == (4, 0)
+    assert found(catalogue, CacheKeyByIdAndIndex(7, 5)) == (5, 0)
+    assert len(catalogue) == 3
+
+
+def test_batch_index_of_an_id_is_the_callers() -> None:
+    catalogue = told((5, CacheKeyByIdAndIndex(7, 5), 0))
+    assert found(catalogue, CacheKeyByIdAndIndex(7, 5, 3)) == (5, 3)
 
 
 @pytest.mark.parametrize(
     "key",
-    [
-        CacheKey(7, 11),
-        CacheKey(7, 10, 1),
-        CacheKey(7, UNSET, 0, 11),
-        CacheKey(7, UNSET),
-        BlocksCacheKey(7),
-        CacheKeyByIdAndIndex(7, 6),
-        CacheKeyByIdAndIndex(7, -1),
-        CacheKeyByIdAndIndex(7, 3, 4),
-        CacheKeyByIdAndIndex(7, 4, 1),
-    ],
+    [CacheKey(7, 11), CacheKey(7, 10, 1), CacheKey(7, 11, 0, 10), BlocksCacheKey(7, 10), CacheKeyByIdAndIndex(7, 3)],
     ids=repr,
 )
-def test_what_the_peer_does_not_offer_is_not_found(key: BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex) -> None:
-    with pytest.raises(CacheNotFound) as caught:
-        CATALOGUE.find(key)
-    assert caught.value.status_code is LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
-    assert caught.value.peer == 7
-    assert repr(key) in str(caught.value)
+def test_what_was_not_told_is_not_known(key: Key) -> None:
+    assert told((3, REQUEST, 2)).find(key) is None
 
 
-def names(cache: CacheEntry) -> list[BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex]:
-    """Everything that a caller may call this cache, or a slot of it."""
-    found: list[BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex] = [CacheKeyByIdAndIndex(7, cache.cache_id)]
-    found += [
-        CacheKey(7, key.id, key.model_id) if key.kind == "request" else CacheKey(7, UNSET, key.model_id, key.id)
-        for key in cache.keys
-        if key.id != UNSET
-    ]
-    return found if cache.model_id is None else [*found, BlocksCacheKey(7, cache.model_id)]
+def test_cache_without_a_name_is_known_by_its_id_only() -> None:
+    catalogue = Catalogue()
+    catalogue.learn(entry(cache_id=5))
+    cache = catalogue.get(5)
+    assert cache is not None
+    assert cache.cache_id == 5
+    assert catalogue.find(CacheKeyByIdAndIndex(7, 5)) is None
+    assert catalogue.get(6) is None
 
 
-@given(st.lists(entries(), max_size=4, unique_by=lambda cache: cache.cache_id))
-def test_every_name_finds_a_slot_that_exists_in_a_cache_that_was_published(published: list[CacheEntry]) -> None:
-    catalogue = Catalogue(7, published)
-    by_id = {cache.cache_id: cache for cache in published}
-    for key in [key for cache in published for key in names(cache)]:
-        found = catalogue.find(key)
-        assert 0 <= found.slot < by_id[found.cache_id].pieces
-        assert list(found.addresses) == by_id[found.cache_id].addresses
+def test_cache_that_is_told_of_twice_is_the_same() -> None:
+    catalogue = told((3, REQUEST, 2))
+    before = catalogue.get(3)
+    catalogue.learn(entry(cache_id=3), name_of(PREFIX), 1)
+    catalogue.learn(entry(cache_id=3))
+    assert catalogue.get(3) is before
+    assert (found(catalogue, REQUEST), found(catalogue, PREFIX)) == ((3, 2), (3, 1))
+
+
+def test_cache_is_what_the_peer_said() -> None:
+    said = entry(cache_id=3, blocks=False, pieces=5, stride=32, addresses=[4096, 8192], epoch=9)
+    cache = RemoteCache(said)
+    assert (cache.cache_id, cache.blocks, cache.pieces, cache.stride, cache.epoch) == (3, False, 5, 32, 9)
+    assert list(cache.addresses) == [4096, 8192]
+
+
+# ---- taking back ----
+
+
+def test_cache_that_was_taken_back_is_not_found_by_any_name() -> None:
+    catalogue = told((3, REQUEST, 2), (3, PREFIX, 1), (4, BLOCKS, 0))
+    cache = catalogue.get(3)
+    assert catalogue.withdraw(3) is cache
+    assert cache is not None
+    assert cache.is_withdrawn
+    assert (catalogue.find(REQUEST), catalogue.find(PREFIX), catalogue.get(3)) == (None, None, None)
+    assert found(catalogue, BLOCKS) == (4, 0)
+    assert len(catalogue) == 1
+
+
+def test_what_is_not_held_can_be_taken_back() -> None:
+    assert Catalogue().withdraw(3) is None
+    catalogue = told((3, REQUEST, 0))
+    catalogue.withdraw(3)
+    assert catalogue.withdraw(3) is None
+
+
+def test_name_that_went_to_another_cache_stays_there() -> None:
+    catalogue = told((3, REQUEST, 2), (4, REQUEST, 1))
+    catalogue.withdraw(3)
+    assert found(catalogue, REQUEST) == (4, 1)
+
+
+def test_cache_that_is_told_of_again_is_a_new_one() -> None:
+    catalogue = told((3, REQUEST, 2))
+    before = catalogue.withdraw(3)
+    catalogue.learn(entry(cache_id=3), name_of(REQUEST), 2)
+    after = catalogue.get(3)
+    assert after is not None
+    assert after is not before
+    assert not after.is_withdrawn
+
+
+class Telling(RuleBasedStateMachine):
+    """Against two plain dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.catalogue = Catalogue()
+        self.held: set[int] = set()
+        self.names: dict[Key, tuple[int, int]] = {}
+
+    keys = st.builds(CacheKey, st.just(7), st.integers(0, 3)) | st.builds(BlocksCacheKey, st.just(7), st.integers(0, 3))
+
+    @rule(cache_id=st.integers(1, 4), key=st.none() | keys, slot=st.integers(0, 3))
+    def learn(self, cache_id: int, key: Key | None, slot: int) -> None:
+        self.catalogue.learn(entry(cache_id=cache_id), None if key is None else name_of(key), slot)
+        self.held.add(cache_id)
+        if key is not None:
+            self.names[key] = (cache_id, slot)
+
+    @rule(cache_id=st.integers(1, 4))
+    def withdraw(self, cache_id: int) -> None:
+        assert (self.catalogue.withdraw(cache_id) is not None) == (cache_id in self.held)
+        self.held.discard(cache_id)
+        self.names = {key: where for key, where in self.names.items() if where[0] != cache_id}
+
+    @invariant()
+    def agrees(self) -> None:
+        assert len(self.catalogue) == len(self.held)
+        for key in [make(7, i) for make in (CacheKey, BlocksCacheKey) for i in range(4)]:
+            assert found(self.catalogue, key) == self.names.get(key)
+
+
+Telling.TestCase.settings = settings(max_examples=100, deadline=None)
+TestTelling = Telling.TestCase
+
+
+# ---- uses ----
+
+
+async def test_cache_is_idle_when_its_last_use_ended() -> None:
+    cache, order = remote(uses=2), []
+
+    async def wait() -> None:
+        await cache.wait_idle()
+        order.append("idle")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        for _ in range(2):
+            await anyio.wait_all_tasks_blocked()
+            order.append("release")
+            cache.release()
+    assert order == ["release", "release", "idle"]
+
+
+async def test_unused_cache_is_idle_at_once() -> None:
+    await remote().wait_idle()
+
+
+async def test_wait_that_was_given_up_can_be_taken_up_again() -> None:
+    cache = remote(uses=1)
+    with anyio.move_on_after(0) as first:
+        await cache.wait_idle()
+    assert first.cancelled_caught
+    async with anyio.create_task_group() as group:
+        group.start_soon(cache.wait_idle)
+        await anyio.wait_all_tasks_blocked()
+        cache.release()
+    assert cache.uses == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given
@@ -10,24 +11,25 @@ from hypothesis import strategies as st
 
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.plan import Layers, blocks_to_blocks, slot_to_blocks, slot_to_slot
-from aiodatadist.cache.table import Entry
+from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
 from aiodatadist.layout import Grid
-from tests.unit.cache.examples import local, place, remote
+from tests.unit.cache.examples import Shape, local, place, source, target
+from tests.unit.wire.examples import entry
 
 ALL = Layers()
-Moved = tuple[tuple[int, int, int], tuple[int, int, int], int]
+Piece = tuple[int, int, int]
+Moved = tuple[Piece, Piece, int]
+Pairs = list[tuple[int, int]]
 
-tensors = st.integers(1, 5)
 strides = st.integers(1, 10_000) | st.sampled_from([2**31, 2**40])
 
 
-def moved(grid: Grid, mine: Entry, theirs: RemoteCache) -> list[Moved]:
-    """(local tensor, block, offset), (remote tensor, block, offset), bytes; all of them inside of both caches."""
+def moved(grid: Grid, src: Geometry, dst: Geometry) -> list[Moved]:
+    """From and to (tensor, piece, offset), and how many bytes; all of them inside of both caches."""
     return [
         (
-            place(mine.addresses, mine.pieces, mine.stride, r.local, r.nbytes),
-            place(theirs.addresses, theirs.pieces, theirs.stride, r.remote, r.nbytes),
+            place(src.addresses, src.pieces, src.stride, r.remote, r.nbytes),
+            place(dst.addresses, dst.pieces, dst.stride, r.local, r.nbytes),
             r.nbytes,
         )
         for r in grid.ranges()
@@ -35,17 +37,17 @@ def moved(grid: Grid, mine: Entry, theirs: RemoteCache) -> list[Moved]:
 
 
 @st.composite
-def layer_ranges(draw: st.DrawFn) -> tuple[Layers, int, int, list[tuple[int, int]]]:
-    """Layers, tensors of the remote and of the local cache, and the pairs of tensors (remote, local) that they mean."""
+def layer_ranges(draw: st.DrawFn) -> tuple[Layers, int, int, Pairs]:
+    """Layers, tensors of the source and of the destination, and the pairs of tensors that they mean."""
     per_layer, count = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     ends: list[tuple[range | None, int, int]] = []
     for _ in range(2):
         first, after = draw(st.integers(0, 2)), draw(st.integers(0, 2))
         given_as = range(first, first + count) if first or after or draw(st.booleans()) else None
         ends.append((given_as, (first + count + after) * per_layer, first * per_layer))
-    (src, theirs, src_start), (dst, mine, dst_start) = ends
+    (src, src_tensors, src_start), (dst, dst_tensors, dst_start) = ends
     pairs = [(src_start + i, dst_start + i) for i in range(count * per_layer)]
-    return Layers(src, dst, per_layer), theirs, mine, pairs
+    return Layers(src, dst, per_layer), src_tensors, dst_tensors, pairs
 
 
 # ---- blocks to blocks ----
@@ -53,38 +55,32 @@ def layer_ranges(draw: st.DrawFn) -> tuple[Layers, int, int, list[tuple[int, int
 
 @given(layer_ranges(), st.integers(1, 50), st.integers(1, 50), strides, st.data())
 def test_each_block_goes_to_its_block_in_each_tensor_and_nothing_else_moves(
-    chosen: tuple[Layers, int, int, list[tuple[int, int]]],
-    their_blocks: int,
-    my_blocks: int,
-    stride: int,
-    data: st.DataObject,
+    chosen: tuple[Layers, int, int, Pairs], src_blocks: int, dst_blocks: int, stride: int, data: st.DataObject
 ) -> None:
-    layers, their_tensors, my_tensors, pairs = chosen
-    mine, theirs = (
-        local(my_tensors, my_blocks, stride, blocks=True),
-        remote(their_tensors, their_blocks, stride, blocks=True),
+    layers, src_tensors, dst_tensors, pairs = chosen
+    here, there = (
+        source(src_tensors, src_blocks, stride, blocks=True),
+        target(dst_tensors, dst_blocks, stride, blocks=True),
     )
-    block_pairs = data.draw(st.lists(st.tuples(st.integers(0, their_blocks - 1), st.integers(0, my_blocks - 1))))
+    block_pairs = data.draw(st.lists(st.tuples(st.integers(0, src_blocks - 1), st.integers(0, dst_blocks - 1))))
     src, dst = [a for a, _ in block_pairs], [b for _, b in block_pairs]
-    grid = blocks_to_blocks(mine, theirs, src, dst, layers)
-    assert moved(grid, mine, theirs) == [
-        ((to, b, 0), (source, a, 0), stride) for source, to in pairs for a, b in block_pairs
-    ]
+    grid = blocks_to_blocks(here, there, src, dst, layers)
+    assert moved(grid, here, there) == [((f, a, 0), (t, b, 0), stride) for f, t in pairs for a, b in block_pairs]
     assert grid.total == len(pairs) * len(block_pairs) * stride
 
 
 def test_four_blocks_of_sixty_four_bytes_are_reversed() -> None:
-    mine, theirs = local(4, 4, 64, blocks=True), remote(4, 4, 64, blocks=True)
-    grid = blocks_to_blocks(mine, theirs, [0, 1, 2, 3], [3, 2, 1, 0], ALL)
+    here, there = source(4, 4, 64, blocks=True), target(4, 4, 64, blocks=True)
+    grid = blocks_to_blocks(here, there, [0, 1, 2, 3], [3, 2, 1, 0], ALL)
     assert len(list(grid.ranges())) == 4 * 4
-    assert [(to[1], source[1]) for to, source, _ in moved(grid, mine, theirs)[:4]] == [(3, 0), (2, 1), (1, 2), (0, 3)]
+    assert [(a[1], b[1]) for a, b, _ in moved(grid, here, there)[:4]] == [(0, 3), (1, 2), (2, 1), (3, 0)]
 
 
 def test_block_nine_needs_ten_blocks() -> None:
-    mine = local(4, 4, 64, blocks=True)
-    blocks_to_blocks(mine, remote(4, 10, 64, blocks=True), [5, 6, 9], [0, 1, 2], ALL)
-    with pytest.raises(ParamInvalid, match=r"src_blocks\[2\] is 9: the peer's cache has 9 blocks"):
-        blocks_to_blocks(mine, remote(4, 9, 64, blocks=True), [5, 6, 9], [0, 1, 2], ALL)
+    there = target(4, 4, 64, blocks=True)
+    blocks_to_blocks(source(4, 10, 64, blocks=True), there, [5, 6, 9], [0, 1, 2], ALL)
+    with pytest.raises(ParamInvalid, match=r"src_blocks\[2\] is 9: the source cache has 9 blocks"):
+        blocks_to_blocks(source(4, 9, 64, blocks=True), there, [5, 6, 9], [0, 1, 2], ALL)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 100))
@@ -92,21 +88,61 @@ def test_first_block_outside_of_either_cache_is_named(numbers: list[int], blocks
     bad = next((i for i, number in enumerate(numbers) if number >= blocks), None)
     assume(bad is not None)
     zeros = [0] * len(numbers)
-    mine, theirs = local(1, blocks, 64, blocks=True), remote(1, blocks, 64, blocks=True)
-    with pytest.raises(ParamInvalid, match=rf"src_blocks\[{bad}\] is \d+: the peer's cache has {blocks} blocks"):
-        blocks_to_blocks(mine, theirs, numbers, zeros, ALL)
-    with pytest.raises(ParamInvalid, match=rf"dst_blocks\[{bad}\] is \d+: the local cache has {blocks} blocks"):
-        blocks_to_blocks(mine, theirs, zeros, numbers, ALL)
+    here, there = source(1, blocks, 64, blocks=True), target(1, blocks, 64, blocks=True)
+    with pytest.raises(ParamInvalid, match=rf"src_blocks\[{bad}\] is \d+: the source cache has {blocks} blocks"):
+        blocks_to_blocks(here, there, numbers, zeros, ALL)
+    with pytest.raises(ParamInvalid, match=rf"dst_blocks\[{bad}\] is \d+: the destination cache has {blocks} blocks"):
+        blocks_to_blocks(here, there, zeros, numbers, ALL)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(0, 2**64 - 1))
+def test_numbers_below_the_limit_are_all_there_is(numbers: list[int], limit: int) -> None:
+    try:
+        check_below(array("Q", numbers), limit, "blocks", "other")
+        fits = True
+    except ParamInvalid:
+        fits = False
+    assert fits == all(number < limit for number in numbers)
 
 
 def test_block_sizes_have_to_be_equal() -> None:
-    with pytest.raises(ParamInvalid, match="a block has 128 bytes at the peer and 64 here"):
-        blocks_to_blocks(local(1, 4, 64, blocks=True), remote(1, 4, 128, blocks=True), [0], [0], ALL)
+    with pytest.raises(ParamInvalid, match="a block has 128 bytes at the source and 64 at the destination"):
+        blocks_to_blocks(source(1, 4, 128, blocks=True), target(1, 4, 64, blocks=True), [0], [0], ALL)
 
 
 def test_lists_have_to_be_as_long_as_each_other() -> None:
     with pytest.raises(ParamInvalid, match="2 src_blocks for 1 dst_blocks"):
-        blocks_to_blocks(local(1, 4, 64, blocks=True), remote(1, 4, 64, blocks=True), [0, 1], [0], ALL)
+        blocks_to_blocks(source(1, 4, 64, blocks=True), target(1, 4, 64, blocks=True), [0, 1], [0], ALL)
+
+
+# ---- within one cache ----
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 20),
+    strides,
+    st.dictionaries(st.integers(0, 19), st.lists(st.integers(0, 19), max_size=4), max_size=5),
+)
+def test_block_goes_to_each_of_its_copies_in_each_tensor(
+    tensors: int, blocks: int, stride: int, pairs: dict[int, list[int]]
+) -> None:
+    pairs = {src % blocks: [dst % blocks for dst in copies] for src, copies in pairs.items()}
+    cache = target(tensors, blocks, stride, blocks=True)
+    grid = inside(cache, pairs)
+    assert moved(grid, cache, cache) == [
+        ((t, src, 0), (t, dst, 0), stride) for t in range(tensors) for src, copies in pairs.items() for dst in copies
+    ]
+
+
+def test_copies_within_a_cache_stay_in_it() -> None:
+    cache = target(1, 4, 64, blocks=True)
+    with pytest.raises(ParamInvalid, match=r"src_blocks\[1\] is 4"):
+        inside(cache, {0: [1], 4: [2]})
+    with pytest.raises(ParamInvalid, match=r"dst_blocks\[2\] is 4"):
+        inside(cache, {0: [1, 2], 1: [4]})
+    with pytest.raises(ParamInvalid, match="cache 6 is a contiguous cache"):
+        inside(target(1, 4, 64, blocks=False), {0: [1]})
 
 
 # ---- slot to blocks ----
@@ -114,159 +150,202 @@ def test_lists_have_to_be_as_long_as_each_other() -> None:
 
 @given(layer_ranges(), st.integers(1, 4), st.integers(1, 5000), st.integers(1, 5000), st.data())
 def test_slot_is_cut_into_blocks_without_gap_or_overlap(
-    chosen: tuple[Layers, int, int, list[tuple[int, int]]], slots: int, slot_bytes: int, block: int, data: st.DataObject
+    chosen: tuple[Layers, int, int, Pairs], slots: int, slot_bytes: int, block: int, data: st.DataObject
 ) -> None:
-    layers, their_tensors, my_tensors, pairs = chosen
+    layers, src_tensors, dst_tensors, pairs = chosen
     needed = -(-slot_bytes // block)
     assume(needed <= 50)
     slot = data.draw(st.integers(0, slots - 1))
     dst = data.draw(st.permutations(range(needed + 2)))[:needed]
-    mine = local(my_tensors, needed + 2, block, blocks=True)
-    theirs = remote(their_tensors, slots, slot_bytes, blocks=False, slot=slot)
-    grid = slot_to_blocks(mine, theirs, dst, layers)
-    assert moved(grid, mine, theirs) == [
-        ((to, dst[i], 0), (source, slot, i * block), min(block, slot_bytes - i * block))
-        for source, to in pairs
+    here, there = (
+        source(src_tensors, slots, slot_bytes, blocks=False),
+        target(dst_tensors, needed + 2, block, blocks=True),
+    )
+    grid = slot_to_blocks(here, slot, there, dst, layers)
+    assert moved(grid, here, there) == [
+        ((f, slot, i * block), (t, dst[i], 0), min(block, slot_bytes - i * block))
+        for f, t in pairs
         for i in range(needed)
     ]
     assert grid.total == len(pairs) * slot_bytes
 
 
 def test_two_and_a_half_million_bytes_need_three_blocks_of_a_mebibyte() -> None:
-    mine, theirs = local(2, 8, 1_048_576, blocks=True), remote(2, 4, 2_500_000, blocks=False, slot=3)
-    grid = slot_to_blocks(mine, theirs, [6, 1, 4], ALL)
+    here, there = source(2, 4, 2_500_000, blocks=False), target(2, 8, 1_048_576, blocks=True)
+    grid = slot_to_blocks(here, 3, there, [6, 1, 4], ALL)
     assert [r.nbytes for r in grid.ranges()] == [1_048_576, 1_048_576, 402_848] * 2
     assert grid.tail == 402_848
     for wrong in ([6, 1], [6, 1, 4, 0], []):
         with pytest.raises(
             ParamInvalid, match=f"{len(wrong)} dst_blocks: a slot of 2500000 bytes needs exactly 3 blocks"
         ):
-            slot_to_blocks(mine, theirs, wrong, ALL)
+            slot_to_blocks(here, 3, there, wrong, ALL)
 
 
 def test_block_larger_than_the_slot_is_filled_in_part() -> None:
-    mine, theirs = local(1, 1, 4 << 20, blocks=True), remote(1, 1, 2 << 20, blocks=False)
-    grid = slot_to_blocks(mine, theirs, [0], ALL)
+    here, there = source(1, 1, 2 << 20, blocks=False), target(1, 1, 4 << 20, blocks=True)
+    grid = slot_to_blocks(here, 0, there, [0], ALL)
     assert [r.nbytes for r in grid.ranges()] == [2 << 20]
     assert grid.nbytes == 2 << 20, "a transport that checks bounds looks here"
 
 
 def test_slot_goes_to_blocks_that_exist() -> None:
-    with pytest.raises(ParamInvalid, match=r"dst_blocks\[1\] is 2: the local cache has 2 blocks"):
-        slot_to_blocks(local(1, 2, 64, blocks=True), remote(1, 1, 128, blocks=False), [0, 2], ALL)
+    with pytest.raises(ParamInvalid, match=r"dst_blocks\[1\] is 2: the destination cache has 2 blocks"):
+        slot_to_blocks(source(1, 1, 128, blocks=False), 0, target(1, 2, 64, blocks=True), [0, 2], ALL)
 
 
 # ---- slot to slot ----
 
 
 @given(layer_ranges(), st.integers(1, 4), st.integers(1, 4), strides, strides, st.data())
-def test_slot_goes_to_its_slot_as_far_as_size_says(
-    chosen: tuple[Layers, int, int, list[tuple[int, int]]],
-    their_slots: int,
-    my_slots: int,
-    their_stride: int,
-    my_stride: int,
+def test_bytes_of_a_slot_go_to_the_same_place_in_its_slot(
+    chosen: tuple[Layers, int, int, Pairs],
+    src_slots: int,
+    dst_slots: int,
+    src_stride: int,
+    dst_stride: int,
     data: st.DataObject,
 ) -> None:
-    layers, their_tensors, my_tensors, pairs = chosen
-    slot, batch_index = data.draw(st.integers(0, their_slots - 1)), data.draw(st.integers(0, my_slots - 1))
-    size = data.draw(st.integers(1, min(my_stride, their_stride)))
-    mine = local(my_tensors, my_slots, my_stride, blocks=False)
-    theirs = remote(their_tensors, their_slots, their_stride, blocks=False, slot=slot)
-    grid = slot_to_slot(mine, theirs, batch_index, size, layers)
-    assert moved(grid, mine, theirs) == [((to, batch_index, 0), (source, slot, 0), size) for source, to in pairs]
+    layers, src_tensors, dst_tensors, pairs = chosen
+    src_slot, dst_slot = data.draw(st.integers(0, src_slots - 1)), data.draw(st.integers(0, dst_slots - 1))
+    limit = min(src_stride, dst_stride)
+    offset = data.draw(st.just(0) | st.integers(0, limit - 1))
+    nbytes = data.draw(st.integers(1, limit - offset))
+    here, there = (
+        source(src_tensors, src_slots, src_stride, blocks=False),
+        target(dst_tensors, dst_slots, dst_stride, blocks=False),
+    )
+    grid = slot_to_slot(here, src_slot, there, dst_slot, nbytes, layers, offset)
+    assert moved(grid, here, there) == [((f, src_slot, offset), (t, dst_slot, offset), nbytes) for f, t in pairs]
+    assert (list(here.addresses), list(there.addresses)) == (
+        list(source(src_tensors, src_slots, src_stride, blocks=False).addresses),
+        list(target(dst_tensors, dst_slots, dst_stride, blocks=False).addresses),
+    ), "a plan changes no cache"
 
 
 def test_slot_one_of_two_is_the_second_half_of_each_tensor() -> None:
-    mine, theirs = local(4, 2, 2_097_152, blocks=False), remote(4, 2, 2_097_152, blocks=False, slot=1)
-    grid = slot_to_slot(mine, theirs, 1, -1, ALL)
-    assert [(r.local - base, r.nbytes) for r, base in zip(grid.ranges(), mine.addresses, strict=True)] == [
-        (2_097_152, 2_097_152)
-    ] * 4
-
-
-def test_size_minus_one_is_the_local_slot_also_when_the_remote_one_is_larger() -> None:
-    grid = slot_to_slot(local(1, 1, 80, blocks=False), remote(1, 1, 100, blocks=False), 0, -1, ALL)
-    assert grid.total == 80
+    here, there = source(4, 2, 2_097_152, blocks=False), target(4, 2, 2_097_152, blocks=False)
+    grid = slot_to_slot(here, 1, there, 1, 2_097_152, ALL)
+    for bases, side in ((there.addresses, "local"), (here.addresses, "remote")):
+        assert [getattr(r, side) - base for r, base in zip(grid.ranges(), bases, strict=True)] == [2_097_152] * 4
 
 
 @pytest.mark.parametrize(
-    ("my_stride", "their_stride", "size", "words"),
+    ("src_stride", "dst_stride", "offset", "nbytes", "words"),
     [
-        (100, 80, -1, "100 bytes do not fit: a slot of the peer's cache has 80"),
-        (100, 80, 81, "81 bytes do not fit: a slot of the peer's cache has 80"),
-        (80, 100, 81, "81 bytes do not fit: a slot of the local cache has 80"),
+        (80, 100, 0, 81, "81 bytes from 0 do not fit: a slot of the source cache has 80"),
+        (100, 80, 0, 81, "81 bytes from 0 do not fit: a slot of the destination cache has 80"),
+        (100, 80, 10, 90, "90 bytes from 10 do not fit: a slot of the destination cache has 80"),
+        (100, 80, 80, 1, "offset is 80: a slot of the destination cache has 80 bytes"),
+        (80, 100, 2**64 - 1, 1, "offset is 18446744073709551615: a slot of the source cache has 80 bytes"),
     ],
 )
 def test_bytes_that_do_not_fit_either_slot_are_refused(
-    my_stride: int, their_stride: int, size: int, words: str
+    src_stride: int, dst_stride: int, offset: int, nbytes: int, words: str
 ) -> None:
     with pytest.raises(ParamInvalid, match=words):
-        slot_to_slot(local(1, 1, my_stride, blocks=False), remote(1, 1, their_stride, blocks=False), 0, size, ALL)
+        slot_to_slot(
+            source(1, 1, src_stride, blocks=False), 0, target(1, 1, dst_stride, blocks=False), 0, nbytes, ALL, offset
+        )
 
 
-def test_local_slot_has_to_exist() -> None:
-    with pytest.raises(ParamInvalid, match="batch_index is 2: the local cache has 2 slots"):
-        slot_to_slot(local(1, 2, 64, blocks=False), remote(1, 4, 64, blocks=False), 2, -1, ALL)
+def test_seventy_bytes_from_ten_fit_a_slot_of_eighty() -> None:
+    here, there = source(1, 1, 100, blocks=False), target(1, 1, 80, blocks=False)
+    assert moved(slot_to_slot(here, 0, there, 0, 70, ALL, 10), here, there) == [((0, 0, 10), (0, 0, 10), 70)]
+
+
+def test_slots_have_to_exist() -> None:
+    here, there = source(1, 4, 64, blocks=False), target(1, 2, 64, blocks=False)
+    with pytest.raises(ParamInvalid, match="batch index 4: the source cache 5 has 4 slots"):
+        slot_to_slot(here, 4, there, 0, 64, ALL)
+    with pytest.raises(ParamInvalid, match="batch index 2: the destination cache 6 has 2 slots"):
+        slot_to_slot(here, 0, there, 2, 64, ALL)
+    with pytest.raises(ParamInvalid, match="batch index 4: the source cache 5 has 4 slots"):
+        slot_to_blocks(here, 4, target(1, 1, 64, blocks=True), [0], ALL)
 
 
 # ---- layers ----
 
 
 def test_layers_one_and_two_are_tensors_two_to_five() -> None:
-    mine, theirs = local(4, 1, 64, blocks=True), remote(8, 1, 64, blocks=True)
-    grid = blocks_to_blocks(mine, theirs, [0], [0], Layers(src=range(1, 3)))
-    assert [source[0] for _, source, _ in moved(grid, mine, theirs)] == [2, 3, 4, 5]
+    here, there = source(8, 1, 64, blocks=True), target(4, 1, 64, blocks=True)
+    grid = blocks_to_blocks(here, there, [0], [0], Layers(src=range(1, 3)))
+    assert [a[0] for a, _, _ in moved(grid, here, there)] == [2, 3, 4, 5]
+    assert Layers(src=range(1, 3)).of_source(here) == range(2, 6)
+    assert Layers(dst=range(1, 2)).of_target(there) == range(2, 4)
 
 
 @pytest.mark.parametrize(
-    ("my_tensors", "their_tensors", "layers", "words"),
+    ("dst_tensors", "src_tensors", "layers", "words"),
     [
         (4, 8, ALL, "8 source tensors for 4 destination tensors"),
         (4, 8, Layers(src=range(3)), "6 source tensors for 4 destination tensors"),
         (8, 4, Layers(dst=range(1)), "4 source tensors for 2 destination tensors"),
-        (4, 8, Layers(range(1, 3), range(2), 3), "dst_layer_range is given, but 4 tensors are not a whole number"),
-        (6, 8, Layers(range(1, 3), range(2), 3), "src_layer_range is given, but 8 tensors are not a whole number"),
+        (4, 8, Layers(range(1, 3), range(2), 3), "src_layer_range is given, but 8 tensors are not a whole number"),
+        (4, 6, Layers(range(2), range(2), 3), "dst_layer_range is given, but 4 tensors are not a whole number"),
         (8, 8, Layers(range(3, 5), range(2)), r"src_layer_range is range\(3, 5\), but the cache has 4 layers"),
         (8, 8, Layers(range(2), range(3, 5)), r"dst_layer_range is range\(3, 5\), but the cache has 4 layers"),
         (8, 8, Layers(range(2), range(3)), "4 source tensors for 6 destination tensors"),
         (8, 8, Layers(range(0), range(0)), "it needs step 1 and 0 <= start < stop"),
     ],
 )
-def test_layers_that_do_not_fit_are_refused(my_tensors: int, their_tensors: int, layers: Layers, words: str) -> None:
-    mine, theirs = local(my_tensors, 2, 64, blocks=True), remote(their_tensors, 2, 64, blocks=True)
+def test_layers_that_do_not_fit_are_refused(dst_tensors: int, src_tensors: int, layers: Layers, words: str) -> None:
     with pytest.raises(LLMException, match=words) as caught:
-        blocks_to_blocks(mine, theirs, [0], [0], layers)
+        blocks_to_blocks(
+            source(src_tensors, 2, 64, blocks=True), target(dst_tensors, 2, 64, blocks=True), [0], [0], layers
+        )
     assert caught.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
 
 
 def test_without_ranges_three_tensors_per_layer_are_accepted() -> None:
-    blocks_to_blocks(local(8, 2, 64, blocks=True), remote(8, 2, 64, blocks=True), [0], [0], Layers(None, None, 3))
+    blocks_to_blocks(source(8, 2, 64, blocks=True), target(8, 2, 64, blocks=True), [0], [0], Layers(None, None, 3))
 
 
 # ---- kinds ----
 
 
+def plan_blocks(here: Shape, there: Shape) -> Grid:
+    return blocks_to_blocks(here, there, [0], [0], ALL)
+
+
+def plan_cut(here: Shape, there: Shape) -> Grid:
+    return slot_to_blocks(here, 0, there, [0], ALL)
+
+
+def plan_slots(here: Shape, there: Shape) -> Grid:
+    return slot_to_slot(here, 0, there, 0, 64, ALL)
+
+
 @pytest.mark.parametrize(
-    ("plan", "blocks", "words"),
-    [
-        (lambda mine, theirs: blocks_to_blocks(mine, theirs, [0], [0], ALL), False, "is contiguous: name its slot"),
-        (lambda mine, theirs: slot_to_blocks(mine, theirs, [0], ALL), True, "is a blocks cache: name it by"),
-        (lambda mine, theirs: slot_to_slot(mine, theirs, 0, -1, ALL), True, "is a blocks cache: pull it with"),
-    ],
+    ("plan", "src", "dst"), [(plan_blocks, True, True), (plan_cut, False, True), (plan_slots, False, False)]
 )
-def test_peers_cache_of_the_other_kind_is_refused(plan: Any, blocks: bool, words: str) -> None:
-    with pytest.raises(ParamInvalid, match=f"the peer's cache 5 {words}"):
-        plan(local(1, 2, 64, blocks=True), remote(1, 2, 64, blocks=blocks))
+def test_cache_of_the_other_kind_is_refused_at_either_end(
+    plan: Callable[[Shape, Shape], Grid], src: bool, dst: bool
+) -> None:
+    plan(source(1, 2, 64, blocks=src), target(1, 2, 64, blocks=dst))
+    kinds = {True: "blocks", False: "contiguous"}
+    for wrong_src, wrong_dst, words in (
+        (not src, dst, f"the source cache 5 is a {kinds[not src]} cache: it has to be a {kinds[src]} cache here"),
+        (src, not dst, f"the destination cache 6 is a {kinds[not dst]} cache: it has to be a {kinds[dst]} cache here"),
+    ):
+        with pytest.raises(ParamInvalid, match=words):
+            plan(source(1, 2, 64, blocks=wrong_src), target(1, 2, 64, blocks=wrong_dst))
 
 
-# ---- what may change meanwhile ----
+# ---- whose ----
 
 
-def test_plan_measures_the_cache_as_it_was_registered() -> None:
-    mine, theirs = local(1, 4, 64, blocks=True), remote(1, 100, 64, blocks=True)
-    mine.desc.update_dim(0, 100)
-    with pytest.raises(ParamInvalid, match="the local cache has 4 blocks"):
-        blocks_to_blocks(mine, theirs, [99], [99], ALL)
-    mine.desc.update_dim(1, 1)
-    assert blocks_to_blocks(mine, theirs, [1], [1], ALL).total == 64
+def test_plan_is_made_of_our_caches_and_of_the_peers_either_way() -> None:
+    ours, theirs = local(1, 4, 64, blocks=True), RemoteCache(entry(pieces=4, stride=64, addresses=[2**48]))
+    pull = blocks_to_blocks(theirs, ours, [1], [2], ALL)
+    push = blocks_to_blocks(ours, theirs, [2], [1], ALL)
+    assert pull == push.mirrored()
+
+
+def test_plan_measures_the_cache_as_it_was_made() -> None:
+    ours, there = local(1, 4, 64, blocks=True), target(1, 100, 64, blocks=True)
+    ours.cache.cache_desc.update_dim(0, 100)
+    with pytest.raises(ParamInvalid, match="the source cache has 4 blocks"):
+        blocks_to_blocks(ours, there, [99], [99], ALL)
+    ours.cache.cache_desc.update_dim(1, 1)
+    assert blocks_to_blocks(ours, there, [1], [1], ALL).total == 64

@@ -1,7 +1,8 @@
-"""Messages for tests: plausible ones by name, and arbitrary ones for hypothesis."""
+"""Messages for tests: plausible ones by name, one of each kind, and arbitrary ones for hypothesis."""
 
 from __future__ import annotations
 
+import base64
 import string
 from typing import Any
 
@@ -14,12 +15,31 @@ from aiodatadist.wire.messages import (
     Connect,
     Disconnect,
     EndpointInfo,
+    Found,
+    Grant,
     Hello,
+    KeyName,
+    Landed,
+    Lookup,
     Message,
+    Note,
+    Outdated,
+    Ping,
+    Pong,
     Proof,
+    Pull,
+    Pulled,
+    Pulse,
     Ready,
     Refuse,
-    SlotKey,
+    Renew,
+    Renewed,
+    Retire,
+    Revoke,
+    Revoked,
+    Stop,
+    Taken,
+    Watch,
 )
 
 
@@ -44,6 +64,7 @@ def hello(cluster_id: int, *, has_key: bool = False, **changes: Any) -> Hello:
         "nonce": f"{cluster_id + 0xABCDEF:064x}",
         "one_sided": True,
         "has_key": has_key,
+        "heartbeat": 1.0,
         "endpoint": endpoint(),
     }
     return Hello(**(values | changes))
@@ -58,41 +79,98 @@ def entry(**changes: Any) -> CacheEntry:
         "pieces": 4,
         "stride": 64,
         "addresses": [4096],
+        "epoch": 0,
     }
     return CacheEntry(**(values | changes))
 
 
+def pull(**changes: Any) -> Pull:
+    values: dict[str, Any] = {
+        "call": 1,
+        "name": KeyName(kind="request", id=7, model_id=0),
+        "slot": 0,
+        "target": 1,
+        "src_layers": (1, 3),
+        "dst_layers": (0, 2),
+        "tensors_per_layer": 2,
+        "src_blocks": [5, 6],
+        "dst_blocks": [0, 1],
+        "dst_slot": 0,
+        "nbytes": 0,
+        "seconds": 1.0,
+    }
+    return Pull(**(values | changes))
+
+
+EACH: list[Message] = [
+    hello(1),
+    Proof(mac="0" * 64),
+    Connect(channel="channel", timeout=3.0),
+    Accept(),
+    Ready(epoch=1, pulse="0" * 64),
+    Refuse(status=-1, reason="no"),
+    Disconnect(reason="enough"),
+    Bye(),
+    Pulse(token="0" * 64),
+    Lookup(call=1, name=KeyName(kind="prefix", id=7, model_id=1)),
+    Found(call=1, cache=entry(), slot=1),
+    Grant(cache=entry()),
+    Revoke(cache_id=1, seconds=1.0),
+    Revoked(cache_id=1),
+    pull(),
+    Stop(call=1),
+    Pulled(call=1, status=0, reason=""),
+    Note(payload="YQ=="),
+    Taken(),
+    Ping(call=1),
+    Pong(call=1),
+    Renew(channel="channel", seconds=1.0),
+    Renewed(channel="channel", epoch=1),
+    Retire(channel="channel"),
+    Outdated(call=1, mine=1, yours=2),
+    Watch(cache_id=1, on=True),
+    Landed(cache_id=1, first=0, stop=2),
+]
+"""One of each kind."""
+
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
+ids = st.integers(1, 2**63 - 1)
 hexes = st.text(string.hexdigits[:16], min_size=64, max_size=64)
 names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
+channels = st.text(string.ascii_letters + string.punctuation, min_size=1, max_size=127)
+seconds = st.floats(0, 10 * 86400, exclude_min=True)
+statuses = st.integers(-1, 2**32 - 1)
+figures = st.floats(0, 1e9)
 endpoints = st.builds(EndpointInfo, **{**dict.fromkeys(EndpointInfo.model_fields, names), "process": uint32})
 roles = st.sampled_from([1, 2, 3])
 hellos = st.builds(
-    Hello, protocol=uint32, cluster_id=uint64, role=roles, instance=hexes, nonce=hexes, endpoint=endpoints
+    Hello,
+    protocol=uint32,
+    cluster_id=uint64,
+    role=roles,
+    instance=hexes,
+    nonce=hexes,
+    heartbeat=st.floats(0, 600, exclude_min=True),
+    endpoint=endpoints,
 )
+key_names = st.builds(KeyName, kind=st.sampled_from(["blocks", "request", "prefix", "id"]), id=uint64, model_id=uint64)
+layer_ranges = st.none() | st.tuples(uint32, uint32)
+block_lists = st.lists(uint64, max_size=4)
 
 
 @st.composite
 def entries(draw: st.DrawFn) -> CacheEntry:
     pieces, stride = draw(st.integers(1, 2**16)), draw(st.integers(1, 2**30))
-    slot = st.builds(
-        SlotKey,
-        kind=st.sampled_from(["request", "prefix"]),
-        id=uint64,
-        model_id=uint64,
-        batch_index=st.integers(0, pieces - 1),
-    )
     return CacheEntry(
-        cache_id=draw(st.integers(0, 2**63 - 1)),
+        cache_id=draw(ids),
         blocks=draw(st.booleans()),
         placement=draw(st.sampled_from((0, 1))),
         data_type=draw(uint32),
         pieces=pieces,
         stride=stride,
         addresses=draw(st.lists(st.integers(0, 2**64 - pieces * stride), min_size=1, max_size=4)),
-        model_id=draw(st.none() | uint64),
-        keys=draw(st.lists(slot, max_size=3)),
+        epoch=draw(uint32),
     )
 
 
@@ -100,13 +178,52 @@ messages: st.SearchStrategy[Message] = st.one_of(
     hellos,
     st.builds(Proof, mac=hexes),
     st.just(Accept()),
-    st.builds(
-        Connect,
-        channel=st.text(string.ascii_letters + string.punctuation, min_size=1, max_size=127),
-        timeout=st.floats(0, 86400, exclude_min=True),
-    ),
-    st.builds(Ready, caches=st.lists(entries(), max_size=3)),
-    st.builds(Refuse, status=st.integers(-1, 2**32 - 1), reason=names),
+    st.builds(Connect, channel=channels, timeout=seconds),
+    st.builds(Ready, epoch=uint32, pulse=hexes),
+    st.builds(Refuse, status=statuses, reason=names),
     st.builds(Disconnect, reason=names),
     st.just(Bye()),
+    st.builds(Pulse, token=hexes),
+    st.builds(Lookup, call=ids, name=key_names),
+    st.builds(Found, call=ids, cache=st.none() | entries(), slot=uint32),
+    st.builds(Grant, cache=entries()),
+    st.builds(Revoke, cache_id=ids, seconds=seconds),
+    st.builds(Revoked, cache_id=ids),
+    st.builds(
+        Pull,
+        call=ids,
+        name=key_names,
+        slot=uint32,
+        target=ids,
+        src_layers=layer_ranges,
+        dst_layers=layer_ranges,
+        tensors_per_layer=st.integers(1, 2**32 - 1),
+        src_blocks=block_lists,
+        dst_blocks=block_lists,
+        dst_slot=uint32,
+        nbytes=st.integers(0, 2**63 - 1),
+        seconds=seconds,
+    ),
+    st.builds(Stop, call=ids),
+    st.builds(
+        Pulled,
+        call=ids,
+        stopped=st.booleans(),
+        status=statuses,
+        reason=names,
+        nbytes=uint64,
+        ranges=uint64,
+        queue_seconds=figures,
+        transfer_seconds=figures,
+    ),
+    st.builds(Note, payload=st.binary(max_size=50).map(lambda data: base64.b64encode(data).decode())),
+    st.just(Taken()),
+    st.builds(Ping, call=ids),
+    st.builds(Pong, call=ids),
+    st.builds(Renew, channel=channels, seconds=seconds),
+    st.builds(Renewed, channel=channels, epoch=uint32, reason=names),
+    st.builds(Retire, channel=channels),
+    st.builds(Outdated, call=ids, mine=uint32, yours=uint32),
+    st.builds(Watch, cache_id=ids, on=st.booleans()),
+    st.builds(Landed, cache_id=ids, first=uint32, stop=uint32, status=statuses, reason=names),
 )

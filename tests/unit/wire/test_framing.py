@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError
 from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
-from aiodatadist.wire.messages import Bye, Disconnect, Message, Ready
-from tests.unit.wire.examples import entry, hello, messages
+from aiodatadist.wire.messages import MAX_NOTE, MAX_TENSORS, Bye, Disconnect, Found, Message, Note
+from tests.unit.wire.examples import entry, hello, messages, pull
 
 HELLO = encode(hello(1))
 
@@ -151,9 +151,21 @@ def test_complaint_is_one_short_printable_line_whatever_the_peer_says(body: byte
 
 
 def test_message_larger_than_a_frame_is_not_sent() -> None:
-    caches = [entry(addresses=[2**63] * 4096)] * 14
-    with pytest.raises(ProtocolError, match=rf"a 'ready' message of \d+ bytes: the limit is {MAX_BODY}"):
-        encode(Ready(caches=caches))
+    with pytest.raises(ProtocolError, match=rf"a 'pull' message of \d+ bytes: the limit is {MAX_BODY}"):
+        encode(pull(src_blocks=[2**63] * 60_000))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Note(payload="A" * ((MAX_NOTE + 2) // 3 * 4)),
+        Found(call=2**63 - 1, cache=entry(addresses=[2**63] * MAX_TENSORS)),
+        pull(src_blocks=[2**20] * 60_000, dst_blocks=[2**20] * 60_000),
+    ],
+    ids=lambda message: message.type,
+)
+def test_the_largest_that_we_have_to_say_fits_a_frame(message: Message) -> None:
+    assert Decoder().feed(encode(message)) == [message]
 
 
 def test_messages_before_a_damaged_one_are_read_when_they_come_alone() -> None:

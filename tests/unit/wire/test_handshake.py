@@ -11,11 +11,11 @@ from aiodatadist.wire.auth import Side, proof
 from aiodatadist.wire.framing import Decoder, encode
 from aiodatadist.wire.handshake import Handshake, State, refusal
 from aiodatadist.wire.messages import Bye, Connect, Hello, Message, Proof, Ready, Refuse
-from tests.unit.wire.examples import endpoint, entry, hello, messages
+from tests.unit.wire.examples import endpoint, hello, messages
 
 KEY = b"a key"
 CONNECT = Connect(channel="channel", timeout=3.0)
-CLIENT_CACHES, SERVER_CACHES = [entry(cache_id=1)], [entry(cache_id=2)]
+CLIENT_READY, SERVER_READY = Ready(epoch=1, pulse="a" * 64), Ready(epoch=2, pulse="b" * 64)
 
 
 def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
@@ -50,7 +50,7 @@ def in_state(side: Side, state: State, key: bytes | None) -> Handshake:
         else:
             to_server += client.receive(to_client.pop(0))
     if state is State.DONE:
-        mine.receive(Ready(caches=[]))
+        mine.receive(SERVER_READY)
     assert mine.state is state
     return mine
 
@@ -91,7 +91,7 @@ plausible: st.SearchStrategy[Message] = st.sampled_from(
         Proof(mac=proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))),
         Proof(mac=proof(b"another key", "server", hello(1, has_key=True), hello(2, has_key=True))),
         CONNECT,
-        Ready(caches=[]),
+        CLIENT_READY,
         Refuse(status=0, reason=""),
         Bye(),
     ]
@@ -99,25 +99,49 @@ plausible: st.SearchStrategy[Message] = st.sampled_from(
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
-def test_two_honest_ends_agree_and_exchange_their_catalogues(key: bytes | None) -> None:
+def test_two_honest_ends_agree_and_say_what_their_channel_reaches(key: bytes | None) -> None:
     client, server = end("client", key), end("server", key)
     converse(client, server)
     assert client.agreed == (hello(2, has_key=key is not None), CONNECT)
     assert server.agreed == (hello(1, has_key=key is not None), CONNECT)
     assert (client.is_done, server.is_done) == (False, False)
-    (to_server,), (to_client,) = client.opened(CLIENT_CACHES), server.opened(SERVER_CACHES)
+    (to_server,), (to_client,) = travel(client.opened(1, "a" * 64)), travel(server.opened(2, "b" * 64))
+    assert (to_server, to_client) == (CLIENT_READY, SERVER_READY)
     assert server.receive(to_server) == client.receive(to_client) == []
     assert (client.is_done, server.is_done) == (True, True)
-    assert (client.caches, server.caches) == (SERVER_CACHES, CLIENT_CACHES)
+    assert (client.ready, server.ready) == (SERVER_READY, CLIENT_READY)
 
 
 def test_peer_may_be_ready_before_we_are() -> None:
     client, server = end("client"), end("server")
     converse(client, server)
-    client.receive(server.opened(SERVER_CACHES)[0])
+    client.receive(server.opened(2, "b" * 64)[0])
     before = client.is_done
-    client.opened(CLIENT_CACHES)
+    client.opened(1, "a" * 64)
     assert (before, client.is_done) == (False, True)
+
+
+def test_our_half_alone_is_no_link() -> None:
+    client = in_state("client", State.OPEN, None)
+    client.opened(1, "a" * 64)
+    assert (client.is_done, client.ready) == (False, None)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_peer_is_ready_once_and_not_before_both_agreed(side: Side, key: bytes | None) -> None:
+    for state in [state for s, state, k in STATES if (s, k) == (side, key) and state is not State.OPEN]:
+        with pytest.raises(ProtocolError, match=f"said 'ready' in state '{state.value}'"):
+            in_state(side, state, key).receive(SERVER_READY)
+
+
+def test_each_end_knows_itself_and_how_often_the_other_beats() -> None:
+    client, server = end("client", heartbeat=0.5), end("server", heartbeat=600.0)
+    converse(client, server)
+    assert (client.me, server.me) == (1, 2)
+    assert client.peer is not None
+    assert server.peer is not None
+    assert (client.peer.heartbeat, server.peer.heartbeat) == (600.0, 0.5)
 
 
 @given(st.sampled_from(STATES), st.lists(messages | plausible, max_size=6))
@@ -139,7 +163,7 @@ def test_without_the_key_no_words_make_a_link(side: Side, said: list[Message]) -
         handshake.start(CONNECT)
     for message in said:
         answer_or_error(handshake, message)
-    handshake.opened([])
+    handshake.opened(1, "a" * 64)
     assert handshake.agreed is None
     assert not handshake.is_done
 

@@ -1,0 +1,365 @@
+"""Who keeps this cluster's caches: makes them, answers for them, and gives their memory back when nothing touches it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from aiodatadist.cache.names import Name
+from aiodatadist.cache.pool import PagePool, PoolUsage
+from aiodatadist.cache.table import CacheTable, Entry, check_desc
+from aiodatadist.config import PoolConfig
+from aiodatadist.descriptors import Cache, CacheDesc, Placement
+from aiodatadist.device import Device, Memory
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
+from aiodatadist.transport import Region, Transport
+
+logger = logging.getLogger(__name__)
+
+Naming = Callable[[], dict[Name, int]]
+"""Gives the names of a new cache, or raises: called at the moment when it is made."""
+
+
+class _Pool:
+    """A memory pool: one allocation, made known to the transport as a whole."""
+
+    def __init__(self, pages: PagePool, memory: Memory, epoch: int) -> None:
+        self.pages = pages
+        self.memory = memory
+        self.epoch = epoch
+
+
+class _Leaving:
+    """A cache whose memory is being given back."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.settled = anyio.Event()
+        self.error: LLMException | None = None
+
+    async def wait(self) -> None:
+        await self.settled.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Keeper:
+    """The caches of one cluster.
+
+    ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, whoever is cancelled.
+    """
+
+    def __init__(
+        self, device: Device, transport: Transport, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+    ) -> None:
+        self.table = CacheTable()
+        self._device = device
+        self._transport = transport
+        self._spawn = spawn
+        self._registering = anyio.Lock()
+        self._pools: dict[Placement, _Pool] = {}
+        self._leaving: dict[int, _Leaving] = {}
+        self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
+
+    # ---- pools ----
+
+    async def open_pool(self, placement: Placement, config: PoolConfig) -> None:
+        """Take a pool's memory and make it known to the transport.
+
+        Raises:
+            OutOfMemory: the device, or the host, has not got that much.
+        """
+        try:
+            memory = self._device.allocate(config.memory_size, placement)
+        except LLMException as error:
+            raise OutOfMemory(f"the {placement.name.lower()} pool: {error.args[0]}", operation="init") from error
+        pages = PagePool(f"the {placement.name.lower()} pool", memory.address, config, lambda: self._pinned(placement))
+        await self._transport.register([Region(memory.address, memory.nbytes, placement)])
+        self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
+
+    def _pinned(self, placement: Placement) -> int:
+        entries = {*self.table, *(leaving.entry for leaving in self._leaving.values())}
+        return sum(
+            entry.nbytes * len(entry.addresses)
+            for entry in entries
+            if entry.placement is placement and entry.pool is not None and (entry.leases or entry.holders)
+        )
+
+    def pool_usage(self) -> dict[Placement, PoolUsage]:
+        return {placement: pool.pages.usage() for placement, pool in self._pools.items()}
+
+    def _pool_for(self, desc: CacheDesc) -> _Pool:
+        pool = self._pools.get(desc.placement)
+        if pool is not None:
+            return pool
+        self.want_pools()
+        raise ParamInvalid(
+            f"{desc.placement}: there is no memory pool for it",
+            hint="set LLMConfig.mem_pool_cfg for device memory, host_mem_pool_cfg for host memory",
+        )
+
+    def want_pools(self) -> None:
+        """Raises FeatureNotEnabled: there is no pool at all."""
+        if not self._pools:
+            raise FeatureNotEnabled("there is no memory pool", hint="set LLMConfig.mem_pool_cfg or host_mem_pool_cfg")
+
+    # ---- making caches ----
+
+    def allocate(self, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache:
+        """A cache with memory from a pool; contents are undefined. All of it or nothing."""
+        check_desc(desc)
+        names, pool = naming(), self._pool_for(desc)
+        addresses: list[int] = []
+        try:
+            for _ in range(desc.num_tensors):
+                addresses.append(pool.pages.allocate(desc.size))
+        except OutOfMemory:
+            for address in addresses:
+                pool.pages.free(address)
+            raise
+        entry = self.table.add(desc, addresses, blocks, names, True, pool.pages)
+        entry.epoch = pool.epoch
+        entry.is_live = True
+        return entry.cache
+
+    async def register(
+        self,
+        desc: CacheDesc,
+        addresses: Sequence[int],
+        keep: list[object],
+        blocks: bool,
+        naming: Naming,
+        accessible: bool,
+    ) -> Cache:
+        """A cache of the caller's memory, which ``keep`` keeps alive. All of it is made known, or nothing."""
+        check_desc(desc)
+        async with self._registering:
+            entry = self.table.add(desc, addresses, blocks, naming(), accessible)
+            try:
+                await self._make_known(entry)
+            except BaseException:
+                self.table.remove(entry)
+                raise
+            entry.keep = keep
+            entry.epoch = self._transport.epoch
+            entry.is_live = True
+        return entry.cache
+
+    async def _make_known(self, entry: Entry) -> None:
+        self._device.adopt([(r.address, r.nbytes, r.placement) for r in entry.regions()])
+        try:
+            if entry.remote_accessible:
+                await self._transport.register(entry.regions())
+        except BaseException:
+            self._disown(entry)
+            raise
+
+    async def _make_unknown(self, entry: Entry) -> None:
+        if entry.remote_accessible:
+            await self._transport.unregister(entry.regions())
+        self._disown(entry)
+
+    def _disown(self, entry: Entry) -> None:
+        self._device.disown([(r.address, r.nbytes) for r in entry.regions()])
+
+    # ---- finding them ----
+
+    def local(self, cache: Cache, name: str) -> Entry:
+        """A cache that the caller names as source or destination.
+
+        Raises:
+            CacheNotFound: there is none of this id (any more).
+        """
+        entry = self.table.find(cache.cache_id)
+        if entry is None or not entry.has_id:
+            raise CacheNotFound(f"{name} {cache.cache_id} is not known here (any more)")
+        if not entry.is_live:
+            raise CacheNotFound(f"{name} {cache.cache_id} is being given up, or not registered yet")
+        if entry.is_poisoned:
+            raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
+        return entry
+
+    def offered(self, name: Name) -> tuple[Entry, int] | None:
+        """The cache and the batch slot that a peer means by a name; None if there is none for peers."""
+        entry, slot = self.table.resolve(name) or (None, 0)
+        if entry is None or not entry.is_live or entry.is_poisoned or not entry.remote_accessible:
+            return None
+        return entry, slot
+
+    # ---- giving them up ----
+
+    async def deallocate(self, cache: Cache, blocks: bool) -> None:
+        """Drop the id; when that was the last reference, give the memory back once nothing touches it.
+
+        If cancelled while it waits, the memory is given back all the same.
+        """
+        self.want_pools()
+        if cache.is_blocks_cache != blocks:
+            other = "deallocate_blocks_cache" if cache.is_blocks_cache else "deallocate_cache"
+            raise ParamInvalid(f"{cache!r}: use {other}")
+        entry = self.table.find(cache.cache_id)
+        if entry is not None and entry.pool is None:
+            return
+        if entry is not None and entry.has_id:
+            self._check_views(entry)
+            entry.has_id = False
+            cache.empty()
+            entry.cache.empty()
+            self._collect(entry)
+        if (leaving := self._leaving.get(cache.cache_id)) is not None:
+            await leaving.wait()
+
+    def _check_views(self, entry: Entry) -> None:
+        if entry.views() is not None:
+            raise ParamInvalid(
+                f"cache {entry.cache_id} has arrays or tensors over its memory that are still alive",
+                hint="drop them first",
+            )
+
+    def _collect(self, entry: Entry) -> None:
+        """Give it back if nobody refers to it any more."""
+        if not entry.references and entry.cache_id not in self._leaving:
+            self._start_leaving(entry)
+
+    def is_consumable(self, entry: Entry, name: Name, slot: int) -> bool:
+        """A pull by this name may be the last one of a key."""
+        return bool(self._bound(entry, name, slot))
+
+    @staticmethod
+    def _bound(entry: Entry, name: Name, slot: int) -> list[Name]:
+        """The requests' keys that a pull by this name counts for."""
+        if entry.blocks or entry.pool is None:
+            return []
+        if name.kind == "id":
+            return [each for each, bound in entry.names.items() if bound == slot and each.kind == "request"]
+        return [name] if name in entry.names and name.kind == "request" else []
+
+    @asynccontextmanager
+    async def claim(self, entry: Entry, slot: int) -> AsyncIterator[None]:
+        """One pull at a time of a slot whose key it may consume, so that each key is consumed by one."""
+        place = (entry.cache_id, slot)
+        lock, users = self._claims.get(place, (anyio.Lock(), 0))
+        self._claims[place] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._claims.pop(place)
+            if users > 1:
+                self._claims[place] = (lock, users - 1)
+
+    def consumed(self, entry: Entry, name: Name, slot: int, tensors: range) -> None:
+        """A peer pulled these tensors of a slot: a request's key is gone with the last of them."""
+        for each in self._bound(entry, name, slot):
+            if entry.cover(each, tensors):
+                self.table.unbind(each)
+                self._collect(entry)
+
+    async def remove_key(self, name: Name) -> None:
+        """Unbind a key; peers that knew it have forgotten it on return. Unknown ones, and registered caches', stay."""
+        self.want_pools()
+        entry, _ = self.table.resolve(name) or (None, 0)
+        if entry is None or entry.pool is None:
+            return
+        self.table.unbind(name)
+        self._collect(entry)
+        if (leaving := self._leaving.get(entry.cache_id)) is not None:
+            await leaving.wait()
+        else:
+            for event in self._revoke(entry):
+                await event.wait()
+
+    async def unregister(self, cache_id: int, has_links: bool) -> None:
+        """Forget a cache of the caller's memory. If cancelled while it waits, it is forgotten all the same."""
+        entry = self.table.find(cache_id)
+        if entry is not None and cache_id not in self._leaving:
+            if entry.pool is not None:
+                raise ParamInvalid(f"cache {cache_id} was allocated: deallocate it")
+            if entry.remote_accessible and has_links:
+                raise LLMException(
+                    f"cache {cache_id} can be reached through links",
+                    status_code=LLMStatusCode.LLM_EXIST_LINK,
+                    hint="unlink_clusters() first",
+                )
+            self._start_leaving(entry)
+        if (leaving := self._leaving.get(cache_id)) is not None:
+            await leaving.wait()
+
+    def _start_leaving(self, entry: Entry) -> None:
+        entry.is_live = False
+        leaving = self._leaving[entry.cache_id] = _Leaving(entry)
+
+        async def leave() -> None:
+            try:
+                await self._give_back(entry)
+            except LLMException as error:
+                leaving.error = error
+                logger.error("cache %d: %s", entry.cache_id, error)  # noqa: TRY400 - the message says it all
+            finally:
+                if not entry.is_poisoned:
+                    del self._leaving[entry.cache_id]
+                leaving.settled.set()
+
+        self._spawn(leave)
+
+    @staticmethod
+    def _revoke(entry: Entry) -> list[anyio.Event]:
+        return [holder.revoke(entry) for holder in list(entry.holders)]
+
+    async def _give_back(self, entry: Entry) -> None:
+        """Wait until nothing touches it, then give its memory back."""
+        if entry.pool is not None:
+            self.table.remove(entry)
+        self._revoke(entry)
+        while (entry.leases or entry.holders) and not entry.is_poisoned:
+            await entry.wait_change()
+            self._revoke(entry)
+        if entry.is_poisoned:
+            raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
+        if entry.pool is not None:
+            for address in entry.addresses:
+                entry.pool.free(address)
+            return
+        async with self._registering:
+            try:
+                await self._make_unknown(entry)
+            except LLMException:
+                entry.is_live = True
+                raise
+            self.table.remove(entry)
+            entry.keep.clear()
+
+    # ---- looking into them ----
+
+    def buffers(self, entry: Entry) -> list[Any]:
+        """A writable buffer per tensor of an allocated cache, which cannot be deallocated while one is alive.
+
+        Raises:
+            ParamInvalid: the memory is the caller's.
+            FeatureNotEnabled: the host cannot address it.
+        """
+        if entry.pool is None:
+            raise ParamInvalid(f"cache {entry.cache_id} is of your own memory: look there")
+        memory = self._pools[entry.placement].memory
+        token = entry.views() or _Token()
+        entry.views = weakref.ref(token)
+        view = memory.view()
+        return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
+
+
+class _Token:
+    """Alive as long as one window of a cache is."""
+
+
+def _window(view: memoryview, offset: int, nbytes: int, token: object) -> Any:
+    """Bytes of ``view`` as an object that keeps it, and ``token``, alive."""
+    kind = type("Window", (ctypes.c_char * nbytes,), {})
+    window = kind.from_buffer(view, offset)  # type: ignore[attr-defined]
+    window.token = token
+    return window

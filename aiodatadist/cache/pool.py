@@ -1,0 +1,114 @@
+"""A memory pool: one allocation of the device, or of the host, cut into pages."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiodatadist.errors import InternalError, OutOfMemory, ParamInvalid
+from aiodatadist.options import PoolConfig
+
+__all__ = ["PagePool", "PoolConfig", "PoolUsage"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """Bytes of a pool. ``largest`` is the largest piece that could be had; ``pinned`` is in use by transfers now."""
+
+    total: int
+    free: int
+    largest: int
+    pinned: int
+
+
+class PagePool:
+    """Whole pages: the smallest extent that is large enough is cut, neighbours are joined when they are freed.
+
+    Pure arithmetic: it hands out addresses and touches none. Free extents are known by their first page and by the page
+    behind them, so that joining looks at two; and they are sorted by length, so that finding one takes a binary search.
+
+    Args:
+        name: how the messages call the pool.
+        base: address of its first byte.
+        config: how large the pool and a page are.
+        pinned: says how many bytes transfers use now; asked only for :meth:`usage` and the message of a failure.
+    """
+
+    def __init__(self, name: str, base: int, config: PoolConfig, pinned: Callable[[], int] = lambda: 0) -> None:
+        self.name = name
+        self.base = base
+        self.page = config.page
+        self._pages = self._free_pages = config.pages
+        self._pinned = pinned
+        self._used: dict[int, int] = {}  # first page: pages
+        self._free: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # page behind a free extent: its first page
+        self._by_size: list[tuple[int, int]] = []  # (pages, first page) of the free extents, sorted
+        self._add(0, self._pages)
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of ``nbytes``, rounded up to pages; a whole number of pages from ``base``.
+
+        Raises:
+            ParamInvalid: ``nbytes`` is not at least 1.
+            OutOfMemory: no extent is large enough. The message names free, largest and pinned bytes.
+        """
+        if nbytes < 1:
+            raise ParamInvalid(f"{self.name}: nbytes is {nbytes}: an allocation has at least 1 byte")
+        pages = -(-nbytes // self.page)
+        place = bisect_left(self._by_size, (pages, 0))
+        if place == len(self._by_size):
+            raise self._no_room(nbytes)
+        length, first = self._by_size[place]
+        self._remove(first)
+        if length > pages:
+            self._add(first + pages, length - pages)
+        self._used[first] = pages
+        self._free_pages -= pages
+        return self.base + first * self.page
+
+    def free(self, address: int) -> None:
+        """Give an allocation back.
+
+        Raises:
+            InternalError: no allocation begins there, or not any more. Nothing is changed.
+        """
+        first, inside = divmod(address - self.base, self.page)
+        if inside or first not in self._used:
+            raise InternalError(f"{self.name}: {address:#x} cannot be freed: no allocation begins there")
+        pages = self._used.pop(first)
+        self._free_pages += pages
+        if first + pages in self._free:
+            pages += self._remove(first + pages)
+        if first in self._ends:
+            first = self._ends[first]
+            pages += self._remove(first)
+        self._add(first, pages)
+
+    def usage(self) -> PoolUsage:
+        """How full it is now."""
+        largest = self._by_size[-1][0] if self._by_size else 0
+        return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, self._pinned())
+
+    def _no_room(self, nbytes: int) -> OutOfMemory:
+        now = self.usage()
+        return OutOfMemory(
+            f"{self.name}: {nbytes} bytes do not fit: {now.free} of {now.total} bytes are free, the largest piece has "
+            f"{now.largest}, {now.pinned} are pinned by transfers; pages have {self.page} bytes",
+            hint="deallocate caches, or make the pool larger",
+        )
+
+    # ---- free extents ----
+
+    def _add(self, first: int, pages: int) -> None:
+        self._free[first] = pages
+        self._ends[first + pages] = first
+        insort(self._by_size, (pages, first))
+
+    def _remove(self, first: int) -> int:
+        """Forget a free extent; returns its pages."""
+        pages = self._free.pop(first)
+        del self._ends[first + pages]
+        del self._by_size[bisect_left(self._by_size, (pages, first))]
+        return pages

@@ -1,0 +1,541 @@
+"""Layered transfer: a future made of futures. Prefill computes the next layer while the last one travels."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist import checks
+from aiodatadist.cache.catalogue import RemoteCache
+from aiodatadist.cache.names import AddressKey, Key
+from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.table import Entry
+from aiodatadist.descriptors import Placement
+from aiodatadist.device import Gate, Outcome, Program, Transfer, TransferState
+from aiodatadist.errors import CacheNotFound, InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
+from aiodatadist.layout import Grid, indexes
+from aiodatadist.overlap import group_size
+from aiodatadist.synchronizers import EventLayerSynchronizer, GatedByEvent
+from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+
+if TYPE_CHECKING:
+    from aiodatadist.link import Link
+
+logger = logging.getLogger(__name__)
+
+TENSORS = 2
+"""In a layer: K and V."""
+AHEAD = 2
+"""Portions of one destination on its stream at a time; layers that become ready meanwhile travel together."""
+STREAM = "layers"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDone:
+    """One layer is at one destination.
+
+    Attributes:
+        config_index: the destination's place in ``transfer_configs``.
+        cluster_id: the peer.
+        layer_index: of the source.
+        seconds: since the transfer was asked for.
+    """
+
+    config_index: int
+    cluster_id: int
+    layer_index: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One destination, as far as this end knows.
+
+    Attributes:
+        layers: of the source.
+        first: destination layer of the first of them.
+        plan: all layers' ranges at once, once the peer's cache is known; raises LLMException when they do not fit.
+    """
+
+    link: Link
+    key: Key
+    layers: range
+    first: int
+    plan: Callable[[RemoteCache, int], Grid]
+
+
+class Part:
+    """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone."""
+
+    def __init__(
+        self,
+        index: int,
+        wanted: Wanted,
+        entry: Entry,
+        synchronizer: object,
+        seconds: float,
+        news: Callable[[Part], None],
+    ) -> None:
+        self.index = index
+        self._synchronizer = synchronizer
+        self.link = wanted.link
+        self.layers = wanted.layers
+        self.state = TransferState.PENDING
+        self.error: LLMException | None = None
+        self.landed = 0
+        self.told = 0
+        self.nbytes = 0
+        self.ranges = 0
+        self.transfer_seconds = 0.0
+        self._wanted = wanted
+        self._entry = entry
+        self._seconds = seconds
+        self._news = news
+        self._remote: RemoteCache | None = None
+        self._grid: Grid | None = None
+        self._group = 1
+        self._ready = 0
+        self._sent = 0
+        self._transfers: dict[Transfer, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is TransferState.PENDING
+
+    @property
+    def cluster_id(self) -> int:
+        return self.link.cluster_id
+
+    async def prepare(self) -> None:
+        """Find the destination, and how to reach it. What goes wrong ends this part."""
+        wanted = self._wanted
+        try:
+            remote, slot = await self.link.locate(self._entry, wanted.key, self._seconds)
+            self._grid = wanted.plan(remote, slot).mirrored()
+            self._remote = remote
+            self.link.arrivals.begin(self, remote.cache_id, self._landed_ranges)
+        except LLMException as error:
+            self.fail(error)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all its layers."""
+        return self._grid.total if self._grid is not None else 0
+
+    def choose_group(self, compute: float | None) -> None:
+        """How many layers to send at a time, as far as was measured on this link."""
+        self._group = group_size(len(self.layers), self.total, compute, self.link.estimate.costs)
+
+    # ---- sending ----
+
+    def offer(self, layer: int) -> None:
+        """This layer is ready, and all wanted ones before it."""
+        if self.is_open:
+            self._ready = layer - self.layers.start + 1
+            self._send()
+
+    def _send(self) -> None:
+        waiting = self._ready - self._sent
+        is_last = self._ready == len(self.layers)
+        if not waiting or len(self._transfers) >= AHEAD or (waiting < self._group and not is_last):
+            return
+        first, self._sent = self._sent, self._ready
+        started = perf_counter()
+        try:
+            self._launch(first, self._ready)
+        except LLMException as error:
+            self.fail(error)
+        self.link.estimate.add_interference(perf_counter() - started)
+
+    def _launch(self, first: int, stop: int) -> None:
+        way, remote, grid = self._usable()
+        program = Program()
+        if isinstance(self._synchronizer, GatedByEvent):
+            program.wait_number(self._synchronizer.device_event(self.layers.start + stop - 1))
+        way.channel.add_put(program, _layers_of(grid, first, stop))
+        transfer = self.link.launch(program, "put", way, self._entry, remote, self._seconds * (stop - first), STREAM)
+        self._transfers[transfer] = stop
+        transfer.add_done_callback(self._ended)
+
+    def _usable(self) -> tuple[Any, RemoteCache, Grid]:
+        self.link.check_ready()
+        remote, grid = self._remote, self._grid
+        if remote is None or grid is None or remote.is_withdrawn:
+            raise CacheNotFound("the peer took the destination back while it was being filled")
+        way = self.link.ways.find(self._entry.epoch, remote.epoch)
+        if way is None:
+            raise InternalError("the channel got older")
+        return way, remote, grid
+
+    def launch_gated(self, gate: Gate, seconds: float) -> None:
+        """All layers as one program that the device holds at each gate; a mark behind each portion tells how far it is."""
+        try:
+            way, remote, grid = self._usable()
+            program, count = Program(), len(self.layers)
+            for first in range(0, count, self._group):
+                stop = min(first + self._group, count)
+                program.pass_gate(gate.notify(self.layers.start + stop - 1))
+                way.channel.add_put(program, _layers_of(grid, first, stop))
+                program.mark()
+            limit = seconds + self._seconds * self._group
+            transfer = self.link.launch(program, "put", way, self._entry, remote, limit, STREAM)
+        except LLMException as error:
+            self.fail(error)
+            return
+        self._sent = count
+        self._transfers[transfer] = count
+        transfer.on_mark = lambda marks: self._arrived(min(marks * self._group, count))
+        transfer.add_done_callback(self._ended)
+
+    # ---- what becomes of it ----
+
+    def _ended(self, transfer: Transfer) -> None:
+        stop = self._transfers.pop(transfer)
+        self.nbytes += transfer.nbytes
+        self.ranges += transfer.ranges
+        self.transfer_seconds += transfer.transfer_seconds
+        if transfer.state is TransferState.DONE:
+            self._arrived(stop)
+            if self.is_open:
+                self._send()
+        else:
+            self._close(transfer.state, transfer.error)
+        self._news(self)
+
+    def _arrived(self, landed: int) -> None:
+        if landed <= self.landed or self._remote is None:
+            return
+        first, self.landed = self.landed, landed
+        base = self._wanted.first
+        self.link.arrivals.tell(self._remote.cache_id, base + first, base + landed)
+        self._news(self)
+        if landed == len(self.layers):
+            self._close(TransferState.DONE, None)
+
+    def _landed_ranges(self) -> list[tuple[int, int]]:
+        base = self._wanted.first
+        return [(base, base + self.landed)] if self.landed else []
+
+    def fail(self, error: LLMException) -> None:
+        """It cannot go on. What is on the device is stopped."""
+        self._close(TransferState.FAILED, error)
+
+    def cancel(self) -> None:
+        self._close(TransferState.CANCELLED, None)
+
+    def _close(self, state: TransferState, error: LLMException | None) -> None:
+        if not self.is_open:
+            return
+        self.state, self.error = state, error
+        if error is not None:
+            error.peer = self.cluster_id
+            logger.warning("layered transfer to cluster %d: %s", self.cluster_id, error)
+        if self._remote is not None:
+            self.link.arrivals.finish(self)
+            if state is not TransferState.DONE:
+                failure = error or TransferError("the transfer was cancelled")
+                self.link.arrivals.tell(self._remote.cache_id, 0, 0, failure)
+        for transfer in list(self._transfers):
+            transfer.cancel()
+        self._news(self)
+
+    @property
+    def is_quiet(self) -> bool:
+        """It ended, and the device let go."""
+        return not self.is_open and not self._transfers
+
+
+class LayeredTransfer(Outcome):
+    """All destinations of one ``transfer_cache_async``. It ends when all have; one that fails does not concern the others."""
+
+    __slots__ = ("_changed", "_entry", "_scope", "_started", "_synchronizer", "done_layers", "parts",
+                 "ready_seconds")  # fmt: skip
+
+    def __init__(self, entry: Entry, synchronizer: object, wanted: Sequence[Wanted], seconds: float) -> None:
+        super().__init__()
+        self._entry = entry
+        self._synchronizer = synchronizer
+        self._scope = anyio.CancelScope()
+        self._changed = anyio.Event()
+        self._started = perf_counter()
+        self.done_layers: list[LayerDone] = []
+        self.ready_seconds: dict[int, float] = {}
+        self.parts = [Part(i, each, entry, synchronizer, seconds, self._news) for i, each in enumerate(wanted)]
+        entry.lease()
+
+    @property
+    def quiesce_seconds(self) -> float:
+        return 6.0
+
+    def _cancel(self) -> bool:
+        self._scope.cancel()
+        for part in self.parts:
+            part.cancel()
+        return True
+
+    def _what(self) -> str:
+        return f"layered transfer of cache {self._entry.cache_id}"
+
+    def _let_go(self) -> None:
+        pass
+
+    # ---- the job ----
+
+    async def run(self) -> None:
+        """In a task of the engine's, from the first layer to the last byte."""
+        gates: list[Gate] = []
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    for part in self.parts:
+                        group.start_soon(part.prepare)
+                for part in self.parts:
+                    part.choose_group(self._entry.compute_seconds)
+                if isinstance(self._synchronizer, EventLayerSynchronizer):
+                    self._launch_gated(self._synchronizer, gates)
+                else:
+                    await self._walk()
+                await self._wait_quiet()
+            if self._scope.cancelled_caught:
+                await self._wait_quiet_shielded()
+        except Exception as error:
+            logger.exception("%s failed", self._what())
+            self._fail_all(InternalError(repr(error)))
+        finally:  # also when the engine stops
+            self._fail_all(LinkClosed("the cluster was finalized"))
+            if not all(part.is_quiet for part in self.parts):
+                await self._wait_quiet_shielded()
+            for gate in gates:
+                gate.close()
+            self._conclude()
+
+    def abandon(self) -> None:
+        """Its task will never run."""
+        if not self.is_done:
+            self._fail_all(LinkClosed("the cluster was finalized"))
+            self._conclude()
+
+    def results(self) -> list[tuple[TransferState, LLMException | None]]:
+        return [(part.state, part.error) for part in self.parts]
+
+    def _launch_gated(self, synchronizer: EventLayerSynchronizer, gates: list[Gate]) -> None:
+        for part in self.parts:
+            if part.is_open:
+                gate = synchronizer.gate()
+                gates.append(gate)
+                part.launch_gated(gate, synchronizer.seconds)
+
+    async def _walk(self) -> None:
+        """Layer by layer, in ascending order, those that somebody wants."""
+        for layer in sorted({layer for part in self.parts for layer in part.layers}):
+            wanting = [part for part in self.parts if part.is_open and layer in part.layers]
+            if wanting:
+                error = await self._synchronize(layer)
+                self.ready_seconds[layer] = perf_counter() - self._started
+                for part in wanting:
+                    if error is None:
+                        part.offer(layer)
+                    else:
+                        part.fail(error)
+
+    async def _synchronize(self, layer: int) -> LLMException | None:
+        """Wait until a layer is final; why it will not be."""
+        call: Any = self._synchronizer.synchronize_layer  # type: ignore[attr-defined]
+        try:
+            if inspect.iscoroutinefunction(call):
+                is_ready = await call(layer, None)
+            else:
+                is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True)
+                if inspect.isawaitable(is_ready):
+                    is_ready = await is_ready
+        except Exception as error:
+            logger.exception("synchronize_layer(%d) failed", layer)
+            failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
+            failure.__cause__ = error
+            return failure
+        return None if is_ready else ParamInvalid(f"synchronize_layer({layer}) gave the layer up")
+
+    # ---- the end ----
+
+    def _news(self, part: Part) -> None:
+        now = perf_counter() - self._started
+        for offset in range(part.told, part.landed):
+            self.done_layers.append(LayerDone(part.index, part.cluster_id, part.layers.start + offset, now))
+        part.told = part.landed
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _wait_quiet(self) -> None:
+        while not all(part.is_quiet for part in self.parts):
+            await self._changed.wait()
+
+    async def _wait_quiet_shielded(self) -> None:
+        """The device answers a cancellation within its grace."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self.quiesce_seconds - 1):
+            await self._wait_quiet()
+
+    def _fail_all(self, error: LLMException) -> None:
+        for part in self.parts:
+            part.fail(error)
+
+    def _conclude(self) -> None:
+        self.nbytes = sum(part.nbytes for part in self.parts)
+        self.ranges = sum(part.ranges for part in self.parts)
+        self.transfer_seconds = max((part.transfer_seconds for part in self.parts), default=0.0)
+        self._remember_compute()
+        self._entry.release()
+        stuck = next((part for part in self.parts if part.state is TransferState.STUCK), None)
+        failed = stuck or next((part for part in self.parts if part.error is not None), None)
+        if failed is not None:
+            self._finish(failed.state, failed.error)
+        elif any(part.state is TransferState.CANCELLED for part in self.parts):
+            self._finish(TransferState.CANCELLED, None)
+        else:
+            self._finish(TransferState.DONE, None)
+        self._wake()
+
+    def _remember_compute(self) -> None:
+        """How long the layers took to be computed: the next transfer of this cache is planned with it."""
+        stamps = self.ready_seconds
+        if len(stamps) > 1:
+            span = max(stamps.values()) - min(stamps.values())
+            self._entry.compute_seconds = span * len(stamps) / (len(stamps) - 1)
+
+    async def progress(self) -> AsyncIterator[LayerDone]:
+        """What has arrived, and what arrives, layer by layer and destination by destination; ends with the transfer."""
+        told = 0
+        while True:
+            while told < len(self.done_layers):
+                yield self.done_layers[told]
+                told += 1
+            if self.is_done:
+                return
+            await self._changed.wait()
+
+
+def _layers_of(grid: Grid, first: int, stop: int) -> Grid:
+    """Some layers of a grid over all of them."""
+    if first == 0 and stop * TENSORS == len(grid.local):
+        return grid
+    a, b = first * TENSORS, stop * TENSORS
+    return Grid(grid.local[a:b], grid.remote[a:b], grid.local_index, grid.remote_index,
+                grid.local_stride, grid.remote_stride, grid.nbytes, grid.tail)  # fmt: skip
+
+
+# ---- what was asked for ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Tensors of a peer, given by addresses, as a plan sees them."""
+
+    cache_id: int
+    blocks: bool
+    pieces: int
+    stride: int
+    addresses: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredRequest:
+    """The arguments that all destinations share, checked."""
+
+    entry: Entry
+    src_blocks: array[int]
+    dst_blocks: array[int]
+    block_size: int
+
+    @classmethod
+    def of(
+        cls, entry: Entry, src: Sequence[int] | None, dst: Sequence[int] | None, block_size: int | None
+    ) -> LayeredRequest:
+        """Raises TypeError, ValueError, ParamInvalid: they make no sense together."""
+        sources = indexes(() if src is None else src, "src_block_indices")
+        targets = indexes(() if dst is None else dst, "dst_block_indices")
+        size = 0 if block_size is None else checks.integer(block_size, "dst_block_memory_size", checks.UINT64)
+        if entry.placement is Placement.HOST:
+            raise ParamInvalid("src_cache is in host memory: layered transfers start from device memory")
+        if len(entry.addresses) % TENSORS:
+            raise ParamInvalid(f"src_cache has {len(entry.addresses)} tensors: a layer is {TENSORS} of them")
+        if entry.blocks:
+            if not targets or len(sources) != len(targets):
+                raise ParamInvalid(
+                    f"{len(sources)} src_block_indices for {len(targets)} dst_block_indices: as many are needed, and some"
+                )
+            check_below(sources, entry.pieces, "src_block_indices", "source")
+            if size not in {0, entry.stride}:
+                raise ParamInvalid(f"dst_block_memory_size is {size}: a block of the source has {entry.stride} bytes")
+        elif sources:
+            raise ParamInvalid(f"{len(sources)} src_block_indices: a contiguous source has no blocks")
+        elif targets and not size:
+            raise ParamInvalid("dst_block_memory_size is missing: it says how large the destination's blocks are")
+        elif size and not targets:
+            raise ParamInvalid(f"dst_block_memory_size is {size}, but there are no dst_block_indices")
+        return cls(entry, sources, targets, size or (entry.stride if entry.blocks else 0))
+
+    def wanted(self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link]) -> Wanted:
+        """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: nobody is there."""
+        count = len(self.entry.addresses) // TENSORS
+        layers = range(count) if config.src_layer_range is None else config.src_layer_range
+        if layers.stop > count:
+            raise ParamInvalid(f"src_layer_range is {layers}, but the cache has {count} layers")
+        slot = config.src_batch_index
+        if slot >= (1 if self.entry.blocks else self.entry.pieces):
+            raise ParamInvalid(f"src_batch_index is {slot}: the source has {self.entry.pieces}, and blocks only 0")
+        if isinstance(config, TransferWithCacheKeyConfig):
+            key, dst_layers = config.cache_key, config.dst_layer_range
+            if len(dst_layers) != len(layers):
+                raise ParamInvalid(
+                    f"src_layer_range {layers} and dst_layer_range {dst_layers}: they have to be equally long"
+                )
+            return Wanted(find_link(key), key, layers, dst_layers.start, self._plan_by_key(slot, layers, dst_layers))
+        return self._wanted_by_address(config, layers, find_link)
+
+    def _plan_by_key(self, slot: int, src: range, dst: range) -> Callable[[RemoteCache, int], Grid]:
+        layers = Layers(src, dst, TENSORS)
+
+        def plan(remote: RemoteCache, dst_slot: int) -> Grid:
+            if self.block_size and remote.stride != self.block_size:
+                raise ParamInvalid(f"the peer's blocks have {remote.stride} bytes, not {self.block_size}")
+            return self._plan(slot, remote, dst_slot, layers)
+
+        return plan
+
+    def _plan(self, slot: int, target: Geometry, dst_slot: int, layers: Layers) -> Grid:
+        if self.entry.blocks:
+            return blocks_to_blocks(self.entry, target, self.src_blocks, self.dst_blocks, layers)
+        if self.dst_blocks:
+            return slot_to_blocks(self.entry, slot, target, self.dst_blocks, layers)
+        return slot_to_slot(self.entry, slot, target, dst_slot, self.entry.stride, layers)
+
+    def _wanted_by_address(self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link]) -> Wanted:
+        addresses = array("Q", config.dst_addrs)
+        if len(addresses) != TENSORS * len(layers):
+            raise ParamInvalid(
+                f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {TENSORS} for each"
+            )
+        key = AddressKey(config.dst_cluster_id, addresses[0])
+        stride = self.block_size or self.entry.stride
+        slot = config.src_batch_index
+
+        def plan(remote: RemoteCache, _: int) -> Grid:
+            pieces = min(remote.room_at(address) for address in addresses) // stride
+            target = _Target(remote.cache_id, bool(self.dst_blocks), pieces, stride, addresses)
+            if pieces < 1:
+                raise ParamInvalid(
+                    f"less than {stride} bytes of the peer's cache {remote.cache_id} follow an address of dst_addrs"
+                )
+            return self._plan(slot, target, 0, Layers(layers, None, TENSORS))
+
+        return Wanted(find_link(key), key, layers, 0, plan)

@@ -1,0 +1,17 @@
+"""One peer: what two linked clusters say to each other, and what they move.
+
+``link`` is the life of it; ``wire`` its connection, ``ways`` its channels, ``grants`` what the peer may reach of ours,
+``operation`` and ``service`` transfers that need words, asked for by us and by the peer, ``notes`` notifications. Promises:
+whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any more.
+Refuses to know: other links.
+"""
+
+from aiodatadist.link.arrivals import LayerReceiver
+from aiodatadist.link.link import DRAIN, Home, Link, LinkState, channel_name
+from aiodatadist.link.notes import Inbox, Notification
+from aiodatadist.link.operation import Job, Operation
+from aiodatadist.link.statistics import LinkCounters, LinkStatistics
+from aiodatadist.link.wire import Wire
+
+__all__ = ["DRAIN", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState", "LinkStatistics",
+           "Notification", "Operation", "Wire", "channel_name"]  # fmt: skip

@@ -1,0 +1,75 @@
+"""What a link has done: counted always, shown when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aiodatadist.device import Outcome, TransferState
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """One link, since it was made.
+
+    Attributes:
+        cluster_id, state: the peer, and how the link is.
+        pulled_bytes, pushed_bytes, served_bytes: that arrived here, that we wrote at the peer, that it asked us to write.
+        transfers: that ended well.
+        running: under way now.
+        failures: of those that did not, how many by status; ``"CANCELLED"`` among them.
+        transfer_seconds, longest_seconds: of those that ended well, in all and the longest.
+    """
+
+    cluster_id: int
+    state: str
+    pulled_bytes: int
+    pushed_bytes: int
+    served_bytes: int
+    transfers: int
+    running: int
+    failures: dict[str, int] = field(default_factory=dict)
+    transfer_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+
+class LinkCounters:
+    """The counters behind :class:`LinkStatistics`."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._transfers = 0
+        self._running = 0
+        self._seconds = 0.0
+        self._longest = 0.0
+
+    def started(self) -> None:
+        self._running += 1
+
+    def ended(self, what: str, outcome: Outcome) -> None:
+        """``what``: pulled, pushed or served."""
+        self._running -= 1
+        self._bytes[what] += outcome.nbytes
+        if outcome.state is TransferState.DONE:
+            self._transfers += 1
+            self._seconds += outcome.transfer_seconds
+            self._longest = max(self._longest, outcome.transfer_seconds)
+        elif outcome.error is not None:
+            self._failures[outcome.error.status_code.name] += 1
+        else:
+            self._failures["CANCELLED"] += 1
+
+    def snapshot(self, cluster_id: int, state: str) -> LinkStatistics:
+        return LinkStatistics(
+            cluster_id,
+            state,
+            self._bytes["pulled"],
+            self._bytes["pushed"],
+            self._bytes["served"],
+            self._transfers,
+            self._running,
+            dict(self._failures),
+            self._seconds,
+            self._longest,
+        )

@@ -1,0 +1,100 @@
+"""Control messages over a byte stream."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+import anyio.abc
+
+from aiodatadist.errors import PeerLost
+from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
+from aiodatadist.wire.messages import Message
+
+RECEIVE = 1 << 16
+UNVERIFIED_BODY = 1 << 14
+"""Bytes of a message before the peer is known."""
+
+MAX_BACKLOG = 4 << 20
+"""Bytes that wait for a peer that does not read, before we stop reading from it."""
+
+GONE = "the peer's process is gone, or its connection broke"
+
+
+class Wire:
+    """Messages over a byte stream: one reader, and one writer at a time.
+
+    While a link is made its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
+    waits, so whoever reacts to a message can answer it, and :meth:`pump` sends them in this order.
+    """
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self.stream = stream
+        self._decoder = Decoder(UNVERIFIED_BODY)
+        self._ready: deque[Message] = deque()
+        self._backlog: list[bytes] = []
+        self._backlog_bytes = 0
+        self._posted = anyio.Event()
+        self._flushed = anyio.Event()
+
+    def trust(self) -> None:
+        """The peer is known: full-sized messages are fine from now on."""
+        self._decoder.max_body = MAX_BODY
+
+    async def send(self, *messages: Message) -> None:
+        """Raises PeerLost: nobody is there any more."""
+        await self._write(b"".join(encode(message) for message in messages))
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self.stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise PeerLost(GONE) from error
+
+    def post(self, message: Message) -> None:
+        """Send it soon. Raises ProtocolError: it is larger than a frame may be; nothing was posted."""
+        data = encode(message)
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        self._posted.set()
+
+    @property
+    def is_congested(self) -> bool:
+        return self._backlog_bytes > MAX_BACKLOG
+
+    async def flush(self) -> None:
+        """Until everything posted so far was handed to the kernel. Somebody has to pump."""
+        while self._backlog_bytes:
+            await self._flushed.wait()
+
+    async def pump(self) -> None:
+        """Send what is posted, for ever. Raises PeerLost: nobody is there any more."""
+        while True:
+            await self._posted.wait()
+            self._posted = anyio.Event()
+            frames, self._backlog = self._backlog, []
+            data = b"".join(frames)
+            await self._write(data)
+            self._backlog_bytes -= len(data)
+            if not self._backlog_bytes:
+                self._flushed.set()
+                self._flushed = anyio.Event()
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            PeerLost: nobody is there any more.
+            ProtocolError: what came is no message.
+        """
+        while not self._ready:
+            self._ready.extend(self._decoder.feed(b""))  # what came behind an earlier message may have been wrong
+            try:
+                data = await self.stream.receive(RECEIVE)
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+                raise PeerLost(GONE) from error
+            self._ready.extend(self._decoder.feed(data))
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        await anyio.aclose_forcefully(self.stream)

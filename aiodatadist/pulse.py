@@ -1,0 +1,312 @@
+"""Whether peers are alive: both ends of a link beat on a connection of their own, from a thread of their own.
+
+TCP does not notice a peer that is stopped, and a caller that keeps its event loop busy must not look dead. (One that keeps
+the interpreter's lock for longer than the peer's patience, inside a call of an extension, does look dead.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import logging
+import math
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+logger = logging.getLogger(__name__)
+
+BEAT = b"\0"
+READ = 4096
+"""Bytes that are read of one connection at a time: thousands of beats."""
+LONGEST_SLEEP = 3600.0
+"""Seconds. epoll takes no more than some weeks."""
+JOIN = 1.0
+"""Seconds that the thread has for its end. It needs some milliseconds."""
+CLOSED = "its heartbeat connection was closed"
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+"""Calls that keep the interpreter's lock: they do not block, and take microseconds. The socket module's calls give it up, and
+beside a busy event loop each may wait 5 ms for it: seconds for a round of 512 links, and these would look dead."""
+_libc.send.argtypes = _libc.recv.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_libc.send.restype = _libc.recv.restype = ctypes.c_ssize_t
+
+
+class Pulse:
+    """The heartbeats of one LLMDataDist. All of it is called on the event loop.
+
+    The thread, which starts with the first watch, runs ``_Heart``. The two share nothing but its queue of connections to take
+    up and to let go. A socket is the thread's from watch() on: nobody closes a descriptor that the thread is about to use.
+    """
+
+    def __init__(self, interval: float) -> None:
+        """``interval``: seconds between two beats of ours. Raises ValueError if it is not positive."""
+        if not interval > 0:
+            raise ValueError(f"interval is {interval}: it has to be more than 0 s")
+        self._interval = interval
+        self._heart: _Heart | None = None
+        self.closed = False
+
+    def watch(self, sock: socket.socket, silence: float, lost: Callable[[str], object], patience: float = 0.0) -> Watch:
+        """Beat on a connected stream socket and listen to the peer's beats. The socket is ours now, whatever is raised.
+
+        Args:
+            silence: seconds without a byte of the peer after which it is lost. Has to be well above the peer's interval.
+            patience: so many seconds more for the first: the peer's event loop has to take the connection up.
+            lost: called at most once, on the running event loop, with the reason in plain words. The socket is closed then.
+
+        Raises:
+            RuntimeError: this is closed, or no event loop is running.
+            ValueError: ``silence`` is not positive.
+            OSError: out of file descriptors.
+        """
+        try:
+            if self.closed:
+                raise RuntimeError("the heartbeats have ended: this Pulse is closed")
+            if not silence > 0:
+                raise ValueError(f"silence is {silence}: it has to be more than 0 s")
+            watch = Watch(self, lost)
+            line = _Line(
+                sock, sock.fileno(), silence, asyncio.get_running_loop(), watch._deliver, monotonic(), patience
+            )
+            watch._on = (self._post(line), line)
+        except BaseException:
+            sock.close()
+            raise
+        return watch
+
+    def _post(self, line: _Line) -> _Heart:
+        """To the thread, which is a new one at first and after a failure."""
+        if self._heart is None or not self._heart.post(line, watched=True):
+            self._heart = _Heart(self._interval)
+            self._heart.post(line, watched=True)
+        return self._heart
+
+    def close(self) -> None:
+        """Stop all watches, end the thread and close all sockets. Waits for the thread, for milliseconds. Idempotent."""
+        self.closed = True
+        heart, self._heart = self._heart, None
+        if heart is not None:
+            heart.close()
+
+
+class Watch:
+    """A peer that is watched. Touched on its event loop only."""
+
+    def __init__(self, pulse: Pulse, lost: Callable[[str], object]) -> None:
+        self._pulse = pulse
+        self._lost: Callable[[str], object] | None = lost
+        self._on: tuple[_Heart, _Line] | None = None
+
+    def stop(self) -> None:
+        """Never call ``lost`` from now on; the thread closes the socket presently. Idempotent."""
+        on, self._on, self._lost = self._on, None, None
+        if on is not None:
+            heart, line = on
+            heart.post(line, watched=False)
+
+    def _deliver(self, reason: str) -> None:
+        """What the thread has queued on the loop. By now the watch may have been stopped, or everything closed."""
+        lost, self._on, self._lost = self._lost, None, None
+        if lost is not None and not self._pulse.closed:
+            lost(reason)
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """A connection as the thread knows it. Made on the event loop, touched by the thread only."""
+
+    sock: socket.socket
+    fd: int
+    silence: float
+    loop: asyncio.AbstractEventLoop
+    tell: Callable[[str], None]
+    heard: float
+    """When the last byte came, or from when on silence counts."""
+    patience: float
+
+
+class _Heart:
+    """The thread. post() and close() are called on the event loop, everything else by the thread.
+
+    Shared under the lock: the queue (the thread empties it without: a deque's popleft is atomic), ``_ended`` and the life of
+    the eventfd. What is posted before ``_ended`` is seen by the thread; afterwards nothing is posted, and nothing is written
+    to a descriptor that is somebody else's by then. ``_closing`` is set by close() and only read elsewhere.
+    """
+
+    def __init__(self, interval: float) -> None:
+        """Starts the thread. Raises OSError if there is no file descriptor left, RuntimeError if there is no thread."""
+        self._closing = False
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._posted: deque[tuple[_Line, bool]] = deque()
+        self._ended = False
+        self._lines: dict[int, _Line] = {}
+        self._buffer = ctypes.create_string_buffer(READ)
+        self._next_beat = math.inf
+        self._next_judgement = math.inf
+        self._epoll = select.epoll()
+        self._wake = -1
+        try:
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._epoll.register(self._wake, select.EPOLLIN)
+            self._thread = threading.Thread(target=self._run, name="aiodatadist pulse", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._close_own()
+            raise
+
+    # ---- on the event loop ----
+
+    def post(self, line: _Line, *, watched: bool) -> bool:
+        """Have a connection taken up or let go. False if the thread has ended, and with it all connections."""
+        with self._lock:
+            if not self._ended:
+                self._posted.append((line, watched))
+                os.eventfd_write(self._wake, 1)
+            return not self._ended
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+        self._thread.join(JOIN)
+        if self._thread.is_alive():
+            logger.error("the heartbeat thread did not end within %g s", JOIN)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        reason = None
+        try:
+            self._beat_until_closing()
+        except Exception as error:
+            logger.exception("the heartbeat thread failed")
+            reason = f"the heartbeat thread failed: {error!r}"
+        finally:
+            self._end(reason)
+
+    def _beat_until_closing(self) -> None:
+        """Poll, read everything that is there, and only then judge: a process that was stopped finds its peers' beats."""
+        before = monotonic()
+        while not self._closing:
+            due = min(self._next_beat, self._next_judgement)
+            events = self._epoll.poll(min(max(due - monotonic(), 0), LONGEST_SLEEP))
+            now = monotonic()
+            self._forgive(now - max(due, before), now)
+            before = now
+            for fd, _ in events:
+                if fd == self._wake:
+                    self._obey()
+                elif fd in self._lines:
+                    self._read(self._lines[fd])
+            if now >= self._next_judgement:
+                self._judge(now)
+            if now >= self._next_beat:
+                self._beat(now)
+
+    def _forgive(self, late: float, now: float) -> None:
+        """Do not hold against peers the time in which this thread did not run: they may have been stopped together with it.
+
+        Measured by each one's silence, so that small hiccups, however many, do not put off the news of a peer that is dead.
+        """
+        for line in self._lines.values() if late > 0 else ():
+            if late > line.silence / 2:
+                line.heard = max(line.heard, now)
+
+    def _obey(self) -> None:
+        os.eventfd_read(self._wake)  # before the queue: what is posted from here on wakes the thread again
+        while self._posted:
+            line, watched = self._posted.popleft()
+            if watched:
+                self._take_up(line)
+            else:
+                self._let_go(line)
+
+    def _take_up(self, line: _Line) -> None:
+        self._lines[line.fd] = line
+        try:
+            line.sock.setblocking(False)
+            if line.sock.family in {socket.AF_INET, socket.AF_INET6}:
+                line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a beat waits for no acknowledgement
+            self._epoll.register(line.fd, select.EPOLLIN)
+        except (OSError, ValueError):  # it came closed or broken
+            self._lose(line, CLOSED)
+            return
+        now = monotonic()
+        line.heard = now + line.patience
+        self._next_judgement = min(self._next_judgement, line.heard + line.silence)
+        self._next_beat = min(self._next_beat, now + self._interval)
+        self._send(line)
+
+    def _read(self, line: _Line) -> None:
+        count = _libc.recv(line.sock.fileno(), self._buffer, READ, socket.MSG_DONTWAIT)
+        if count > 0:
+            line.heard = monotonic()  # not earlier: the thread may have been stopped right before it read
+            if line.patience:
+                line.patience = 0.0
+                self._next_judgement = min(self._next_judgement, line.heard + line.silence)
+        elif count == 0:
+            self._lose(line, CLOSED)
+        elif (error := ctypes.get_errno()) != errno.EAGAIN:
+            self._lose(line, f"its heartbeat connection failed: {os.strerror(error)}")
+
+    def _judge(self, now: float) -> None:
+        """Give up who has been silent for too long, at ``now`` and, as its buffer is empty, still."""
+        for line in list(self._lines.values()):
+            if now - line.heard >= line.silence:
+                self._read(line)
+                if now - line.heard >= line.silence:
+                    self._lose(line, f"no heartbeat for {now - line.heard:.2f} s")
+        self._next_judgement = min((line.heard + line.silence for line in self._lines.values()), default=math.inf)
+
+    def _beat(self, now: float) -> None:
+        for line in self._lines.values():
+            self._send(line)
+        self._next_beat = now + self._interval if self._lines else math.inf
+
+    def _send(self, line: _Line) -> None:
+        """A beat that cannot be sent is left out: the buffer of a stopped peer is full, and a broken socket tells _read."""
+        _libc.send(line.sock.fileno(), BEAT, 1, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _lose(self, line: _Line, reason: str) -> None:
+        if self._let_go(line):
+            try:
+                line.loop.call_soon_threadsafe(line.tell, reason)
+            except RuntimeError:  # the loop is closed: nobody is interested any more
+                logger.debug("a peer was lost after its event loop: %s", reason)
+
+    def _let_go(self, line: _Line) -> bool:
+        """False if it was let go before."""
+        if self._lines.get(line.fd) is not line:
+            return False
+        del self._lines[line.fd]
+        with contextlib.suppress(OSError, ValueError):  # a forked child may keep the socket open, and so polled
+            self._epoll.unregister(line.fd)
+        line.sock.close()
+        return True
+
+    def _end(self, reason: str | None) -> None:
+        """Close everything. With a reason, all peers are lost."""
+        with self._lock:
+            self._ended = True
+            self._close_own()
+        for line in [*self._lines.values(), *(line for line, watched in self._posted if watched)]:
+            self._lines[line.fd] = line
+            if reason is None:
+                self._let_go(line)
+            else:
+                self._lose(line, reason)
+
+    def _close_own(self) -> None:
+        self._epoll.close()
+        if self._wake >= 0:
+            os.close(self._wake)

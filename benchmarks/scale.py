@@ -1,0 +1,235 @@
+"""Does anything that is done per transfer grow with the number of links, or of caches and keys?
+
+Links: three clusters of this process have 1, 64 and 512 links, to clusters in other processes. Keys: three peers hold 10,
+10 000 and 100 000 keys, in caches of ten slots. The operations below are done on each of the three in turn, so that all
+of them see the same machine, and the medians are compared with those of the first. Bar: within 10 %.
+
+Time is that of one operation, awaited, with two tensors of 64 bytes. `pull` names a cache that is known already; `pull, new
+key` one that the peer has to be asked for; `push` writes; `allocate` takes a cache with one key from the pool and gives it
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, DataType, LLMClusterInfo
+from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from benchmarks.common import arguments, now, report
+
+SMALL = CacheDesc(2, [10, 64], DataType.DT_UINT8)
+POOL = '{"memory_size": 268435456, "page_shift": 10}'
+LINKS = (1, 64, 512)
+KEYS = (10, 10_000, 100_000)
+PROCESSES = 8
+
+Operation = Callable[[], Awaitable[object]]
+
+
+async def compare(operations: list[Operation], rounds: int, batch: int) -> list[float]:
+    """Median seconds of one operation of each, taken in turns."""
+    medians: list[list[float]] = [[] for _ in operations]
+    order = list(range(len(operations)))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            random.shuffle(order)
+            for i in order:
+                seconds = []
+                for _ in range(batch):
+                    start = now()
+                    await operations[i]()
+                    seconds.append(now() - start)
+                medians[i].append(statistics.median(seconds[batch // 5 :]))
+    finally:
+        gc.enable()
+    return [statistics.median(values) for values in medians]
+
+
+def row(what: str, labels: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
+    line: dict[str, Any] = {"operation": what}
+    for label, value in zip(labels, seconds, strict=True):
+        line[f"{label}"] = f"{value * 1e6:.1f} us ({value / seconds[0]:.2f})"
+    return line
+
+
+# ---- links ----
+
+
+def host_peers(first: int, count: int, port: Connection) -> None:
+    """A process with some of the peers."""
+    asyncio.run(_host_peers(first, count, port))
+
+
+async def _host_peers(first: int, count: int, port: Connection) -> None:
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for cluster_id in range(first, first + count):
+            peer = await stack.enter_async_context(open_cluster(cluster_id, heartbeat_interval=5000))
+            await peer.blocks(SMALL)
+            addresses.append((cluster_id, *(peer.datadist.listen_address or ("", 0))))
+        port.send(addresses)
+        await asyncio.get_running_loop().run_in_executor(None, port.recv)
+
+
+async def link_all(hub: Cluster, addresses: list[tuple[int, str, int]]) -> None:
+    infos = []
+    for cluster_id, host, port in addresses:
+        info = LLMClusterInfo(cluster_id)
+        info.append_remote_ip_info(host, port)
+        infos.append(info)
+    status, each = await hub.datadist.link_clusters(infos, 20_000)
+    if status:
+        raise SystemExit(f"not all peers could be linked: {status.name}, {[s.name for s in each if s]}")
+
+
+def pull_of(hub: Cluster, cache: Cache, peers: list[int]) -> Operation:
+    """Pull one block from peer after peer."""
+    pull, turn = hub.datadist.cache_manager.pull_blocks, itertools.cycle([BlocksCacheKey(peer) for peer in peers])
+
+    async def operation() -> None:
+        await pull(next(turn), cache, [3], [5])
+
+    return operation
+
+
+def push_of(hub: Cluster, cache: Cache, peers: list[int]) -> Operation:
+    push, turn = hub.datadist.cache_manager.push_blocks, itertools.cycle([BlocksCacheKey(peer) for peer in peers])
+
+    async def operation() -> None:
+        await push(next(turn), cache, [3], [5])
+
+    return operation
+
+
+def allocate_of(cluster: Cluster) -> Operation:
+    manager, number = cluster.datadist.cache_manager, itertools.count(1 << 40)
+
+    async def operation() -> None:
+        cache = await manager.allocate_cache(SMALL, [key := CacheKey(0, next(number))])
+        await manager.deallocate_cache(cache)
+        await manager.remove_cache_key(key)
+
+    return operation
+
+
+async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
+    context = multiprocessing.get_context("spawn")
+    share = max(LINKS) // PROCESSES
+    ports, processes = [], []
+    for i in range(PROCESSES):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=host_peers, args=(1000 + i * share, share, theirs), daemon=True)
+        process.start()
+        ports.append(ours)
+        processes.append(process)
+    addresses = [entry for port in ports for entry in port.recv()]
+    rows = []
+    async with AsyncExitStack() as stack:
+        hubs = []
+        for device, count in enumerate(LINKS):
+            options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, "heartbeat_interval": 5000}
+            hub = await stack.enter_async_context(open_cluster(1 + device, **options))
+            cache = await hub.blocks(SMALL)
+            started = time.perf_counter()
+            await link_all(hub, addresses[:count])
+            print(f"{count} links made in {time.perf_counter() - started:.2f} s", flush=True)
+            hubs.append((hub, cache, [entry[0] for entry in addresses[:count]]))
+        one = [(hub, cache, peers[:1]) for hub, cache, peers in hubs]
+        for what, operations in (
+            ("pull, one peer", [pull_of(*hub) for hub in one]),
+            ("push, one peer", [push_of(*hub) for hub in one]),
+            ("allocate and back", [allocate_of(hub) for hub, _, _ in hubs]),
+        ):
+            rows.append(row(what, LINKS, await compare(operations, rounds, batch)))
+    for port in ports:
+        port.send(None)
+    for process in processes:
+        process.join(20)
+    return rows
+
+
+# ---- keys ----
+
+
+def pull_key_of(hub: Cluster, cache: Cache, keys: list[CacheKey | CacheKeyByIdAndIndex]) -> Operation:
+    pull, turn = hub.datadist.cache_manager.pull_cache, itertools.cycle(keys)
+
+    async def operation() -> None:
+        await pull(next(turn), cache, 3)
+
+    return operation
+
+
+def forget_and_pull_of(hub: Cluster, peer: Cluster, cache: Cache) -> Operation:
+    """Pull by a key that nobody asked for yet; make it first, which is not what is measured: see ``allocate``."""
+    pull, turn = hub.datadist.cache_manager.pull_cache, itertools.count()
+    keys = [CacheKey(peer.datadist.cluster_id, 1 << 41 | i) for i in range(20_000)]
+    made = False
+
+    async def operation() -> None:
+        nonlocal made
+        if not made:
+            made = True
+            for key in keys:
+                await peer.datadist.cache_manager.allocate_cache(CacheDesc(2, [1, 64], DataType.DT_UINT8), [key])
+        await pull(keys[next(turn)], cache, 3)
+
+    return operation
+
+
+async def measure_keys(rounds: int, batch: int) -> list[dict[str, Any]]:
+    rows = []
+    async with AsyncExitStack() as stack:
+        options: dict[str, Any] = {"mem_pool_cfg": POOL}
+        hub = await stack.enter_async_context(open_cluster(1, **options))
+        cache = await hub.contiguous(SMALL)
+        peers = []
+        for device, count in enumerate(KEYS, 1):
+            peer = await stack.enter_async_context(open_cluster(1 + device, device_id=device, **options))
+            manager = peer.datadist.cache_manager
+            for first in range(0, count, 10):
+                await manager.allocate_cache(SMALL, [CacheKey(0, i) for i in range(first, first + 10)])
+            peers.append(peer)
+        await hub.datadist.link_clusters([cluster_info(peer) for peer in peers])
+        ids = [peer.datadist.cluster_id for peer in peers]
+        samples = [random.Random(0).sample(range(count), 10) for count in KEYS]
+        known = [[CacheKey(i, n) for n in numbers] for i, numbers in zip(ids, samples, strict=True)]
+        for what, operations in (
+            ("pull, known key", [pull_key_of(hub, cache, list(keys)) for keys in known]),
+            ("pull, new key", [forget_and_pull_of(hub, peer, cache) for peer in peers]),
+            ("allocate and back", [allocate_of(peer) for peer in peers]),
+        ):
+            for operation in operations:
+                await operation()
+            rows.append(row(what, KEYS, await compare(operations, rounds, batch)))
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("what", choices=["links", "keys"], nargs="?", help="both, if omitted")
+    args = parser.parse_args()
+    os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
+    for what, measure in (("links", measure_links), ("keys", measure_keys)):
+        if args.what in {None, what}:
+            title = f"scale: one operation by the number of {what}; in brackets against the first"
+            report(title, asyncio.run(measure(args.rounds, args.batch)), args.json)
+
+
+if __name__ == "__main__":
+    main()

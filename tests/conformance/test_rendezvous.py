@@ -1,0 +1,386 @@
+"""Members that know a rank table and nothing else meet, or learn that they cannot; nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist.device import Device
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid
+from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
+from aiodatadist.transport.rendezvous import BLOB, LENGTH, meet, validate
+
+names = (f"rendezvous-{number}" for number in itertools.count())
+LIMIT = 30.0  # of meetings that should happen
+USED = ("comms", "streams", "device_bytes", "threads", "events")
+
+
+def table(members: int, version: str = "1.0") -> dict[str, Any]:
+    devices = [
+        {"device_id": str(i), "device_ip": f"10.0.0.{i}", "rank_id": str(i), "super_device_id": str(i)}
+        for i in range(members)
+    ]
+    if version == "1.0":
+        servers = [{"server_id": "127.0.0.1", "device": devices}]
+    else:
+        servers = [{"server_id": f"127.0.0.{i}", "device": [device]} for i, device in enumerate(devices)]
+    made = {"version": version, "server_count": str(len(servers)), "status": "completed", "server_list": servers}
+    if version == "1.2":
+        made["super_pod_list"] = [
+            {"super_pod_id": "0", "server_list": [{"server_id": s["server_id"]} for s in servers]}
+        ]
+    return made
+
+
+def blob_of(rank: int, nbytes: int) -> bytes:
+    return bytes((rank * 31 + i) % 256 for i in range(nbytes))
+
+
+@asynccontextmanager
+async def open_devices(count: int) -> AsyncIterator[list[Device]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(await Device.open(index)) for index in range(count)]
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    before = {name: soft_counters()[name] for name in USED}
+    yield
+    assert {name: soft_counters()[name] for name in USED} == before
+
+
+async def meeting(
+    devices: list[Device], name: str, nbytes: int = 100, timeout: float = LIMIT
+) -> list[dict[int, bytes]]:
+    """All of them, each on a device of its own."""
+    ranks, text = range(len(devices)), json.dumps(table(len(devices)))
+    return await asyncio.gather(*(meet(devices[i], name, i, ranks, text, blob_of(i, nbytes), timeout) for i in ranks))
+
+
+async def outcome(awaited: Any) -> Any:
+    try:
+        return await awaited
+    except LLMException as error:
+        return error
+
+
+async def outcomes(devices: list[Device], name: str, timeout: float) -> list[Any]:
+    ranks, text = range(len(devices)), json.dumps(table(len(devices)))
+    return await asyncio.gather(*(outcome(meet(devices[i], name, i, ranks, text, b"", timeout)) for i in ranks))
+
+
+async def waits(streams: int) -> None:
+    """Until one more stream is open than there were: then a member has all that it needs, and waits for the others."""
+    while soft_counters()["streams"] == streams:  # noqa: ASYNC110 - it is softnpu that changes it, in a thread
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestMeeting:
+    @pytest.mark.parametrize("members", [2, 3, 4])
+    async def test_everybody_gets_the_blob_of_everybody_else(self, members: int) -> None:
+        async with open_devices(members) as devices:
+            with nothing_left():
+                got = await meeting(devices, next(names))
+            everybody = {rank: blob_of(rank, 100) for rank in range(members)}
+            assert got == [{r: b for r, b in everybody.items() if r != own} for own in range(members)]
+
+    @pytest.mark.parametrize("nbytes", [0, 1, BLOB - LENGTH])
+    async def test_blobs_of_any_size(self, nbytes: int) -> None:
+        async with open_devices(2) as devices:
+            assert await meeting(devices, next(names), nbytes) == [{1: blob_of(1, nbytes)}, {0: blob_of(0, nbytes)}]
+
+    async def test_members_may_come_in_any_order(self) -> None:
+        text = json.dumps(table(3, "1.2"))
+        async with open_devices(3) as devices:
+            for order in itertools.permutations(range(3)):
+                name = next(names)
+                async with asyncio.TaskGroup() as group:
+                    for rank in order:
+                        group.create_task(meet(devices[rank], name, rank, [2, 0, 1], text, b"x", LIMIT))
+                        await asyncio.sleep(0)
+
+    async def test_again_and_again_under_one_name(self) -> None:
+        async with open_devices(2) as devices:
+            name = next(names)
+            with nothing_left():
+                for nbytes in range(25):
+                    assert (await meeting(devices, name, nbytes))[0] == {1: blob_of(1, nbytes)}
+
+    async def test_two_meetings_at_a_time_of_one_device_take_turns(self) -> None:
+        async with open_devices(3) as devices:
+            first, second, text = next(names), next(names), json.dumps(table(2))
+
+            async def pair(name: str, devices: list[Device]) -> None:
+                await asyncio.gather(*(meet(devices[i], name, i, [0, 1], text, b"", LIMIT) for i in (0, 1)))
+
+            await asyncio.gather(pair(first, devices[:2]), pair(second, devices[::2]))
+
+    async def test_a_member_in_another_process(self) -> None:
+        name, text = next(names), json.dumps(table(2))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, name, text, stdout=asyncio.subprocess.PIPE
+        )
+        async with open_devices(1) as (device,):
+            got = await meet(device, name, 0, [0, 1], text, b"from here", LIMIT)
+        out, _ = await process.communicate()
+        assert (got, out, process.returncode) == ({1: b"from there"}, b"from here", 0)
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestNobodyComes:
+    @pytest.mark.parametrize(("present", "members"), [([0], 2), ([1], 2), ([0, 2], 3), ([1, 2], 3)])
+    async def test_somebody_missing_is_a_timeout_for_all_others(self, present: list[int], members: int) -> None:
+        loop, text = asyncio.get_running_loop(), json.dumps(table(members))
+        async with open_devices(members) as devices:
+            with nothing_left():
+                name, began = next(names), loop.time()
+                ends = await asyncio.gather(
+                    *(outcome(meet(devices[i], name, i, range(members), text, b"", 0.3)) for i in present)
+                )
+            assert 0.3 <= loop.time() - began < 1.3
+            assert [type(end) for end in ends] == [LinkTimeout] * len(present), ends
+            assert len(await meeting(devices, name)) == members
+
+    async def test_the_environments_limit_counts_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "1")
+        async with open_devices(1) as (device,):
+            with nothing_left(), pytest.raises(LinkTimeout, match="rank 1"):
+                await meet(device, next(names), 0, [0, 1], json.dumps(table(2)), b"", LIMIT)
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize("how", ["task", "scope"])
+    async def test_cancelled_while_it_waits(self, rank: int, how: str) -> None:
+        loop, name, scope = asyncio.get_running_loop(), next(names), anyio.CancelScope()
+        async with open_devices(2) as devices:
+            with nothing_left():
+
+                async def alone() -> None:
+                    with scope:
+                        await meet(devices[rank], name, rank, [0, 1], json.dumps(table(2)), b"", LIMIT)
+
+                streams = soft_counters()["streams"]
+                task = asyncio.create_task(alone())
+                await waits(streams)
+                began = loop.time()
+                if how == "task":
+                    task.cancel()
+                else:
+                    scope.cancel()
+                await asyncio.wait([task])
+                assert loop.time() - began < 1
+                assert task.cancelled() == (how == "task")
+            assert await meeting(devices, name, 5) == [{1: blob_of(1, 5)}, {0: blob_of(0, 5)}]
+
+    async def test_waiting_for_ones_turn_ends_in_time_as_well(self) -> None:
+        loop, text = asyncio.get_running_loop(), json.dumps(table(2))
+        async with open_devices(1) as (device,):
+            with nothing_left():
+                streams = soft_counters()["streams"]
+                first = asyncio.create_task(meet(device, next(names), 0, [0, 1], text, b"", LIMIT))
+                await waits(streams)
+                began = loop.time()
+                with pytest.raises(LinkTimeout):
+                    await meet(device, next(names), 0, [0, 1], text, b"", 0.2)
+                assert loop.time() - began < 1.2
+                first.cancel()
+                await asyncio.wait([first])
+                assert loop.time() - began < 2.2
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("members", "fault"),
+        [
+            (2, "HcclSend:fail=4"),
+            (2, "HcclSend:fail=4@2"),
+            (2, "HcclRecv:fail=4"),
+            (2, "HcclSend:exec=507057"),
+            (2, "HcclRecv:exec=507057@2"),
+            (3, "HcclSend:fail=4@3"),
+            (4, "HcclRecv:exec=507057@6"),
+        ],
+    )
+    async def test_a_broken_exchange_fails_at_once_at_both_its_ends(self, members: int, fault: str) -> None:
+        async with open_devices(members) as devices:
+            name = next(names)
+            with nothing_left(), soft_faults_cleared():
+                soft_fault(fault)
+                ends = await outcomes(devices, name, LIMIT)
+            failed = [end for end in ends if isinstance(end, LLMException)]
+            assert len(failed) >= 2
+            assert all(isinstance(end, LinkError) and not isinstance(end, LinkTimeout) for end in failed), ends
+            assert len(await meeting(devices, name)) == members
+
+    async def test_a_hanging_exchange_is_aborted(self) -> None:
+        async with open_devices(2) as devices:
+            name = next(names)
+            with nothing_left(), soft_faults_cleared():
+                soft_fault("HcclSend:hang")
+                ends = await outcomes(devices, name, 0.3)
+            assert all(isinstance(end, LinkError) for end in ends)
+            assert any(isinstance(end, LinkTimeout) for end in ends)
+            assert len(await meeting(devices, name)) == 2
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            ("HcclCommInitClusterInfoConfig:fail=4@*", LinkError),
+            ("HcclCommInitClusterInfoConfig:fail=9@*", LinkTimeout),
+            ("aclrtCreateStream:fail=207003@*", LLMException),
+            ("aclrtMalloc:fail=207001@*", LLMException),
+            ("aclrtMemcpy:fail=507899@*", LLMException),
+        ],
+    )
+    async def test_every_refusal_gives_the_rest_back(self, fault: str, error: type[LLMException]) -> None:
+        async with open_devices(2) as devices:
+            name = next(names)
+            with nothing_left(), soft_faults_cleared():
+                soft_fault(fault)
+                ends = await outcomes(devices, name, 1)
+                assert all(isinstance(end, error) for end in ends), ends
+            assert len(await meeting(devices, name)) == 2
+
+    async def test_no_room_for_the_rank_tables_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+        async with open_devices(1) as (device,):
+            with nothing_left(), pytest.raises(LinkError, match="/nonexistent"):
+                await meet(device, next(names), 0, [0, 1], json.dumps(table(2)), b"", LIMIT)
+
+    async def test_members_that_disagree_do_not_meet(self) -> None:
+        async with open_devices(2) as devices:
+            name, text = next(names), json.dumps(table(2))
+            twice = (meet(devices[i], name, 1, [0, 1], text, b"", 0.3) for i in range(2))
+            ends = await asyncio.gather(*(outcome(one) for one in twice))
+            assert all(isinstance(end, LinkError) for end in ends)
+            bad = json.dumps(table(1))
+            with pytest.raises(LinkError, match="rank 1 is not in the rank table"):
+                await meet(devices[0], name, 1, [0, 1], bad, b"", 0.3)
+
+    @pytest.mark.parametrize(
+        ("name", "rank", "ranks", "nbytes", "match"),
+        [
+            ("", 0, [0, 1], 0, "0 characters"),
+            ("n" * 128, 0, [0, 1], 0, "128 characters"),
+            ("n", 0, [0], 0, "2 to 4"),
+            ("n", 0, [0, 1, 2, 3, 4], 0, "2 to 4"),
+            ("n", 0, [0, 0], 0, "different"),
+            ("n", 2, [0, 1], 0, "our own, 2"),
+            ("n", 0, [0, 1], BLOB - LENGTH + 1, "4093 bytes"),
+        ],
+    )
+    async def test_wrong_arguments(self, name: str, rank: int, ranks: list[int], nbytes: int, match: str) -> None:
+        async with open_devices(1) as (device,):
+            with nothing_left(), pytest.raises(ParamInvalid, match=match):
+                await meet(device, name, rank, ranks, "{}", bytes(nbytes), LIMIT)
+
+
+def changed(change: Callable[[Any], object], members: int = 2) -> str:
+    made = table(members)
+    change(made)
+    return json.dumps(made)
+
+
+class TestValidate:
+    @pytest.mark.parametrize("version", ["1.0", "1.2"])
+    @pytest.mark.parametrize("members", [2, 3, 4])
+    def test_what_clients_pass(self, version: str, members: int) -> None:
+        info = {10 * (i + 1): i for i in range(members)}
+        text = json.dumps(table(members, version))
+        assert validate("pd_comm_10.0.0.0_10.0.0.1", info, text, 20) == (1, info)
+        assert validate("n" * 127, {2**64 - 1: 0, 0: 1}, json.dumps(table(2)), 0) == (1, {2**64 - 1: 0, 0: 1})
+
+    @pytest.mark.parametrize(
+        ("name", "info", "text", "error", "match"),
+        [
+            (None, None, None, TypeError, "comm_name"),
+            (b"n", {1: 0, 2: 1}, "", TypeError, "comm_name"),
+            ("", None, None, ParamInvalid, "0 characters"),
+            ("n" * 128, None, None, ParamInvalid, "128 characters"),
+            ("n\n", None, None, ParamInvalid, "printable ASCII"),
+            ("\u00e4", None, None, ParamInvalid, "printable ASCII"),
+            ("n", None, None, TypeError, "cluster_rank_info"),
+            ("n", [(1, 0)], None, TypeError, "cluster_rank_info"),
+            ("n", {"1": 0, 2: 1}, None, TypeError, "cluster id"),
+            ("n", {1: "0", 2: 1}, None, TypeError, r"cluster_rank_info\[1\]"),
+            ("n", {-1: 0, 2: 1}, None, ValueError, "uint64"),
+            ("n", {2**64: 0, 2: 1}, None, ValueError, "uint64"),
+            ("n", {1: 0, 2: 2**32}, None, ValueError, "uint32"),
+            ("n", {1: -1, 2: 0}, None, ValueError, "uint32"),
+            ("n", {}, None, ParamInvalid, "0 entries"),
+            ("n", {1: 0}, None, ParamInvalid, "1 entries"),
+            ("n", {i: i for i in range(5)}, None, ParamInvalid, "5 entries"),
+            ("n", {1: 1, 2: 0}, None, ParamInvalid, "rank 0 after 1"),
+            ("n", {1: 0, 2: 0}, None, ParamInvalid, "rank 0 after 0"),
+            ("n", {3: 0, 2: 1}, None, ParamInvalid, "our own, 1,"),
+            ("n", {1: 0, 2: 1}, None, TypeError, "rank_table"),
+            ("n", {1: 0, 2: 1}, {}, TypeError, "rank_table"),
+            ("n", {1: 0, 2: 1}, "", ParamInvalid, "not JSON"),
+            ("n", {1: 0, 2: 1}, "[" * 100_000, ParamInvalid, "not JSON"),
+            ("n", {1: 0, 2: 1}, '{"x": "\ud800"}', ParamInvalid, "not JSON"),
+            ("n", {1: 0, 2: 1}, "[]", ParamInvalid, "no 'version'"),
+            ("n", {1: 0, 2: 1}, '{"version": "1.1"}', ParamInvalid, "'1.1'"),
+            ("n", {1: 0, 2: 1}, '{"version": 1.0}', ParamInvalid, "float"),
+            ("n", {1: 0, 2: 1}, '{"version": "1.0"}', ParamInvalid, "no 'server_list'"),
+            ("n", {1: 0, 2: 1}, '{"version": "1.0", "server_list": {}}', ParamInvalid, "an array"),
+            ("n", {1: 0, 2: 1}, '{"version": "1.0", "server_list": [{}]}', ParamInvalid, r"\[0\] has no 'device'"),
+            (
+                "n",
+                {1: 0, 2: 1},
+                changed(lambda t: t["server_list"][0]["device"].append(1)),
+                ParamInvalid,
+                "no 'rank_id'",
+            ),
+            (
+                "n",
+                {1: 0, 2: 1},
+                changed(lambda t: t["server_list"][0]["device"][1].update(rank_id=1)),
+                ParamInvalid,
+                "a string",
+            ),
+            (
+                "n",
+                {1: 0, 2: 1},
+                changed(lambda t: t["server_list"][0]["device"][1].update(rank_id="one")),
+                ParamInvalid,
+                "in digits",
+            ),
+            (
+                "n",
+                {1: 0, 2: 1},
+                changed(lambda t: t["server_list"][0]["device"].pop()),
+                ParamInvalid,
+                "rank 1, of cluster 2, not",
+            ),
+            (
+                "n",
+                {1: 0, 2: 1},
+                changed(lambda t: t["server_list"][0]["device"][1].update(rank_id="0")),
+                ParamInvalid,
+                "rank 0, of cluster 1, 2 times",
+            ),
+            ("n", {1: 0, 2: 1}, json.dumps(table(3)), ParamInvalid, r"ranks \[2\]"),
+        ],
+    )
+    def test_what_is_refused(self, name: Any, info: Any, text: Any, error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            validate(name, info, text, 1)
+
+
+async def _member(name: str, text: str) -> None:
+    async with await Device.open(1) as device:
+        got = await meet(device, name, 1, [0, 1], text, b"from there", LIMIT)
+    sys.stdout.buffer.write(got[0])
+
+
+if __name__ == "__main__":
+    asyncio.run(_member(*sys.argv[1:]))

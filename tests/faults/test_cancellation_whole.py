@@ -1,0 +1,670 @@
+"""Cancelled at any await, its own or one of the link's behind it, an operation gives everything back and harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheNotFound,
+    DataType,
+    LinkError,
+    LLMRole,
+    LLMStatusCode,
+    Placement,
+    RegisterMemStatus,
+    TransferTimeout,
+)
+from aiodatadist.cache.table import Entry
+from aiodatadist.link import Link
+from aiodatadist.link.service import Service
+from aiodatadist.link.ways import Ways
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_counters,
+    soft_fault,
+    soft_faults_cleared,
+    verify,
+)
+from aiodatadist.testing.cancelling import CancelAt
+
+BLOCKS = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
+SLOTS = CacheDesc(2, [4, 1000], DataType.DT_UINT8)
+POOL = '{"memory_size": 4194304}'
+MOST = 200
+"""Awaits of one operation: none of them has as many."""
+END = 3.0
+"""Seconds that finalize() may take."""
+
+hows = pytest.mark.parametrize("how", ["task", "scope"])
+Operation = Callable[[], Coroutine[Any, Any, Any]]
+
+
+# ---- cancelling ----
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Whose awaits are counted: those of the operation itself, or of a method that works for it in another task."""
+
+    owner: Any = None
+    method: str = ""
+
+    def __str__(self) -> str:
+        return self.method or "caller"
+
+
+CALLER = Spot()
+
+
+class Struck:
+    """One run of an operation that is cancelled when the spot suspends for the k-th time."""
+
+    def __init__(self, spot: Spot, k: int, how: str) -> None:
+        self._spot = spot
+        self._k = k
+        self._how = how
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[None] | None = None
+        self.was_struck = False
+
+    def strike(self) -> None:
+        if self.was_struck or self._task is None:
+            return
+        self.was_struck = True
+        if self._how == "scope":
+            self._scope.cancel()
+        else:
+            self._task.cancel()
+
+    async def run(self, operation: Operation, patch: pytest.MonkeyPatch) -> bool:
+        """False when it ended before. What it raises then is raised."""
+        spot = self._spot
+        if spot.owner is not None:
+            original = getattr(spot.owner, spot.method)
+
+            async def watched(*args: Any) -> Any:
+                return await CancelAt(self._k, original(*args), self.strike)
+
+            patch.setattr(spot.owner, spot.method, watched)
+
+        async def body() -> None:
+            with self._scope:
+                await (CancelAt(self._k, operation(), self.strike) if spot.owner is None else operation())
+
+        self._task = asyncio.create_task(body())
+        await asyncio.wait([self._task], timeout=20)
+        assert self._task.done(), f"it hangs when cancelled at await {self._k} of {spot}"
+        if not self.was_struck:
+            self._task.result()
+        elif not self._task.cancelled():
+            assert self._task.exception() is None, self._task.exception()
+        else:
+            assert self._how == "task", "a scope's cancellation left its scope"
+        return self.was_struck
+
+
+async def at_every_await(
+    spot: Spot, how: str, operation: Operation, oracle: Operation, prepare: Operation | None = None
+) -> None:
+    """Cancel it at its first await, its second, ..., until it ends undisturbed. The oracle speaks after each."""
+    for k in range(1, MOST):
+        if prepare is not None:
+            await prepare()
+        with pytest.MonkeyPatch.context() as patch, soft_faults_cleared():
+            was_struck = await Struck(spot, k, how).run(operation, patch)
+        try:
+            await oracle()
+        except Exception as error:
+            error.add_note(f"after await {k} of {spot}, struck: {was_struck}")
+            raise
+        if not was_struck:
+            assert k > 1, f"{spot} never waited: nothing was tested"
+            return
+    raise AssertionError(f"{spot} waited {MOST} times")
+
+
+# ---- what has to hold afterwards ----
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 2.0) -> None:
+    """For what no event tells of."""
+    with anyio.move_on_after(seconds):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+    assert condition(), what
+
+
+def entry_of(cluster: Cluster, cache: Cache) -> Entry:
+    entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+    assert entry is not None
+    return entry
+
+
+class Scene:
+    """Two linked clusters, and what they have when nothing happens."""
+
+    def __init__(self, prompt: Cluster, decoder: Cluster, source: Cache, target: Cache) -> None:
+        self.prompt, self.decoder, self.source, self.target = prompt, decoder, source, target
+        self.tasks = 0
+
+    @property
+    def manager(self) -> Any:
+        return self.decoder.datadist.cache_manager
+
+    def link(self, cluster: Cluster) -> Link:
+        return cluster.datadist._running().find_link(3 - cluster.datadist.cluster_id)
+
+    async def pull(self, source: int = 3, target: int = 4) -> None:
+        await self.manager.pull_blocks(BlocksCacheKey(1), self.target, [source], [target])
+
+    async def all_is_back(self) -> None:
+        """No lease, no transfer, no task but those that a link always has."""
+        for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
+            link, entry = self.link(cluster), entry_of(cluster, cache)
+            await until(lambda link=link: not link._transfers and not link._operations, f"{link} is busy")  # type: ignore[misc]
+            await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
+            assert entry.holders <= {link}
+            assert not link._calls
+            assert not link._doubtful
+            assert all(s.running == 0 for s in cluster.datadist.statistics().links)
+        await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
+
+    async def no_byte_lands(self, cluster: Cluster, cache: Cache, control: Callable[[], Awaitable[None]]) -> None:
+        """Whatever may still be under way is in front of the control transfer, which brings one block, 3 to 4."""
+        memory = cluster.memory(cache)
+        memory.view()[:] = bytes(memory.nbytes)
+        await control()
+        owner = 3 - cluster.datadist.cluster_id
+        verify(memory, cache, [(t, 4, owner, 3) for t in range(BLOCKS.num_tensors)])
+        view = memory.view()
+        for at in range(BLOCKS.num_tensors * 8):
+            if at % 8 != 4:
+                assert not any(view[at << 12 : (at + 1) << 12]), f"block {at % 8} of tensor {at // 8} changed"
+
+
+@asynccontextmanager
+async def scene(**options: Any) -> AsyncIterator[Scene]:
+    """A linked pair that ends in time and leaves nothing."""
+    names = ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms")
+    before, tasks = soft_counters(), len(asyncio.all_tasks())
+    async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
+        found = Scene(*parts)
+        await found.pull()
+        await until(lambda: not found.link(found.decoder)._calls, "the first pull does not end")
+        found.tasks = len(asyncio.all_tasks())
+        yield found
+        started = anyio.current_time()
+    assert anyio.current_time() - started < END
+    after = soft_counters()
+    assert {n: after[n] for n in names} == {n: before[n] for n in names}
+    await until(lambda: len(asyncio.all_tasks()) <= tasks, f"stray tasks: {asyncio.all_tasks()}")
+
+
+# ---- pulls ----
+
+first_pulls = pytest.mark.parametrize(
+    ("one_sided", "spot"),
+    [
+        (True, CALLER),
+        (True, Spot(Link, "_arrange")),
+        (False, CALLER),
+        (False, Spot(Link, "_request")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Spot) else ("one_sided", "request")[not value],
+)
+
+
+@hows
+@first_pulls
+async def test_a_first_pull(one_sided: bool, spot: Spot, how: str, no_leaks: None) -> None:
+    async with scene(enable_remote_cache_accessible=one_sided) as all_of:
+
+        async def pull() -> None:
+            forget(all_of.link(all_of.decoder))
+            await all_of.manager.pull_blocks(BlocksCacheKey(1), all_of.target, range(8), range(8))
+
+        async def oracle() -> None:
+            await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
+            await all_of.all_is_back()
+
+        await at_every_await(spot, how, pull, oracle)
+
+
+def forget(link: Link) -> None:
+    """Make the next pull a first one: the peer has to be asked."""
+    for cache in list(link.catalogue._caches.values()):
+        link.catalogue.withdraw(cache.cache_id)
+
+
+@hows
+@pytest.mark.parametrize("first", ["cancellation", "answer"])
+async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
+    how: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck = Struck(CALLER, MOST, how)
+    original = Link._on_answer
+
+    def answer(link: Link, message: Any) -> None:
+        if first == "cancellation":
+            struck.strike()
+        original(link, message)
+        struck.strike()
+
+    monkeypatch.setattr(Link, "_on_answer", answer)
+    async with scene() as all_of:
+
+        async def pull() -> None:
+            forget(all_of.link(all_of.decoder))
+            await all_of.manager.pull_blocks(BlocksCacheKey(1), all_of.target, range(8), range(8))
+
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:hang")  # if it is started all the same, it has to be stopped
+            started = anyio.current_time()
+            assert await struck.run(pull, monkeypatch)
+            assert anyio.current_time() - started < 2
+        await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
+        await all_of.all_is_back()
+
+
+@hows
+@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_request"), Spot(Service, "_write")], ids=str)
+async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: None) -> None:
+    async with scene(enable_remote_cache_accessible=False, sync_kv_timeout=150) as all_of:
+
+        async def pull() -> None:
+            soft_fault("HcclBatchPut:hang")
+            with contextlib.suppress(TransferTimeout):
+                await all_of.manager.pull_blocks(BlocksCacheKey(1), all_of.target, range(8), range(8))
+
+        async def oracle() -> None:
+            await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
+            await all_of.all_is_back()
+
+        await at_every_await(spot, how, pull, oracle)
+
+
+@hows
+@pytest.mark.parametrize("whose", ["client", "server"])
+@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_arrange"), Spot(Ways, "_open_further")], ids=str)
+async def test_a_pull_that_needs_a_further_channel(spot: Spot, whose: str, how: str, no_leaks: None) -> None:
+    async with scene() as all_of:
+        one, other = all_of.decoder, all_of.prompt
+        mine = all_of.target
+        if whose == "server":
+            one, other, mine = other, one, all_of.source
+        owner, number = other.datadist.cluster_id, 10
+        manager = one.datadist.cache_manager
+
+        async def prepare() -> None:
+            nonlocal number
+            number += 1
+            await other.blocks(BLOCKS, number)
+
+        async def pull() -> None:
+            await manager.pull_blocks(BlocksCacheKey(owner, number), mine, range(8), range(8))
+
+        async def control() -> None:
+            with anyio.fail_after(5):
+                await manager.pull_blocks(BlocksCacheKey(owner, number), mine, [3], [4])
+
+        async def oracle() -> None:
+            await all_of.no_byte_lands(one, mine, control)
+
+        await at_every_await(spot, how, pull, oracle, prepare)
+
+
+async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as all_of:
+        for number in range(1, 71):
+            await all_of.prompt.blocks(BLOCKS, number)
+            key = BlocksCacheKey(1, number)
+
+            async def pull(key: BlocksCacheKey = key) -> None:
+                await all_of.manager.pull_blocks(key, all_of.target, [1], [1])
+
+            with monkeypatch.context() as patch:
+                await Struck(Spot(Ways, "_hear"), 1, "task").run(pull, patch)
+        with anyio.fail_after(5):
+            await pull()
+        for cluster in (all_of.prompt, all_of.decoder):
+            ways = all_of.link(cluster).ways
+            await until(lambda ways=ways: len(ways._old) < 8, f"{len(ways._old)} outdated channels are open")  # type: ignore[misc]
+
+
+# ---- pushes and notifications ----
+
+
+async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
+    """All notifications up to this one."""
+    found: list[bytes] = []
+    with anyio.fail_after(5):
+        async for note in cluster.datadist.notifications():
+            found.append(note.payload)
+            if note.payload == last:
+                break
+    return found
+
+
+@hows
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "known"])
+@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_arrange")], ids=str)
+async def test_a_push_with_a_notification(spot: Spot, is_first: bool, how: str, no_leaks: None) -> None:
+    if spot is not CALLER and not is_first:
+        pytest.skip("it does not arrange anything")
+    big = CacheDesc(2, [8, 1 << 20], DataType.DT_UINT8)  # too much to be done at once
+    async with scene() as all_of:
+        mine = await all_of.decoder.blocks(big, 1)
+        await all_of.prompt.blocks(big, 1)
+        key = BlocksCacheKey(1, 1)
+        await all_of.manager.pull_blocks(key, mine, [0], [0])
+        number = 0
+
+        async def push() -> None:
+            nonlocal number
+            number += 1
+            if is_first:
+                forget(all_of.link(all_of.decoder))
+            await all_of.manager.push_blocks(key, mine, range(8), range(8), notify=b"pushed %d" % number)
+
+        async def oracle() -> None:
+            end = b"end %d" % number
+            await all_of.manager.push_blocks(key, mine, [1], [2], notify=end)
+            assert await heard(all_of.prompt, end) in ([end], [b"pushed %d" % number, end])
+            await all_of.all_is_back()
+            assert entry_of(all_of.decoder, mine).leases == 0
+
+        await at_every_await(spot, how, push, oracle)
+
+
+@hows
+async def test_a_notification_that_waits_for_the_window(how: str) -> None:
+    async with scene() as all_of:
+        notify = all_of.decoder.datadist.notify
+        filling = [b"%d" % i for i in range(64)]
+        for k in range(1, MOST):
+            for payload in filling:
+                await notify(1, payload)
+            struck = Struck(CALLER, k, how)
+            with pytest.MonkeyPatch.context() as patch:
+                late = asyncio.create_task(struck.run(lambda: notify(1, b"late"), patch))
+                await anyio.wait_all_tasks_blocked()
+                end = asyncio.create_task(notify(1, b"end"))
+                found = await heard(all_of.prompt, b"end")
+                was_struck = await late
+            await end
+            assert [payload for payload in found if payload != b"late"] == [*filling, b"end"]
+            assert found.count(b"late") <= 1
+            assert was_struck or found[-2] == b"late"
+            await all_of.pull()
+            await all_of.all_is_back()
+            if not was_struck:
+                assert k > 1
+                return
+
+
+# ---- caches ----
+
+
+@hows
+async def test_a_copy(how: str, no_leaks: None) -> None:
+    big = CacheDesc(2, [4, 1 << 20], DataType.DT_UINT8)
+    async with scene() as all_of:
+        one, other = [await all_of.decoder.contiguous(big) for _ in range(2)]
+
+        async def copy() -> None:
+            await all_of.manager.copy_cache(one, other, 1, 2)
+
+        async def oracle() -> None:
+            memory = all_of.decoder.memory(one)
+            memory.view()[:] = bytes(memory.nbytes)
+            await all_of.manager.copy_cache(one, other, 3, 0)
+            view = memory.view()
+            assert not any(view[at] for at in (1 << 20, (2 << 20) - 1, 5 << 20, (6 << 20) - 1))
+            assert all(entry_of(all_of.decoder, cache).leases == 0 for cache in (one, other))
+            await all_of.all_is_back()
+
+        await at_every_await(CALLER, how, copy, oracle)
+
+
+@hows
+@pytest.mark.parametrize("who", ["ours", "the peer's"])
+async def test_a_deallocation_that_waits_for_a_transfer(who: str, how: str, no_leaks: None) -> None:
+    async with scene(sync_kv_timeout=200) as all_of:
+        whole = all_of.manager.pool_usage()[Placement.DEVICE].free
+        cache = all_of.target
+
+        async def prepare() -> None:
+            nonlocal cache
+            cache = await all_of.manager.allocate_blocks_cache(BLOCKS, BlocksCacheKey(2, 5))
+            await all_of.prompt.datadist.cache_manager.pull_blocks(BlocksCacheKey(2, 5), all_of.source, [0], [0])
+
+        async def deallocate() -> None:
+            if who == "ours":
+                manager, key, into = all_of.manager, BlocksCacheKey(1), cache
+            else:
+                manager, key, into = all_of.prompt.datadist.cache_manager, BlocksCacheKey(2, 5), all_of.source
+            soft_fault("HcclBatchGet:hang")
+            task = manager.pull_blocks(key, into, [0], [1])
+            assert not task.done()
+            started = anyio.current_time()
+            try:
+                await all_of.manager.deallocate_blocks_cache(cache)
+            finally:
+                assert anyio.current_time() - started < 1
+                await task.synchronize()
+                assert task.exception() is None or isinstance(task.exception(), TransferTimeout), task.exception()
+
+        async def oracle() -> None:
+            usage = all_of.manager.pool_usage
+            await until(lambda: bool(usage()[Placement.DEVICE].free == whole), "the memory did not come back")
+            await all_of.pull()
+            await all_of.all_is_back()
+
+        await at_every_await(CALLER, how, deallocate, oracle, prepare)
+
+
+@hows
+async def test_a_key_that_is_removed(how: str, no_leaks: None) -> None:
+    async with scene(sync_kv_timeout=200) as all_of:
+        owner, puller = all_of.manager, all_of.prompt.datadist.cache_manager
+        into = await all_of.prompt.contiguous(SLOTS)
+        key, cache = CacheKey(2, 0), into
+
+        async def prepare() -> None:
+            nonlocal key, cache
+            key = CacheKey(2, key.req_id + 1)
+            cache = await owner.allocate_cache(SLOTS, [key])
+            await puller.pull_cache(key, into, 0)
+
+        async def remove() -> None:
+            soft_fault("HcclBatchGet:hang")
+            task = puller.pull_cache(key, into, 1)
+            try:
+                await owner.remove_cache_key(key)
+            finally:
+                await task.synchronize()
+                await owner.deallocate_cache(cache)
+
+        async def oracle() -> None:
+            await owner.remove_cache_key(key)
+            with pytest.raises(CacheNotFound):
+                await puller.pull_cache(key, into, 0)
+            await all_of.pull()
+            await all_of.all_is_back()
+
+        await at_every_await(CALLER, how, remove, oracle, prepare)
+
+
+@hows
+async def test_a_registration_after_linking(how: str, no_leaks: None) -> None:
+    async with scene() as all_of:
+        arrays = [np.full((8, 4096), i, np.uint8) for i in range(2)]
+        adopted = soft_counters()["adopted"]
+        registered = all_of.prompt.datadist.cache_manager
+
+        async def register() -> None:
+            cache = await registered.register_cache(SLOTS, [a.reshape(-1)[:4000] for a in arrays], [CacheKey(1, 7)])
+            await registered._keeper.unregister(cache.cache_id, False)
+
+        async def oracle() -> None:
+            for table_entry in list(registered._keeper.table):
+                if table_entry.cache_id != all_of.source.cache_id:
+                    await registered._keeper.unregister(table_entry.cache_id, False)
+            assert soft_counters()["adopted"] == adopted
+            await all_of.pull()
+            await all_of.all_is_back()
+
+        await at_every_await(CALLER, how, register, oracle)
+
+
+# ---- links and roles ----
+
+
+@hows
+async def test_a_link_is_checked(how: str, no_leaks: None) -> None:
+    async with scene() as all_of:
+
+        async def check() -> None:
+            await all_of.decoder.datadist.check_link_status(1)
+
+        async def oracle() -> None:
+            await check()
+            await all_of.pull()
+            await all_of.all_is_back()
+
+        await at_every_await(CALLER, how, check, oracle)
+
+
+@hows
+async def test_a_role_is_switched(how: str, no_leaks: None) -> None:
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        await prompt.blocks(BLOCKS)
+        cache = await decoder.blocks(BLOCKS)
+
+        async def switch() -> None:
+            await prompt.datadist.switch_role(LLMRole.MIX, {"llm.listenIpInfo": "127.0.0.1:0"})
+
+        async def oracle() -> None:
+            info = cluster_info(prompt)  # wherever it listens now, it says so, and can be linked
+            assert (await decoder.datadist.link_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
+            assert (await decoder.datadist.unlink_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
+            await until(lambda: not prompt.datadist._running().has_links, "the link does not end")
+
+        await at_every_await(CALLER, how, switch, oracle)
+
+
+TABLE = json.dumps(
+    {
+        "version": "1.0",
+        "server_count": "1",
+        "status": "completed",
+        "server_list": [
+            {
+                "server_id": "127.0.0.1",
+                "device": [{"device_id": str(i), "device_ip": "127.0.0.1", "rank_id": str(i)} for i in range(2)],
+            }
+        ],
+    }
+)
+
+
+@asynccontextmanager
+async def two_members() -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
+    options: dict[str, Any] = {"listen_ip_info": None, "link_total_time": 1}
+    async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
+        await prompt.blocks(BLOCKS)
+        yield prompt, decoder, await decoder.blocks(BLOCKS)
+        started = anyio.current_time()
+    assert anyio.current_time() - started < END
+
+
+async def linked_by_table(*members: Cluster, name: str = "pd") -> list[int]:
+    return list(await asyncio.gather(*(member.datadist.link(name, {1: 0, 2: 1}, TABLE) for member in members)))
+
+
+@hows
+async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
+    before = soft_counters()
+    async with two_members() as (prompt, decoder, cache):
+
+        async def link() -> None:
+            other = asyncio.create_task(prompt.datadist.link("pd", {1: 0, 2: 1}, TABLE))
+            mine = 0
+            try:
+                mine = await decoder.datadist.link("pd", {1: 0, 2: 1}, TABLE)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([other], timeout=10)
+                    assert other.done(), "the other member waits on"
+                    if other.exception() is None:
+                        await prompt.datadist.unlink(other.result())
+                    else:
+                        assert isinstance(other.exception(), LinkError)
+                    if mine:
+                        await decoder.datadist.unlink(mine)
+
+        async def oracle() -> None:
+            clusters = (prompt, decoder)
+            await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
+            numbers = await linked_by_table(*clusters, name="again")
+            with anyio.fail_after(5):
+                await decoder.datadist.wait_linked(1)
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
+            for cluster, number in zip(clusters, numbers, strict=True):
+                await cluster.datadist.unlink(number)
+
+        await at_every_await(CALLER, how, link, oracle)
+    after = soft_counters()
+    for counter in ("device_bytes", "streams", "comms", "imported", "adopted"):
+        assert after[counter] == before[counter], counter
+
+
+@hows
+async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
+    async with two_members() as (prompt, decoder, _):
+        numbers: list[int] = []
+
+        async def prepare() -> None:
+            numbers[:] = await linked_by_table(prompt, decoder)
+            await asyncio.gather(decoder.datadist.wait_linked(1), prompt.datadist.wait_linked(2))
+
+        async def unlink() -> None:
+            await decoder.datadist.unlink(numbers[1])
+
+        async def oracle() -> None:
+            for cluster in (decoder, prompt):
+                for comm_id in list(cluster.datadist._running().communicators._all):
+                    await cluster.datadist.unlink(comm_id)
+            clusters = (prompt, decoder)
+            await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
+
+        await at_every_await(CALLER, how, unlink, oracle, prepare)
+
+
+async def test_an_unlink_before_the_links_are_made_leaves_none() -> None:
+    async with two_members() as (prompt, decoder, _):
+        for _ in range(10):
+            numbers = await linked_by_table(prompt, decoder)
+            assert prompt.datadist.query_register_mem_status(numbers[0]) is RegisterMemStatus.PREPARING
+            await asyncio.gather(prompt.datadist.unlink(numbers[0]), decoder.datadist.unlink(numbers[1]))
+            engines = [c.datadist._running() for c in (prompt, decoder)]
+            await until(lambda engines=engines: not any(e._opening for e in engines), "a link is being made")  # type: ignore[misc]
+            assert not any(engine._links for engine in engines), "unlinked, and linked afterwards"

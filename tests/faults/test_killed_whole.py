@@ -1,0 +1,193 @@
+"""A peer that is killed in the middle of anything costs its own link, and a new one of the same id can be linked at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    LinkClosed,
+    LinkError,
+    LLMException,
+    LLMStatusCode,
+    NotLinked,
+    PeerLost,
+)
+from aiodatadist.testing import Cluster, open_cluster, soft_counters, verify
+from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, puppet
+
+TOLD = 1.0
+"""Seconds after which whoever waits for a dead peer has been told."""
+
+
+@asynccontextmanager
+async def loses_nothing(cluster: Cluster) -> AsyncIterator[None]:
+    """Pulls from cluster 3 go on meanwhile, and none of them fails."""
+    cache = await cluster.blocks(DESC, 3)
+    pulls, ends = 0, asyncio.Event()
+
+    async def pull() -> None:
+        nonlocal pulls
+        while not ends.is_set():
+            await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(3), cache, [1, 2], [5, 6])
+            pulls += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pull())
+        yield
+        before = pulls
+        while pulls < before + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        ends.set()
+    verify(cluster.memory(cache), cache, [(t, 5, 3, 1) for t in range(2)])
+
+
+async def is_back(cluster: Cluster, cache: Cache) -> None:
+    """Nothing of the dead peer's is left here."""
+    entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+    assert entry is not None
+    assert entry.leases == 0
+    assert not [holder for holder in entry.holders if getattr(holder, "cluster_id", 0) == 1]
+    assert not entry.is_poisoned
+    assert [link.cluster_id for link in cluster.datadist.statistics().links] == [3]
+
+
+Waiting = Callable[[Cluster, Cache, Puppet], Awaitable[None]]
+
+
+async def pulling(cluster: Cluster, cache: Cache, _: Puppet) -> None:
+    while True:
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+
+
+async def pushing(cluster: Cluster, cache: Cache, _: Puppet) -> None:
+    while True:
+        await cluster.datadist.cache_manager.push_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+
+
+async def notifying(cluster: Cluster, _: Cache, __: Puppet) -> None:
+    while True:  # nobody takes them there: the 65th waits
+        await cluster.datadist.notify(1, bytes(1000))
+
+
+async def serving(cluster: Cluster, _: Cache, peer: Puppet) -> None:
+    """Nobody here waits for it: the link's end is all there is to hear."""
+    await peer.ask("pull_for_ever")
+    why = await cluster.datadist.wait_link_closed(1)
+    raise PeerLost(why)
+
+
+async def hung(cluster: Cluster, cache: Cache, peer: Puppet) -> None:
+    await peer.ask("fault", "HcclBatchPut:hang")
+    await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("what", "one_sided"),
+    [(pulling, True), (pushing, True), (notifying, True), (serving, True), (pulling, False), (serving, False), (hung, False)],
+    ids=["pull", "push", "notify", "peer_pulls", "request", "peer_requests", "hung_request"],
+)  # fmt: skip
+async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
+    before = soft_counters()
+    options = {"enable_remote_cache_accessible": one_sided}
+    async with AsyncExitStack() as stack:
+        peer = await stack.enter_async_context(puppet(**options))
+        other = await stack.enter_async_context(puppet(3, **options))
+        async with linked_to(peer, other, **options) as (cluster, cache), loses_nothing(cluster):
+            waiter = asyncio.ensure_future(what(cluster, cache, peer))
+            await anyio.sleep(0.15)  # in the middle of it, wherever that is
+            assert not waiter.done()
+            peer.send(signal.SIGKILL)
+            killed = anyio.current_time()
+            with pytest.raises((PeerLost, NotLinked)) as caught:
+                await waiter
+            assert anyio.current_time() - killed < TOLD
+            assert isinstance(caught.value, LLMException)
+            await gone(cluster)
+            await is_back(cluster, cache)
+            async with puppet(**options) as again:
+                started = anyio.current_time()
+                status, _ = await cluster.datadist.link_clusters([again.info], 5000)
+                assert status is LLMStatusCode.LLM_SUCCESS
+                assert anyio.current_time() - started < TOLD
+                await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
+                verify(cluster.memory(cache), cache, [(t, 6, 1, 5) for t in range(2)])
+                await cluster.datadist.unlink_clusters([again.info])
+    after = soft_counters()
+    for name in ("device_bytes", "adopted", "imported", "streams", "events", "comms"):
+        assert after[name] == before[name], name
+
+
+def table(members: int) -> str:
+    devices = [{"device_id": str(i), "device_ip": "127.0.0.1", "rank_id": str(i)} for i in range(members)]
+    return json.dumps(
+        {
+            "version": "1.0",
+            "server_count": "1",
+            "status": "completed",
+            "server_list": [{"server_id": "127.0.0.1", "device": devices}],
+        }
+    )
+
+
+async def test_a_member_killed_while_the_others_meet() -> None:
+    before = soft_counters()
+    ranks = {1: 0, 2: 1, 3: 2}
+    async with open_cluster(2, device_id=1, link_total_time=2) as cluster:
+        cache = await cluster.blocks(DESC)
+        async with puppet(device_id=0) as peer:
+            theirs = asyncio.create_task(peer.ask("meet", "trio", ranks, table(3)))
+            ours = asyncio.create_task(cluster.datadist.link("trio", ranks, table(3)))
+            await anyio.sleep(0.3)  # both are there, the third never comes
+            assert not ours.done()
+            peer.send(signal.SIGKILL)
+            killed = anyio.current_time()
+            with pytest.raises(LinkError):
+                await ours
+            assert anyio.current_time() - killed < 2 + TOLD
+            with pytest.raises(ValueError, match="Expecting value"):
+                await theirs
+        async with puppet(device_id=0) as again:
+            pair = {1: 0, 2: 1}
+            theirs = asyncio.create_task(again.ask("meet", "trio", pair, table(2)))
+            with anyio.fail_after(3):
+                number = await cluster.datadist.link("trio", pair, table(2))
+                await cluster.datadist.wait_linked(1)
+            await theirs
+            await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
+            verify(cluster.memory(cache), cache, [(t, 6, 1, 5) for t in range(2)])
+            again.send(signal.SIGKILL)
+            await gone(cluster)
+            await cluster.datadist.unlink(number)
+    after = soft_counters()
+    for name in ("device_bytes", "adopted", "imported", "streams", "events", "comms"):
+        assert after[name] == before[name], name
+
+
+async def test_a_peer_killed_in_any_moment_of_linking() -> None:
+    """The client is told in time, whenever it happened, and a new peer of this id is welcome."""
+    async with open_cluster(2, device_id=7) as cluster:
+        cache = await cluster.blocks(DESC)
+        for milliseconds in (0, 1, 2, 4, 8):
+            async with puppet() as peer:
+                link = asyncio.create_task(cluster.datadist.link_clusters([peer.info], 5000))
+                await anyio.sleep(milliseconds / 1000)
+                peer.send(signal.SIGKILL)
+                with anyio.fail_after(TOLD + 1.0):  # a channel that is being opened is looked after once a second
+                    await link
+                    await gone(cluster)
+        async with puppet() as again:
+            assert (await cluster.datadist.link_clusters([again.info], 5000))[0] is LLMStatusCode.LLM_SUCCESS
+            await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
+            again.send(signal.SIGKILL)
+            with pytest.raises((PeerLost, LinkClosed, NotLinked)):
+                await pulling(cluster, cache, again)

@@ -1,0 +1,298 @@
+"""Peers that stop are noticed in time, peers that are busy are not lost, and who was given up cannot write any more.
+
+Run as a program this is a peer: a cluster in a process of its own that does what it is told through its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    LLMClusterInfo,
+    LLMException,
+    LLMStatusCode,
+    NotLinked,
+    PeerLost,
+)
+from aiodatadist.testing import Cluster, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
+
+DESC = CacheDesc(2, [16, 1 << 20], DataType.DT_UINT8)  # 32 MiB: several windows
+BLOCKS = list(range(16))
+POOL = '{"memory_size": 67108864}'
+BRISK = {"heartbeat_interval": 100, "heartbeat_misses": 3}
+DETECTED = 0.5 + 0.3
+"""Seconds after which a stopped peer is lost: interval x (misses + 1), and slack for a busy machine."""
+
+
+class Puppet:
+    """A peer in a process of its own, from the test's end."""
+
+    def __init__(self, process: asyncio.subprocess.Process, info: LLMClusterInfo) -> None:
+        self._process = process
+        self.info = info
+
+    async def ask(self, verb: str, *args: Any) -> Any:
+        """Have it do something, and hear what came of it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([verb, *args]).encode() + b"\n")
+        with anyio.fail_after(20):
+            return json.loads(await self._process.stdout.readline())
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+@asynccontextmanager
+async def puppet(cluster_id: int = 1, **options: Any) -> AsyncIterator[Puppet]:
+    """It is alive until the end, unless the test says otherwise."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.faults.test_liveness", str(cluster_id), json.dumps(options),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        info = LLMClusterInfo(cluster_id)
+        info.append_remote_ip_info("127.0.0.1", int(await process.stdout.readline()))
+        yield Puppet(process, info)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def linked_to(*peers: Puppet, **options: Any) -> AsyncIterator[tuple[Cluster, Cache]]:
+    """A cluster of this process, linked to them all."""
+    async with open_cluster(2, device_id=7, **{"sync_kv_timeout": 30_000, **options}) as cluster:
+        cache = await cluster.blocks(DESC)
+        status, each = await cluster.datadist.link_clusters([peer.info for peer in peers], 10_000)
+        assert status is LLMStatusCode.LLM_SUCCESS, each
+        yield cluster, cache
+
+
+async def gone(cluster: Cluster, cluster_id: int = 1) -> str:
+    """Until there is no link to it; why."""
+    try:
+        return await cluster.datadist.wait_link_closed(cluster_id)
+    except NotLinked:
+        return "gone already"
+
+
+# ---- stopped ----
+
+
+async def test_a_stopped_peer_is_noticed_on_an_idle_link() -> None:
+    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK) as (cluster, cache):
+        peer.send(signal.SIGSTOP)
+        started = anyio.current_time()
+        assert "no heartbeat" in await gone(cluster)
+        assert anyio.current_time() - started < DETECTED
+        with pytest.raises((PeerLost, NotLinked)):
+            await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])
+async def test_a_stopped_peer_is_noticed_while_blocks_move(one_sided: bool) -> None:
+    options = {**BRISK, "enable_remote_cache_accessible": one_sided}
+    async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
+        pull = cluster.datadist.cache_manager.pull_blocks
+        with soft_faults_cleared():
+            if one_sided:
+                await pull(BlocksCacheKey(1), cache, [0], [0])  # knows the way: the next one starts at once
+                soft_fault("HcclBatchGet:hang")
+            else:
+                await peer.ask("fault", "HcclBatchPut:hang")
+            task = pull(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+            peer.send(signal.SIGSTOP)
+            started = anyio.current_time()
+            with pytest.raises(PeerLost) as caught:
+                await task
+        assert anyio.current_time() - started < DETECTED
+        assert caught.value.peer == 1
+        await gone(cluster)
+        entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+        assert entry is not None
+        assert (entry.leases, entry.holders) == (0, set())
+
+
+async def test_a_peer_that_was_given_up_cannot_write_into_memory_that_was_given_back() -> None:
+    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
+        manager = cluster.datadist.cache_manager
+        lent = await manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, 5))
+        await peer.ask("push_for_ever", 5)
+        peer.send(signal.SIGSTOP)  # somewhere in a push
+        await gone(cluster)
+        started = anyio.current_time()
+        await manager.deallocate_blocks_cache(lent)
+        assert anyio.current_time() - started < 1
+        again = await manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, 6))
+        arrays = manager.arrays(again)
+        for array in arrays:
+            array[:] = 0x77
+        peer.send(signal.SIGCONT)
+        assert await peer.ask("push_failed") in {"PeerLost", "LinkClosed", "NotLinked", "LinkError"}
+        changed = [int((array != 0x77).any(axis=1).sum()) for array in arrays]
+        del arrays, array
+        assert sum(changed) <= 1, "more than the piece that softnpu was copying when it was stopped"
+
+
+# ---- busy ----
+
+
+@pytest.mark.parametrize("options", [BRISK, {}], ids=["brisk", "default"])
+async def test_a_busy_loop_does_not_look_dead(options: dict[str, Any]) -> None:
+    async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
+        milliseconds = 200 if options else 300
+        await anyio.sleep(0.3)  # until both beat
+        hers = asyncio.create_task(peer.ask("spin", 5, milliseconds))
+        await anyio.sleep(0.05)
+        for _ in range(5):
+            spin(milliseconds)
+            await asyncio.sleep(0)
+        await hers
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+        verify(cluster.memory(cache), cache, [(t, 2, 1, 1) for t in range(2)])
+        assert await peer.ask("links") == [2]
+
+
+async def test_a_loop_that_is_busy_right_after_linking_does_not_look_dead() -> None:
+    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK) as (cluster, cache):
+        hers = asyncio.create_task(peer.ask("spin", 5, 200))
+        for _ in range(5):
+            await anyio.sleep(0.2)
+        await hers
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+
+
+def spin(milliseconds: int) -> None:
+    """Keep the loop, and the interpreter, busy."""
+    end = time.monotonic() + milliseconds / 1000
+    while time.monotonic() < end:
+        pass
+
+
+# ---- orderly ----
+
+
+async def test_who_unlinks_in_good_order_is_never_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiodatadist")
+    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK) as (cluster, cache):
+        address = cluster.datadist.listen_address
+        for round_ in range(6):
+            closed = asyncio.create_task(gone(cluster))
+            await anyio.wait_all_tasks_blocked()
+            if round_ % 2:
+                assert await peer.ask("unlink", 2) == "LLM_SUCCESS"
+            else:
+                status, _ = await cluster.datadist.unlink_clusters([peer.info])
+                assert status is LLMStatusCode.LLM_SUCCESS
+            assert "unlinked" in await closed
+            if round_ % 2:
+                assert await peer.ask("link", 2, address) == "LLM_SUCCESS"
+            else:
+                assert (await cluster.datadist.link_clusters([peer.info]))[0] is LLMStatusCode.LLM_SUCCESS
+            await cluster.datadist.wait_linked(1)
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+    said = [record.getMessage() for record in caplog.records]
+    assert not [text for text in said if "heartbeat" in text or "gone" in text], said
+
+
+# ---- the peer ----
+
+
+class Peer:
+    """A cluster, and what it can be told to do."""
+
+    def __init__(self, cluster: Cluster, cache: Cache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._pushing: asyncio.Task[None] | None = None
+
+    async def fault(self, spec: str) -> None:
+        soft_fault(spec)
+
+    async def push_for_ever(self, model_id: int) -> None:
+        """Returns when it has begun."""
+        begun = anyio.Event()
+
+        async def push() -> None:
+            while True:
+                await self._cluster.datadist.cache_manager.push_blocks(
+                    BlocksCacheKey(2, model_id), self._cache, BLOCKS, BLOCKS
+                )
+                begun.set()
+
+        self._pushing = asyncio.create_task(push())
+        await begun.wait()
+
+    async def push_failed(self) -> str:
+        """What ended it; and that no further push can be started."""
+        assert self._pushing is not None
+        try:
+            await self._pushing
+        except LLMException as error:
+            return type(error).__name__
+        return "nothing"
+
+    async def pull_for_ever(self) -> None:
+        async def pull() -> None:
+            while True:
+                await self._cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), self._cache, BLOCKS, BLOCKS)
+
+        self._pushing = asyncio.create_task(pull())
+
+    async def spin(self, times: int, milliseconds: int) -> None:
+        for _ in range(times):
+            spin(milliseconds)
+            await asyncio.sleep(0)
+
+    async def links(self) -> list[int]:
+        return [link.cluster_id for link in self._cluster.datadist.statistics().links]
+
+    async def link(self, cluster_id: int, address: tuple[str, int]) -> str:
+        info = LLMClusterInfo(cluster_id)
+        info.append_remote_ip_info(*address)
+        return (await self._cluster.datadist.link_clusters([info], 10_000))[0].name
+
+    async def unlink(self, cluster_id: int) -> str:
+        info = LLMClusterInfo(cluster_id)
+        return (await self._cluster.datadist.unlink_clusters([info], 10_000))[0].name
+
+    async def meet(self, name: str, ranks: dict[str, int], table: str) -> int:
+        return await self._cluster.datadist.link(name, {int(k): v for k, v in ranks.items()}, table)
+
+    async def stamp(self) -> None:
+        stamp(self._cluster.memory(self._cache), self._cache, self._cluster.datadist.cluster_id)
+
+
+async def main(cluster_id: int, options: dict[str, Any]) -> None:
+    async with open_cluster(
+        cluster_id, **{"device_id": cluster_id % 7, "sync_kv_timeout": 30_000, **options}
+    ) as cluster:
+        peer = Peer(cluster, await cluster.blocks(DESC))
+        address = cluster.datadist.listen_address
+        print(address[1] if address else 0, flush=True)
+        while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            verb, *args = json.loads(line)
+            print(json.dumps(await getattr(peer, verb)(*args)), flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(main, int(sys.argv[1]), json.loads(sys.argv[2]))

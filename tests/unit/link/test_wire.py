@@ -1,0 +1,239 @@
+"""Control messages over a byte stream: what is posted arrives in this order, and posting never waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import anyio.abc
+import pytest
+from anyio.abc import SocketAttribute
+
+from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
+from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
+from aiodatadist.wire.messages import Bye, Disconnect, Message, Note, Ping
+from tests.unit.wire.examples import EACH, hello, pull
+
+LARGE = Note(payload="A" * 80_000)
+
+
+class Stream:
+    """A byte stream that takes what is sent while ``is_open``, and gives what it was made with."""
+
+    def __init__(self, *incoming: bytes) -> None:
+        self.incoming = list(incoming)
+        self.sent: list[bytes] = []
+        self.is_open = anyio.Event()
+        self.error: Exception | None = None
+        self.is_closed = False
+
+    async def send(self, data: bytes) -> None:
+        await self.is_open.wait()
+        if self.error is not None:
+            raise self.error
+        self.sent.append(data)
+
+    async def receive(self, max_bytes: int) -> bytes:
+        if not self.incoming:
+            raise anyio.EndOfStream
+        data = self.incoming.pop(0)
+        if len(data) > max_bytes:
+            self.incoming.insert(0, data[max_bytes:])
+        return data[:max_bytes]
+
+    def arrived(self) -> list[Message]:
+        return Decoder().feed(b"".join(self.sent))
+
+
+def wire(*incoming: bytes, is_open: bool = True) -> tuple[Wire, Stream]:
+    stream = Stream(*incoming)
+    if is_open:
+        stream.is_open.set()
+    return Wire(cast(anyio.abc.SocketStream, stream)), stream
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Wire, Wire]]:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as both:
+        (listener,) = both.listeners
+        client = await anyio.connect_tcp("127.0.0.1", listener.extra(SocketAttribute.local_port))
+        async with client, await cast(Any, listener).accept() as server:
+            yield Wire(client), Wire(server)
+
+
+def congested(one: Wire) -> bool:
+    return one.is_congested
+
+
+# ---- sending ----
+
+
+async def test_each_kind_of_message_travels_both_ways() -> None:
+    async with pair() as (one, other):
+        for a, b in ((one, other), (other, one)):
+            await a.send(*EACH)
+            assert [await b.receive() for _ in EACH] == EACH
+
+
+async def test_posted_messages_arrive_in_this_order_with_those_that_were_posted_meanwhile() -> None:
+    async with pair() as (one, other), anyio.create_task_group() as group:
+        one.post(Ping(call=1))
+        one.post(Ping(call=2))
+        group.start_soon(one.pump)
+        assert [await other.receive() for _ in range(2)] == [Ping(call=1), Ping(call=2)]
+        await anyio.wait_all_tasks_blocked()
+        one.post(Ping(call=3))
+        assert await other.receive() == Ping(call=3)
+        group.cancel_scope.cancel()
+
+
+async def test_posting_never_waits_and_sends_nothing_by_itself() -> None:
+    one, stream = wire()
+    one.post(Bye())
+    await anyio.wait_all_tasks_blocked()
+    assert stream.sent == []
+
+
+async def test_message_that_is_too_large_is_refused_and_harms_no_other() -> None:
+    one, stream = wire()
+    one.post(Ping(call=1))
+    with pytest.raises(ProtocolError, match=f"the limit is {MAX_BODY}"):
+        one.post(pull(src_blocks=[2**63] * 60_000))
+    one.post(Ping(call=2))
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.pump)
+        await one.flush()
+        group.cancel_scope.cancel()
+    assert stream.arrived() == [Ping(call=1), Ping(call=2)]
+
+
+async def test_flush_returns_when_everything_posted_is_with_the_kernel() -> None:
+    one, stream = wire(is_open=False)
+    await one.flush()
+    one.post(Ping(call=1))
+    order: list[str] = []
+
+    async def flush() -> None:
+        await one.flush()
+        order.append(f"flushed {len(stream.arrived())}")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.pump)
+        group.start_soon(flush)
+        await anyio.wait_all_tasks_blocked()
+        one.post(Ping(call=2))  # while the first is being written
+        await anyio.wait_all_tasks_blocked()
+        order.append("open")
+        stream.is_open.set()
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert order == ["open", "flushed 2"]
+
+
+async def test_peer_that_does_not_read_makes_it_congested_until_it_reads() -> None:
+    one, stream = wire(is_open=False)
+    size = len(encode(LARGE))
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.pump)
+        for count in range(1, MAX_BACKLOG // size + 2):
+            one.post(LARGE)
+            assert congested(one) == (count * size > MAX_BACKLOG)
+            await anyio.wait_all_tasks_blocked()
+        assert congested(one), "what is being written counts, too"
+        stream.is_open.set()
+        await one.flush()
+        assert not congested(one)
+        group.cancel_scope.cancel()
+    assert sum(map(len, stream.sent)) > MAX_BACKLOG
+
+
+async def test_more_than_any_socket_holds_goes_through_while_the_peer_reads() -> None:
+    count = 400
+    async with pair() as (one, other), anyio.create_task_group() as group:
+        other.trust()
+        group.start_soon(one.pump)
+        for i in range(count):
+            one.post(LARGE)
+            one.post(Ping(call=i + 1))
+        assert congested(one)
+        for i in range(count):
+            assert await other.receive() == LARGE
+            assert await other.receive() == Ping(call=i + 1)
+        await one.flush()
+        assert not congested(one)
+        group.cancel_scope.cancel()
+
+
+# ---- receiving ----
+
+
+async def test_messages_come_one_at_a_time_however_they_are_cut() -> None:
+    data = b"".join(encode(message) for message in EACH)
+    for cut in (1, 7, 1000, len(data)):
+        one, _ = wire(*(data[i : i + cut] for i in range(0, len(data), cut)))
+        assert [await one.receive() for _ in EACH] == EACH
+
+
+async def test_message_in_front_of_nonsense_is_heard_before_the_complaint() -> None:
+    one, _ = wire(encode(Bye()) + b"GET /")
+    assert await one.receive() == Bye()
+    with pytest.raises(ProtocolError, match="does not speak our protocol"):
+        await one.receive()
+
+
+async def test_stranger_cannot_send_much_and_a_known_peer_can() -> None:
+    large = encode(LARGE)
+    one, _ = wire(large)
+    with pytest.raises(ProtocolError, match=f"the limit is {UNVERIFIED_BODY}"):
+        await one.receive()
+    one, _ = wire(encode(hello(1)), large)
+    assert await one.receive() == hello(1)
+    one.trust()
+    assert await one.receive() == LARGE
+
+
+# ---- when nobody is there ----
+
+
+async def test_peer_that_left_is_lost_to_the_reader() -> None:
+    async with pair() as (one, other):
+        await other.send(Disconnect(reason="x"))
+        await other.aclose()
+        assert await one.receive() == Disconnect(reason="x")
+        with pytest.raises(PeerLost, match="the peer's process is gone"):
+            await one.receive()
+
+
+async def test_wire_that_was_closed_here_wakes_its_reader() -> None:
+    async with pair() as (one, _), anyio.create_task_group() as group:
+
+        async def listen() -> None:
+            with pytest.raises(PeerLost):
+                await one.receive()
+
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        await one.aclose()
+
+
+@pytest.mark.parametrize("error", [anyio.BrokenResourceError, anyio.ClosedResourceError])
+async def test_peer_that_left_is_lost_to_the_writer(error: type[Exception]) -> None:
+    one, stream = wire()
+    stream.error = error()
+    with pytest.raises(PeerLost):
+        await one.send(Bye())
+    one.post(Bye())
+    with pytest.raises(PeerLost):
+        await one.pump()
+
+
+async def test_peer_that_left_is_lost_to_the_pump() -> None:
+    async with pair() as (one, other):
+        await other.aclose()
+        for _ in range(1000):
+            one.post(LARGE)
+        with pytest.raises(PeerLost):
+            await one.pump()

@@ -1,0 +1,472 @@
+"""Heartbeats: who is alive is left alone, who is not is told once and in time, and the thread leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from aiodatadist import pulse as pulse_module
+from aiodatadist.pulse import Pulse
+from tests.conftest import open_files
+
+INTERVAL = 0.02
+SLACK = 0.4
+"""Seconds by which something may come late on a busy machine."""
+FOREVER = 30.0
+
+
+class News:
+    """What is given to watch() as ``lost``."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self._event = asyncio.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._event.set()
+
+    async def come(self) -> str:
+        async with asyncio.timeout(5):
+            await self._event.wait()
+        return self.reasons[0]
+
+
+@pytest.fixture
+def pulse(no_leaks: None) -> Iterator[Pulse]:
+    pulse = Pulse(INTERVAL)
+    yield pulse
+    pulse.close()
+
+
+@pytest.fixture
+def pair(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of TCP; the first one is for watch()."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    theirs.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def pulse_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "aiodatadist pulse"]
+
+
+def spin(until: Callable[[], bool]) -> None:
+    """Keep the event loop busy."""
+    deadline = monotonic() + 5
+    while not until():
+        assert monotonic() < deadline
+
+
+def spin_until_closed(sock: socket.socket) -> None:
+    spin(lambda: sock.fileno() == -1)
+
+
+async def count_beats(sock: socket.socket, number: int) -> None:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(5):
+        for _ in range(number):
+            assert len(await loop.sock_recv(sock, 1)) == 1
+
+
+# ---- alive ----
+
+
+async def test_two_that_beat_live_even_if_their_loop_is_busy(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    news, other = News(), Pulse(INTERVAL)
+    try:
+        pulse.watch(pair[0], 0.15, news)
+        other.watch(pair[1], 0.15, news)
+        end = monotonic() + 0.2
+        spin(lambda: monotonic() >= end)
+        await asyncio.sleep(0.3)
+        assert news.reasons == []
+    finally:
+        other.close()
+
+
+async def test_the_first_beat_comes_at_once_and_the_others_at_intervals(
+    no_leaks: None, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    pulse = Pulse(0.1)
+    try:
+        start = monotonic()
+        pulse.watch(pair[0], FOREVER, News())
+        await count_beats(pair[1], 1)
+        assert monotonic() - start < 0.09
+        await count_beats(pair[1], 3)
+        assert 0.29 < monotonic() - start < 0.3 + SLACK
+    finally:
+        pulse.close()
+
+
+async def test_any_bytes_are_a_beat_however_many(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    news, loop = News(), asyncio.get_running_loop()
+    pulse.watch(pair[0], 0.25, news)
+    await asyncio.sleep(0.15)
+    await loop.sock_sendall(pair[1], b"anything " * 100_000)
+    sent = monotonic()
+    await asyncio.sleep(0.15)
+    assert news.reasons == []
+    await news.come()
+    assert 0.2 < monotonic() - sent < 0.25 + SLACK
+
+
+async def test_a_peer_that_does_not_read_holds_nobody_up(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    full, _unread = pair
+    full.setblocking(False)
+    with pytest.raises(BlockingIOError):  # noqa: PT012
+        while True:
+            full.send(bytes(65536))
+    news, others = News(), socket.socketpair()
+    others[1].setblocking(False)
+    with others[1]:
+        pulse.watch(full, 0.2, news)
+        pulse.watch(others[0], FOREVER, news)
+        await count_beats(others[1], 5)
+        assert news.reasons == []
+        assert "no heartbeat" in await news.come()
+        await count_beats(others[1], 5)
+
+
+# ---- lost ----
+
+
+async def test_a_silent_peer_is_told_when_its_time_is_over(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    news, start = News(), monotonic()
+    pulse.watch(pair[0], 0.2, news)
+    reason = await news.come()
+    assert 0.2 <= monotonic() - start < 0.2 + SLACK
+    assert re.fullmatch(r"no heartbeat for 0\.[2-5]\d s", reason)
+    assert pair[0].fileno() == -1
+
+
+async def test_each_has_its_own_time(pulse: Pulse) -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    order: list[int] = []
+    done = News()
+    for number, silence in ((2, 0.3), (0, 0.1), (1, 0.2)):
+        pulse.watch(pairs[number][0], silence, lambda _, number=number: order.append(number))  # type: ignore[misc]
+    last = socket.socketpair()
+    pulse.watch(last[0], 0.4, done)
+    await done.come()
+    assert order == [0, 1, 2]
+    for _, theirs in (*pairs, last):
+        theirs.close()
+
+
+async def test_the_end_of_a_connection_is_told_at_once(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    news = News()
+    pulse.watch(pair[0], FOREVER, news)
+    await count_beats(pair[1], 1)
+    pair[1].shutdown(socket.SHUT_WR)
+    start = monotonic()
+    assert await news.come() == "its heartbeat connection was closed"
+    assert monotonic() - start < SLACK
+
+
+async def test_a_reset_is_told_at_once(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    news = News()
+    pulse.watch(pair[0], FOREVER, news)
+    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    pair[1].close()
+    assert "its heartbeat connection" in await news.come()
+
+
+async def test_a_socket_that_comes_closed_is_told(pulse: Pulse) -> None:
+    news, (ours, theirs) = News(), socket.socketpair()
+    theirs.close()
+    ours.close()
+    pulse.watch(ours, FOREVER, news)
+    assert await news.come() == "its heartbeat connection was closed"
+
+
+async def test_lost_is_called_once_on_the_loop(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    threads: list[threading.Thread] = []
+    news = News()
+    watch = pulse.watch(pair[0], 0.05, lambda _: threads.append(threading.current_thread()))
+    pair[1].close()
+    spin_until_closed(pair[0])
+    later = socket.socketpair()
+    pulse.watch(later[0], 0.2, news)
+    await news.come()
+    assert threads == [threading.current_thread()]
+    watch.stop()
+    later[1].close()
+
+
+def test_a_loop_that_is_closed_is_not_told(no_leaks: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "aiodatadist.pulse")
+    pulse, news = Pulse(INTERVAL), News()
+    ours, theirs = socket.socketpair()
+
+    async def watch() -> None:
+        pulse.watch(ours, FOREVER, news)
+
+    asyncio.run(watch())
+    theirs.close()
+    spin_until_closed(ours)
+    pulse.close()
+    assert news.reasons == []
+    assert "after its event loop" in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+
+
+async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_served(
+    pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    pairs = [socket.socketpair() for _ in range(3)]
+    news = [News() for _ in pairs]
+    with monkeypatch.context() as patch:
+        patch.setattr(pulse_module._Heart, "_beat", fail)
+        for (ours, _), lost in zip(pairs, news, strict=True):
+            pulse.watch(ours, FOREVER, lost)
+        for lost in news:
+            assert await lost.come() == "the heartbeat thread failed: ZeroDivisionError('on purpose')"
+    assert "the heartbeat thread failed" in caplog.text
+    assert [ours.fileno() for ours, _ in pairs] == [-1] * 3
+    again = socket.socketpair()
+    again[1].setblocking(False)
+    pulse.watch(again[0], FOREVER, News())
+    await count_beats(again[1], 3)
+    for _, theirs in (*pairs, again):
+        theirs.close()
+
+
+# ---- stop and close ----
+
+
+async def test_stop_closes_and_tells_nobody(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    news, last = News(), News()
+    watch = pulse.watch(pair[0], 0.05, news)
+    watch.stop()
+    watch.stop()
+    other = socket.socketpair()
+    pulse.watch(other[0], 0.1, last)
+    await last.come()
+    assert news.reasons == []
+    assert pair[0].fileno() == -1
+    other[1].close()
+
+
+async def test_stop_prevents_what_the_thread_has_queued_already(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    news = News()
+    watch = pulse.watch(pair[0], FOREVER, news)
+    pair[1].close()
+    spin_until_closed(pair[0])
+    watch.stop()
+    await asyncio.sleep(0.05)
+    assert news.reasons == []
+
+
+async def test_close_prevents_it_too(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    news = News()
+    pulse.watch(pair[0], FOREVER, news)
+    pair[1].close()
+    spin_until_closed(pair[0])
+    pulse.close()
+    await asyncio.sleep(0.05)
+    assert news.reasons == []
+
+
+async def test_close_leaves_no_thread_and_no_file(no_leaks: None) -> None:
+    files = open_files()
+    pulse, news = Pulse(INTERVAL), News()
+    pairs = [socket.socketpair() for _ in range(64)]
+    for ours, _ in pairs:
+        pulse.watch(ours, FOREVER, news)
+    assert len(pulse_threads()) == 1
+    heart = weakref.ref(pulse_threads()[0])
+    start = monotonic()
+    pulse.close()
+    assert monotonic() - start < 0.1
+    pulse.close()
+    assert pulse_threads() == []
+    for ours, theirs in pairs:
+        assert ours.fileno() == -1
+        theirs.close()
+    assert open_files() - files == set()
+    gc.collect()
+    assert heart() is None
+    await asyncio.sleep(0)
+    assert news.reasons == []
+
+
+def test_without_a_watch_there_is_no_thread(no_leaks: None) -> None:
+    pulse = Pulse(INTERVAL)
+    assert pulse_threads() == []
+    pulse.close()
+
+
+async def test_after_close_a_socket_is_refused_and_closed(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    pulse.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pulse.watch(pair[0], 1, News())
+    assert pair[0].fileno() == -1
+
+
+def test_without_a_loop_a_socket_is_refused_and_closed(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        pulse.watch(pair[0], 1, print)
+    assert pair[0].fileno() == -1
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+async def test_times_are_positive(pulse: Pulse, seconds: float) -> None:
+    with pytest.raises(ValueError, match="interval"):
+        Pulse(seconds)
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(ValueError, match="silence"):
+        pulse.watch(ours, seconds, News())
+    assert ours.fileno() == -1
+
+
+# ---- processes that are stopped ----
+
+CHILD = """
+import asyncio, socket, sys
+from aiodatadist.pulse import Pulse
+
+async def main(fd, interval, silence):
+    lost, pulse = [], Pulse(interval)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    pulse.watch(socket.socket(fileno=fd), silence, lost.append)
+    print("watching", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print(lost, flush=True)
+    sys.stdin.readline()
+    pulse.close()
+
+asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))
+"""
+
+
+class Child:
+    """A process that watches one end. Each line that it gets makes it go on: watch; say whom it has lost; end."""
+
+    def __init__(self, sock: socket.socket, silence: float) -> None:
+        arguments = [sys.executable, "-c", CHILD, str(sock.fileno()), str(INTERVAL), str(silence)]
+        self.process = subprocess.Popen(
+            arguments, pass_fds=[sock.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        sock.close()
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        spin(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def start_watching(*children: Child) -> None:
+    assert [child.says() for child in children] == ["ready"] * len(children)
+    for child in children:
+        child.go_on()
+    assert [child.says() for child in children] == ["watching"] * len(children)
+
+
+@pytest.fixture
+def start_child(no_leaks: None) -> Iterator[Callable[[socket.socket, float], Child]]:
+    children: list[Child] = []
+
+    def start(sock: socket.socket, silence: float) -> Child:
+        children.append(Child(sock, silence))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.end()
+
+
+async def test_a_stopped_process_is_told(
+    pulse: Pulse,
+    pair: tuple[socket.socket, socket.socket],
+    start_child: Callable[[socket.socket, float], Child],
+) -> None:
+    news = News()
+    child = start_child(pair[1], FOREVER)
+    await asyncio.to_thread(start_watching, child)
+    pulse.watch(pair[0], 0.2, news)
+    await asyncio.sleep(0.3)
+    assert news.reasons == []
+    start = monotonic()
+    child.freeze()
+    reason = await news.come()
+    assert 0.2 - 2 * INTERVAL < monotonic() - start < 0.2 + SLACK
+    assert "no heartbeat for 0." in reason
+
+
+def test_who_was_stopped_itself_finds_its_peer_alive(
+    pair: tuple[socket.socket, socket.socket], start_child: Callable[[socket.socket, float], Child]
+) -> None:
+    stopped, living = start_child(pair[0], 0.2), start_child(pair[1], FOREVER)
+    start_watching(stopped, living)
+    stopped.freeze()
+    time.sleep(0.5)
+    stopped.thaw()
+    time.sleep(0.3)
+    stopped.go_on()
+    assert stopped.says() == "[]"
+
+
+def test_two_that_were_stopped_together_find_each_other_alive(
+    pair: tuple[socket.socket, socket.socket], start_child: Callable[[socket.socket, float], Child]
+) -> None:
+    one, two = start_child(pair[0], 0.3), start_child(pair[1], 0.3)
+    start_watching(one, two)
+    two.freeze()
+    one.freeze()
+    time.sleep(0.5)
+    one.thaw()
+    time.sleep(0.1)
+    two.thaw()
+    time.sleep(0.35)
+    for child in (one, two):
+        child.go_on()
+        assert child.says() == "[]"
