@@ -40,6 +40,7 @@ abi: $(STAMP)  ## our declarations against the vendor's headers (fetched by pip 
 bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.pull_blocks
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.scale
 
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -30,6 +30,7 @@ from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layout import Grid, indexes
 from aiodatadist.link import Job, LayerReceiver
 from aiodatadist.link.notes import check_payload
+from aiodatadist.synchronizers import EventLayerSynchronizer
 from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 from aiodatadist.wire.messages import KeyName, Pull
 
@@ -313,7 +314,8 @@ class CacheManager:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
 
         In request/response mode a request's key is consumed: when every tensor of an allocated slot has been pulled by it,
-        it is gone, and its memory with the last reference. In one-sided mode keys are not consumed.
+        it is gone, and its memory with the last reference; also when ``size`` was only a part of the slot. In one-sided mode
+        keys are not consumed.
 
         Args:
             batch_index: the local slot.
@@ -529,6 +531,9 @@ class CacheManager:
         if not configs:
             raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
         wanted = [request.wanted(config, self._link) for config in configs]
+        needed = max(each.layers.stop for each in wanted)
+        if isinstance(layer_synchronizer, EventLayerSynchronizer) and layer_synchronizer.num_layers < needed:
+            raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
         self._engine.start_job(job)
         return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job)

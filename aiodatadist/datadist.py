@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +109,12 @@ class LLMDataDist:
         engine, runner = self._engine, self._runner
         if engine is None or runner is None:
             return
+        if engine.pid == os.getpid() and not engine.loop.is_closed():
+            engine.check_loop()
         self._engine = self._runner = None
+        if engine.loop.is_closed():
+            logger.error("cluster %d was never finalized: its event loop is closed", self._cluster_id)
+            return
         if engine.pid != os.getpid():
             return  # the parent of this process has it
         engine.stop()
@@ -134,12 +138,9 @@ class LLMDataDist:
         engine = self._engine
         if engine is None:
             raise RuntimeError("this LLMDataDist is not initialised: use async with, or await init() first")
+        engine.check_loop()
         if self._runner is not None and self._runner.done():
             raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
-        if (loop := _get_running_loop()) is not None and loop is not engine.loop:
-            raise LLMException(
-                f"LLMDataDist {self._cluster_id} belongs to another event loop", hint="use it where it was initialised"
-            )
         if engine.pid != os.getpid():
             raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
         return engine

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -49,6 +50,8 @@ STRANGER = 5.0
 """Seconds that a client has for saying who it is."""
 MAX_STRANGERS = 64
 """Connections that have not said so yet, before the next one gets a fiftieth of the time."""
+PARTING = 2 * DRAIN
+"""Seconds that links which are being ended have for it, before somebody who needs them gone is told that they are not."""
 FIRST_BEAT = 10.0
 """Seconds in which the event loops of both ends have to set the heartbeats of a new link going."""
 EOF_PATIENCE = 1.0
@@ -126,6 +129,7 @@ class Engine:
         self._listening: Listening | None = None
         self._listenings: set[Listening] = set()
         self._stopping = anyio.Event()
+        self._is_over = False
         self.strangers = 0
 
     # ---- life ----
@@ -148,15 +152,25 @@ class Engine:
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._listen_on(listening)
             started.set_result(None)
-            await self._stopping.wait()
-            await self._part_from_all()
-            for job in list(self.jobs):
-                job.cancel()
-            for listening in list(self._listenings):
-                self.stop_listening(listening)
+            try:
+                await self._stopping.wait()
+                await self._part_from_all()
+            finally:  # also if something of ours fails: nobody may wait for what cannot come any more
+                self._end_all()
             self._group.cancel_scope.cancel()
         for job in list(self.jobs):  # those whose task never began
             job.abandon()
+
+    def _end_all(self) -> None:
+        """Nothing new begins from here on, and who waits for it is told."""
+        self._is_over = True
+        self._stopping.set()
+        self._linked.set()
+        self.inbox.close()
+        for job in list(self.jobs):
+            job.cancel()
+        for listening in list(self._listenings):
+            self.stop_listening(listening)
 
     def start_job(self, job: LayeredTransfer) -> None:
         """Run a layered transfer in a task of ours."""
@@ -193,10 +207,12 @@ class Engine:
                 hint="init() it again, and take its cache_manager anew",
             )
 
-    def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Start a task that ends with the engine."""
-        if self._group is not None:
-            self._group.start_soon(call, *args)
+    def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
+        """Start a task that ends with the engine; False if that is over already."""
+        if self._group is None or self._is_over:
+            return False
+        self._group.start_soon(call, *args)
+        return True
 
     @property
     def cluster_id(self) -> int:
@@ -256,23 +272,26 @@ class Engine:
         self._pulses[link.pulse] = link
         stranger = _Stranger(self)
         try:
+            first: Message | None = None
             with stranger.scope:
                 first = await link.hear_first()
-                if isinstance(first, PulseMessage):
-                    stranger.is_known()
-                    await self._take_pulse(first, link, stream)
-                    return
-                handshake = Handshake("server", self._hello(listening.key), listening.key)
-                await self._make(link, handshake, None, first, stranger, listening)
-                self._file(link)
+                if not isinstance(first, PulseMessage):
+                    handshake = Handshake("server", self._hello(listening.key), listening.key)
+                    await self._make(link, handshake, None, first, stranger, listening)
+                    group = self._tasks()
+                    self._file(link)
             if stranger.scope.cancelled_caught:
                 raise LinkTimeout(f"the client did not {stranger.wanted}")
+            if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
+                stranger.is_known()
+                await self._take_pulse(first, link, stream)
+                return
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
             logger.exception("cluster %d: a client was not linked", self.cluster_id)
         else:
-            self._tasks().start_soon(self._expect_pulse, link)
+            group.start_soon(self._expect_pulse, link)
             await self._serve(link)
         finally:
             stranger.is_known()
@@ -312,8 +331,12 @@ class Engine:
         """Decide whether a peer may have a link with us now."""
         old = self._links.get(peer.cluster_id)
         if old is not None and old.is_ready and old.instance == peer.instance:
-            raise LinkError(f"cluster {peer.cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK)
-        if len(self._links) >= MAX_LINKS:
+            raise LinkError(
+                f"cluster {peer.cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
+        if len(self._links) + self._opening > MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
             )
@@ -344,6 +367,8 @@ class Engine:
             self._pulses.pop(link.pulse, None)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
+                if link.failure is not None:
+                    self._refusals[link.cluster_id] = f"the last link ended: {link.failure.args[0]}"
 
     # ---- heartbeats ----
 
@@ -364,11 +389,6 @@ class Engine:
     async def _beat(self, link: Link, stream: anyio.abc.SocketStream, patience: float) -> None:
         """Exchange heartbeats until the link is over. They are a thread's business: a busy loop must not look dead."""
         raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-        try:
-            own = socket.socket(fileno=os.dup(raw.fileno()))
-        except OSError as error:
-            link.lost(f"no descriptor for heartbeats: {error}")
-            return
         silence = link.heartbeat * (self._config.heartbeat_misses + 1)
         lost, why = anyio.Event(), ""
 
@@ -377,7 +397,12 @@ class Engine:
             why = reason
             lost.set()
 
-        watch = self._pulse.watch(own, silence, tell, patience)
+        try:
+            watch = self._pulse.watch(socket.socket(fileno=os.dup(raw.fileno())), silence, tell, patience)
+        except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
+            link.lost(f"no heartbeats can be exchanged: {error}")
+            await anyio.aclose_forcefully(stream)
+            return
         try:
             async with stream, anyio.create_task_group() as group:
                 group.start_soon(self._until_closed, link, group.cancel_scope)
@@ -400,7 +425,7 @@ class Engine:
         Raises:
             LinkError: that cannot be.
         """
-        stream = await self._connect(address)
+        group, stream = self._tasks(), await self._connect(address)
         try:
             await Wire(stream).send(PulseMessage(token=token))
             await stream.receive(1)
@@ -410,7 +435,7 @@ class Engine:
         except BaseException:
             await anyio.aclose_forcefully(stream)
             raise
-        self._tasks().start_soon(self._beat, link, stream, 0.0)
+        group.start_soon(self._beat, link, stream, 0.0)
 
     def _tasks(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping.is_set():
@@ -427,10 +452,16 @@ class Engine:
         """
         existing = self._links.get(cluster_id)
         if existing is not None and existing.is_ready:
-            raise LinkError(f"cluster {cluster_id} is linked already", status_code=LLMStatusCode.LLM_ALREADY_LINK)
+            raise LinkError(
+                f"cluster {cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
         if cluster_id in self._attempts:
             raise LinkError(
-                f"a link to cluster {cluster_id} is being made", status_code=LLMStatusCode.LLM_PROCESSING_LINK
+                f"a link to cluster {cluster_id} is being made",
+                status_code=LLMStatusCode.LLM_PROCESSING_LINK,
+                hint="await wait_linked()",
             )
         attempt = _Attempt(anyio.current_time() + timeout)
         self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self._key())
@@ -443,7 +474,7 @@ class Engine:
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
-            self._refusals[cluster_id] = str(attempt.error.args[0])
+            self._refusals[cluster_id] = f"the last attempt failed: {attempt.error.args[0]}"
             raise attempt.error
         self._refusals.pop(cluster_id, None)
 
@@ -493,7 +524,10 @@ class Engine:
         try:
             return await anyio.connect_tcp(*address)
         except OSError as error:
-            raise LinkError(f"nobody can be reached at {address[0]}:{address[1]}: {error}") from error
+            raise LinkError(
+                f"nobody can be reached at {address[0]}:{address[1]}: {error}",
+                hint="is the peer initialised, and listening there? LLMConfig(listen=...)",
+            ) from error
 
     async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
         """As often as ``link_retry_count`` says, each time with an equal share of the timeout."""
@@ -534,6 +568,19 @@ class Engine:
 
     # ---- questions ----
 
+    def check_loop(self) -> None:
+        """Raises LLMException: this is not the event loop that everything here belongs to."""
+        if self.loop.is_closed():
+            raise LLMException(
+                f"the event loop on which cluster {self.cluster_id} was initialised is closed",
+                hint="init() and use it under one asyncio.run(), and finalize() before that ends",
+            )
+        running = _get_running_loop()
+        if running is not None and running is not self.loop:
+            raise LLMException(
+                f"cluster {self.cluster_id} belongs to another event loop", hint="use it where it was initialised"
+            )
+
     def peek_link(self, cluster_id: int) -> Link | None:
         return self._links.get(cluster_id)
 
@@ -544,15 +591,16 @@ class Engine:
             refusal = self._refusals.get(cluster_id)
             if refusal is not None:
                 raise NotLinked(
-                    f"cluster {cluster_id} is not linked; the last attempt failed: {refusal}", peer=cluster_id
+                    f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint="link_clusters() again"
                 )
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
 
     async def wait_parted(self) -> None:
-        """Until the links that are over, because the peer said so, are gone altogether."""
-        for link in [link for link in self._links.values() if not link.is_ready]:
-            await link.wait_closed()
+        """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
+        with anyio.move_on_after(PARTING):
+            for link in [link for link in self._links.values() if not link.is_ready]:
+                await link.wait_closed()
 
     @property
     def has_links(self) -> bool:

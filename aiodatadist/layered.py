@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from array import array
@@ -61,14 +62,14 @@ class Wanted:
 
     Attributes:
         layers: of the source.
-        first: destination layer of the first of them.
+        first: destination layer of the first of them; None: the one that the key's address lies in.
         plan: all layers' ranges at once, once the peer's cache is known; raises LLMException when they do not fit.
     """
 
     link: Link
     key: Key
     layers: range
-    first: int
+    first: int | None
     plan: Callable[[RemoteCache, int], Grid]
 
 
@@ -102,6 +103,7 @@ class Part:
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
         self._group = 1
+        self._base = 0
         self._ready = 0
         self._sent = 0
         self._transfers: dict[Transfer, int] = {}
@@ -119,8 +121,9 @@ class Part:
         wanted = self._wanted
         try:
             remote, slot = await self.link.locate(self._entry, wanted.key, self._seconds)
-            self._grid = wanted.plan(remote, slot).mirrored()
             self._remote = remote
+            self._base = _first_layer(wanted, remote)
+            self._grid = wanted.plan(remote, slot).mirrored()
             self.link.arrivals.begin(self, remote.cache_id, self._landed_ranges)
         except LLMException as error:
             self.fail(error)
@@ -214,19 +217,19 @@ class Part:
         if landed <= self.landed or self._remote is None:
             return
         first, self.landed = self.landed, landed
-        base = self._wanted.first
-        self.link.arrivals.tell(self._remote.cache_id, base + first, base + landed)
+        self.link.arrivals.tell(self._remote.cache_id, self._base + first, self._base + landed)
         self._news(self)
         if landed == len(self.layers):
             self._close(TransferState.DONE, None)
 
     def _landed_ranges(self) -> list[tuple[int, int]]:
-        base = self._wanted.first
-        return [(base, base + self.landed)] if self.landed else []
+        return [(self._base, self._base + self.landed)] if self.landed else []
 
     def fail(self, error: LLMException) -> None:
         """It cannot go on. What is on the device is stopped."""
-        self._close(TransferState.FAILED, error)
+        own = type(error)(*error.args, status_code=error.status_code, hint=error.hint)  # others may fail with the same
+        own.__cause__ = error.__cause__
+        self._close(TransferState.FAILED, own)
 
     def cancel(self) -> None:
         self._close(TransferState.CANCELLED, None)
@@ -243,8 +246,9 @@ class Part:
             if state is not TransferState.DONE:
                 failure = error or TransferError("the transfer was cancelled")
                 self.link.arrivals.tell(self._remote.cache_id, 0, 0, failure)
-        for transfer in list(self._transfers):
-            transfer.cancel()
+        if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
+            for transfer in list(self._transfers):
+                transfer.cancel()
         self._news(self)
 
     @property
@@ -291,7 +295,7 @@ class LayeredTransfer(Outcome):
 
     async def run(self) -> None:
         """In a task of the engine's, from the first layer to the last byte."""
-        gates: list[Gate] = []
+        gates: list[tuple[Part, Gate]] = []
         try:
             with self._scope:
                 async with anyio.create_task_group() as group:
@@ -313,8 +317,8 @@ class LayeredTransfer(Outcome):
             self._fail_all(LinkClosed("the cluster was finalized"))
             if not all(part.is_quiet for part in self.parts):
                 await self._wait_quiet_shielded()
-            for gate in gates:
-                gate.close()
+            for part, gate in gates:
+                gate.close(part.landed)
             self._conclude()
 
     def abandon(self) -> None:
@@ -326,11 +330,11 @@ class LayeredTransfer(Outcome):
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
         return [(part.state, part.error) for part in self.parts]
 
-    def _launch_gated(self, synchronizer: EventLayerSynchronizer, gates: list[Gate]) -> None:
+    def _launch_gated(self, synchronizer: EventLayerSynchronizer, gates: list[tuple[Part, Gate]]) -> None:
         for part in self.parts:
             if part.is_open:
                 gate = synchronizer.gate()
-                gates.append(gate)
+                gates.append((part, gate))
                 part.launch_gated(gate, synchronizer.seconds)
 
     async def _walk(self) -> None:
@@ -351,11 +355,11 @@ class LayeredTransfer(Outcome):
         call: Any = self._synchronizer.synchronize_layer  # type: ignore[attr-defined]
         try:
             if inspect.iscoroutinefunction(call):
-                is_ready = await call(layer, None)
+                is_ready = await _apart(call(layer, None))
             else:
                 is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True)
                 if inspect.isawaitable(is_ready):
-                    is_ready = await is_ready
+                    is_ready = await _apart(is_ready)
         except Exception as error:
             logger.exception("synchronize_layer(%d) failed", layer)
             failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
@@ -422,6 +426,28 @@ class LayeredTransfer(Outcome):
             if self.is_done:
                 return
             await self._changed.wait()
+
+
+def _first_layer(wanted: Wanted, remote: RemoteCache) -> int:
+    if wanted.first is None and isinstance(wanted.key, AddressKey):
+        return remote.tensor_at(wanted.key.address) // TENSORS
+    return wanted.first or 0
+
+
+async def _apart(call: Any) -> Any:
+    """Await somebody else's code in a task of its own: what it does with cancellation stays its own affair.
+
+    Raises RuntimeError: it was cancelled, and not by us.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.cancelled():
+        raise RuntimeError("it was cancelled")
+    return task.result()
 
 
 def _layers_of(grid: Grid, first: int, stop: int) -> Grid:
@@ -513,6 +539,8 @@ class LayeredRequest:
         return plan
 
     def _plan(self, slot: int, target: Geometry, dst_slot: int, layers: Layers) -> Grid:
+        if target.blocks and dst_slot:
+            raise ParamInvalid(f"batch index {dst_slot}: the destination is a blocks cache, which has only 0")
         if self.entry.blocks:
             return blocks_to_blocks(self.entry, target, self.src_blocks, self.dst_blocks, layers)
         if self.dst_blocks:
@@ -538,4 +566,4 @@ class LayeredRequest:
                 )
             return self._plan(slot, target, 0, Layers(layers, None, TENSORS))
 
-        return Wanted(find_link(key), key, layers, 0, plan)
+        return Wanted(find_link(key), key, layers, None, plan)

@@ -63,9 +63,9 @@ class Listening:
                 while True:
                     try:
                         await self._listener.serve(one, group)
-                    except OSError as error:
-                        logger.error("a client cannot be accepted: %s", error)  # noqa: TRY400 - the message says it all
-                        await anyio.sleep(ACCEPT_PAUSE)
+                    except* OSError as errors:  # of several listeners, which anyio serves in a group
+                        logger.error("a client cannot be accepted: %s", errors.exceptions[0])  # noqa: TRY400
+                    await anyio.sleep(ACCEPT_PAUSE)
 
     def close(self) -> None:
         """No more clients. The loop stops watching the socket first: else one that comes right now would be lost in it."""

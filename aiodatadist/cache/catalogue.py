@@ -49,6 +49,11 @@ class RemoteCache:
             (start + nbytes - address for start in self.addresses if start <= address < start + nbytes), default=0
         )
 
+    def tensor_at(self, address: int) -> int:
+        """The number of the tensor that an address lies in; 0 if it is in none."""
+        nbytes = self.pieces * self.stride
+        return next((i for i, start in enumerate(self.addresses) if start <= address < start + nbytes), 0)
+
     def use(self) -> None:
         self.uses += 1
 

@@ -56,7 +56,7 @@ class Keeper:
     """
 
     def __init__(
-        self, device: Device, transport: Transport, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+        self, device: Device, transport: Transport, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]
     ) -> None:
         self.table = CacheTable()
         self._device = device
@@ -78,7 +78,9 @@ class Keeper:
         try:
             memory = self._device.allocate(config.memory_size, placement)
         except LLMException as error:
-            raise OutOfMemory(f"the {placement.name.lower()} pool: {error.args[0]}", operation="init") from error
+            raise OutOfMemory(
+                f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint="make the pool smaller"
+            ) from error
         pages = PagePool(f"the {placement.name.lower()} pool", memory.address, config, lambda: self._pinned(placement))
         await self._transport.register([Region(memory.address, memory.nbytes, placement)])
         self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
@@ -295,9 +297,15 @@ class Keeper:
         entry.is_live = False
         leaving = self._leaving[entry.cache_id] = _Leaving(entry)
 
+        leaving.error = LLMException(
+            f"cache {entry.cache_id} was in use until the cluster was finalized",
+            status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
+        )
+
         async def leave() -> None:
             try:
                 await self._give_back(entry)
+                leaving.error = None
             except LLMException as error:
                 leaving.error = error
                 logger.error("cache %d: %s", entry.cache_id, error)  # noqa: TRY400 - the message says it all
@@ -306,7 +314,8 @@ class Keeper:
                     del self._leaving[entry.cache_id]
                 leaving.settled.set()
 
-        self._spawn(leave)
+        if not self._spawn(leave):
+            leaving.settled.set()
 
     @staticmethod
     def _revoke(entry: Entry) -> list[anyio.Event]:

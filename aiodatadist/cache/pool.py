@@ -14,7 +14,7 @@ __all__ = ["PagePool", "PoolConfig", "PoolUsage"]
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Bytes of a pool. ``largest`` is the largest piece that could be had; ``pinned`` is in use by transfers now."""
+    """Bytes of a pool. ``largest`` is the largest piece to be had; ``pinned`` what transfers or peers may touch now."""
 
     total: int
     free: int
@@ -95,7 +95,7 @@ class PagePool:
         now = self.usage()
         return OutOfMemory(
             f"{self.name}: {nbytes} bytes do not fit: {now.free} of {now.total} bytes are free, the largest piece has "
-            f"{now.largest}, {now.pinned} are pinned by transfers; pages have {self.page} bytes",
+            f"{now.largest}, {now.pinned} are pinned by transfers and peers; pages have {self.page} bytes",
             hint="deallocate caches, or make the pool larger",
         )
 

@@ -37,7 +37,16 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
         return partial(_run_worker, arguments.worker)
     return partial(
         run_demo,
-        DemoOptions(arguments.prompt, arguments.tokens, arguments.port, arguments.seed, arguments.json),
+        DemoOptions(
+            arguments.prompt,
+            arguments.tokens,
+            arguments.port,
+            arguments.seed,
+            arguments.json,
+            arguments.layered,
+            arguments.plot,
+            arguments.trace,
+        ),
     )
 
 
@@ -53,6 +62,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--port", type=_integer(0, 65535), default=0, metavar="P", help="prefill's port (any free one)")
     demo.add_argument("--seed", type=_integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
     demo.add_argument("--json", action="store_true", help="only the result, for machines")
+    demo.add_argument("--layered", action="store_true", help="send each layer while the next is computed")
+    demo.add_argument("--plot", type=Path, metavar="FILE", help="with --layered: draw the timeline (needs matplotlib)")
+    demo.add_argument("--trace", type=Path, metavar="FILE", help="with --layered: the timeline for Perfetto, as JSON")
     demo.add_argument("--worker", choices=("prefill", "decode"), help=argparse.SUPPRESS)
 
 

@@ -16,21 +16,20 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMDataDist, LLMRole, LLMStatusCode
-from aiodatadist.cli.errors import CommandError
+from aiodatadist import BlocksCacheKey, LLMDataDist, LLMRole
 from aiodatadist.cli.figures import portions_of
-from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull
+from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull, Receiving
 from aiodatadist.cli.model import Cache, Model, blocks_for, empty_cache, sample
 from aiodatadist.cli.pipes import Parent
 from aiodatadist.cli.worker import (
     CONFIG,
     DECODE_CLUSTER,
-    HOST,
     PREFILL_CLUSTER,
     Advance,
     Kv,
     allocate_tensors,
     compute,
+    link_to,
     open_datadist,
     open_kv,
 )
@@ -46,9 +45,12 @@ async def decode(parent: Parent) -> None:
         open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
     ):
         reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
-        ready = await parent.order(Prefilled)
-        await _link(datadist, ready.port)
-        pulls = await _pull(parent, datadist, ready.blocks, kv)
+        if job.layered:
+            ready, pulls = await _receive(parent, datadist, kv, blocks_for(len(prompt)))
+        else:
+            ready = await parent.order(Prefilled)
+            await link_to(datadist, PREFILL_CLUSTER, ready.port)
+            pulls = await _pull(parent, datadist, ready.blocks, kv)
         kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
         start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
         text = await compute(
@@ -61,17 +63,32 @@ async def decode(parent: Parent) -> None:
                 kv_equal=kv_equal,
                 pulls=pulls,
                 runtime=_runtime(datadist),
+                layers=ready.layers,
             )
         )
         await anyio.sleep_forever()
 
 
-async def _link(datadist: LLMDataDist, port: int) -> None:
-    peer = LLMClusterInfo(remote_cluster_id=PREFILL_CLUSTER)
-    peer.append_remote_ip_info(HOST, port)
-    status, _ = await datadist.link_clusters([peer], timeout=3000)
-    if status != LLMStatusCode.LLM_SUCCESS:
-        raise CommandError(f"cannot link to prefill at {HOST}:{port}: {status.name}")
+async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) -> tuple[Prefilled, list[Pull]]:
+    """Let prefill fill the first blocks of the table, layer by layer, and copy as much for comparison."""
+    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, count)
+    assert datadist.listen_address is not None
+    await parent.report(Receiving(port=datadist.listen_address[1], blocks=kv.block_table[:count]))
+    await datadist.wait_linked(PREFILL_CLUSTER)
+    async with datadist.cache_manager.receive_layers(PREFILL_CLUSTER, kv.cache) as receiver:
+        await datadist.notify(PREFILL_CLUSTER, b"begin")
+        for layer in range(CONFIG.layers):
+            await receiver.layer(layer)
+            await parent.report(Progress(phase="pull", done=layer + 1, total=CONFIG.layers))
+    ready = await parent.order(Prefilled)
+    pull = Pull(
+        blocks=count,
+        ranges=ready.ranges,
+        bytes=ready.bytes,
+        seconds=ready.transfer_seconds,
+        memcpy_seconds=await anyio.to_thread.run_sync(limit.seconds, range(count)),
+    )
+    return ready, [pull]
 
 
 async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:

@@ -15,10 +15,11 @@ from pathlib import Path
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
+from aiodatadist.cli import timeline
 from aiodatadist.cli.children import Child, ChildError, Command, open_child, worker_command
 from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.figures import figures_of, table
-from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress
+from aiodatadist.cli.figures import figures_of, layered_table, table
+from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist.cli.prompt import Prompt, load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
 
@@ -37,6 +38,9 @@ class DemoOptions:
     port: int
     seed: int
     json: bool
+    layered: bool = False
+    plot: Path | None = None
+    trace: Path | None = None
 
 
 def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
@@ -47,8 +51,18 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
     """
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
+    if (options.plot or options.trace) and not options.layered:
+        raise wrong_input("--plot and --trace draw the layers' timeline: they need --layered")
+    if options.plot:
+        timeline.check_plot()
     prompt = load_prompt(options.prompt)
-    job = Job(prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed, port=options.port)
+    job = Job(
+        prompt=prompt.text.decode("latin-1"),
+        tokens=options.tokens,
+        seed=options.seed,
+        port=options.port,
+        layered=options.layered,
+    )
     screen = open_screen(sys.stdout, silent=options.json)
     try:
         screen.line(f"prompt: {prompt.describe()}")
@@ -56,6 +70,10 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
     finally:
         screen.close()
     _show(job, finished, screen)
+    if options.trace:
+        timeline.write_trace(finished.layers, options.trace)
+    if options.plot:
+        timeline.write_plot(finished.layers, options.plot)
     if options.json:
         print(json.dumps(_summary(prompt, job, finished), indent=2))
     return 0 if finished.kv_equal and finished.text == finished.reference else 1
@@ -81,7 +99,7 @@ async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> Fi
     async with send, ends, anyio.create_task_group() as tasks:
         for child in (prefill, decode):
             tasks.start_soon(child.keep_last_words)
-            tasks.start_soon(_follow, child, decode, screen, send)
+            tasks.start_soon(_follow, child, prefill, decode, screen, send)
             await child.order(job)
         end = await ends.receive()
         with anyio.move_on_after(_BLAME):
@@ -94,7 +112,7 @@ async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> Fi
 
 
 async def _follow(
-    child: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[Finished | ChildError]
+    child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[Finished | ChildError]
 ) -> None:
     """Read one child's reports until it has finished, failed or died."""
     async for report in child.reports():
@@ -103,6 +121,8 @@ async def _follow(
                 screen.progress(report)
             case Prefilled():
                 await decode.order(report)
+            case Receiving():
+                await prefill.order(report)
             case Finished():
                 await ends.send(report)
                 return
@@ -117,7 +137,14 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
     screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
     screen.line(f"  ...{shown(job.prompt[-40:])}")
     screen.line(f"  >>>{shown(finished.text)}")
-    for left, right in table(figures_of(finished.pulls), finished.runtime):
+    if finished.layers:
+        screen.line("layers: # computed by prefill, > on the way into decode's cache")
+        for line in timeline.lines(finished.layers):
+            screen.line(f"  {line}")
+    rows = table(figures_of(finished.pulls), finished.runtime)
+    if finished.layers:
+        rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
+    for left, right in rows:
         screen.line(f"{left:<16}{right}")
     screen.line(f"KV bytes equal: {_yes(finished.kv_equal)}")
     screen.line(f"tokens equal: {_yes(finished.text == finished.reference)}")
@@ -133,6 +160,7 @@ def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
         "tokens_equal": finished.text == finished.reference,
         "kv_equal": finished.kv_equal,
         "runtime": finished.runtime,
+        "layers": [layer.model_dump() for layer in finished.layers],
         **asdict(figures_of(finished.pulls)),
     }
 

@@ -79,6 +79,21 @@ def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
     ]
 
 
+def layered_table(pull: Pull, layers: int, runtime: str) -> list[tuple[str, str]]:
+    """The same for a cache that came layer by layer."""
+    each = quantity(pull.bytes / pull.ranges)
+    return [
+        ("bytes", f"{quantity(pull.bytes)} of KV cache in {layers} layers"),
+        ("blocks", f"{pull.blocks} blocks of {quantity(pull.bytes / pull.blocks)}, as {pull.ranges} ranges of {each}"),
+        ("bandwidth", f"{pull.bytes / pull.seconds / 1e9:.2f} GB/s while a layer travels, beside the model"),
+        (
+            "memcpy limit",
+            f"{pull.bytes / pull.memcpy_seconds / 1e9:.2f} GB/s, one thread, as much, with nothing beside it",
+        ),
+        ("runtime", runtime),
+    ]
+
+
 def quantity(count: float) -> str:
     """Bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):

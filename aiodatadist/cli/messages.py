@@ -31,6 +31,24 @@ class Job(_Message):
     tokens: int
     seed: int
     port: int
+    layered: bool = False
+
+
+class LayerTimes(_Message):
+    """One layer of a layered transfer: seconds of the clock that all processes of this machine share."""
+
+    layer: int
+    began: float
+    ready: float
+    landed: float
+
+
+class Receiving(_Message):
+    """Decode, through the parent, to prefill: link to me here; these blocks of mine are for the prompt."""
+
+    kind: Literal["receiving"] = "receiving"
+    port: int
+    blocks: list[int]
 
 
 class Prefilled(_Message):
@@ -42,6 +60,10 @@ class Prefilled(_Message):
     digest: str
     first_token: int
     seconds: float
+    layers: list[LayerTimes] = Field(default_factory=list)
+    bytes: int = 0
+    ranges: int = 0
+    transfer_seconds: float = 0.0
 
 
 class Progress(_Message):
@@ -72,6 +94,7 @@ class Finished(_Message):
     kv_equal: bool
     pulls: list[Pull]
     runtime: str
+    layers: list[LayerTimes] = Field(default_factory=list)
 
 
 class Failed(_Message):
@@ -82,8 +105,8 @@ class Failed(_Message):
     exit_code: int = 1
 
 
-Order: TypeAlias = Job | Prefilled
-Report: TypeAlias = Prefilled | Progress | Finished | Failed
+Order: TypeAlias = Job | Prefilled | Receiving
+Report: TypeAlias = Prefilled | Receiving | Progress | Finished | Failed
 
 ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

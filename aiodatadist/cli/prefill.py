@@ -1,12 +1,24 @@
-"""The demo's prefill process: computes the prompt's KV cache and lets decode fetch it."""
+"""The demo's prefill process: computes the prompt's KV cache and lets decode fetch it, or sends it layer by layer."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
+from typing import Any
 
-from aiodatadist import LLMRole, NotLinked
-from aiodatadist.cli.messages import Job, Prefilled
+import anyio
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    LLMDataDist,
+    LLMRole,
+    NotLinked,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.cli.messages import Job, LayerTimes, Prefilled, Receiving
 from aiodatadist.cli.model import Array, Model, sample
 from aiodatadist.cli.pipes import Parent
 from aiodatadist.cli.worker import (
@@ -16,6 +28,7 @@ from aiodatadist.cli.worker import (
     Advance,
     Kv,
     compute,
+    link_to,
     open_datadist,
     open_kv,
 )
@@ -30,7 +43,13 @@ async def prefill(parent: Parent) -> None:
         open_kv(datadist, PREFILL_CLUSTER, len(prompt), job.seed) as kv,
     ):
         started = perf_counter()
-        logits = await compute(parent, "prefill", lambda advance: _prompt_logits(job.seed, prompt, kv, advance))
+        if job.layered:
+            logits, sent = await _send_layers(parent, datadist, job.seed, prompt, kv)
+        else:
+            sent = {}
+            logits = await compute(
+                parent, "prefill", lambda advance: _prompt_logits(job.seed, prompt, kv, advance, _nobody)
+            )
         assert datadist.listen_address is not None
         ready = Prefilled(
             port=datadist.listen_address[1],
@@ -38,6 +57,7 @@ async def prefill(parent: Parent) -> None:
             digest=await kv.digest(kv.block_table),
             first_token=sample(logits, job.seed, len(prompt)),
             seconds=perf_counter() - started,
+            **sent,
         )
         await parent.report(ready)
         await datadist.wait_linked(DECODE_CLUSTER)
@@ -45,7 +65,53 @@ async def prefill(parent: Parent) -> None:
             await datadist.wait_link_closed(DECODE_CLUSTER)
 
 
-def _prompt_logits(seed: int, prompt: bytes, kv: Kv, advance: Advance) -> Array:
+async def _send_layers(
+    parent: Parent, datadist: LLMDataDist, seed: int, prompt: bytes, kv: Kv
+) -> tuple[Array, dict[str, Any]]:
+    """Compute the prompt while its layers travel to decode, each as soon as it is ready."""
+    receiving = await parent.order(Receiving)
+    await link_to(datadist, DECODE_CLUSTER, receiving.port)
+    async for _ in datadist.notifications():  # decode watches its cache
+        break
+    synchronizer = AwaitableLayerSynchronizer(CONFIG.layers)
+    layers = range(CONFIG.layers)
+    target = TransferWithCacheKeyConfig(BlocksCacheKey(DECODE_CLUSTER), layers, layers)
+    task = datadist.cache_manager.transfer_cache_async(
+        kv.cache, synchronizer, [target], kv.block_table, receiving.blocks
+    )
+    loop, stamps, landed = asyncio.get_running_loop(), [perf_counter()], [0.0] * CONFIG.layers
+
+    def on_layer(done: int) -> None:
+        stamps.append(perf_counter())
+        loop.call_soon_threadsafe(synchronizer.ready, done - 1)
+
+    async def watch() -> None:
+        async for done in task.progress():
+            landed[done.layer_index] = perf_counter()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        logits = await compute(parent, "prefill", lambda advance: _prompt_logits(seed, prompt, kv, advance, on_layer))
+        report = await task
+    times = [LayerTimes(layer=i, began=stamps[i], ready=stamps[i + 1], landed=landed[i]) for i in range(CONFIG.layers)]
+    return logits, {
+        "layers": times,
+        "bytes": report.bytes,
+        "ranges": report.ranges,
+        "transfer_seconds": report.transfer_seconds,
+    }
+
+
+def _nobody(_: int) -> None:
+    """Nobody waits for single layers."""
+
+
+def _prompt_logits(seed: int, prompt: bytes, kv: Kv, advance: Advance, on_layer: Callable[[int], None]) -> Array:
     advance(0, CONFIG.layers)
     model = Model(CONFIG, seed)
-    return model.prefill(prompt, kv.tensors, kv.block_table, lambda done: advance(done, CONFIG.layers))
+
+    def layer_done(done: int) -> None:
+        on_layer(done)
+        advance(done, CONFIG.layers)
+
+    return model.prefill(prompt, kv.tensors, kv.block_table, layer_done)

@@ -19,10 +19,12 @@ from aiodatadist import (
     CacheDesc,
     DataType,
     DeviceError,
+    LLMClusterInfo,
     LLMConfig,
     LLMDataDist,
     LLMException,
     LLMRole,
+    LLMStatusCode,
     Placement,
 )
 from aiodatadist.cli.errors import CommandError, wrong_input
@@ -75,6 +77,16 @@ async def open_datadist(role: LLMRole, cluster_id: int, port: int) -> AsyncItera
                 raise  # not the listening socket's complaint
             raise wrong_input(f"{error.args[0]}; give another --port, or leave it out for any free one") from error
         yield datadist
+
+
+async def link_to(datadist: LLMDataDist, cluster_id: int, port: int) -> None:
+    """Raises CommandError: the other worker cannot be linked to."""
+    peer = LLMClusterInfo(remote_cluster_id=cluster_id)
+    peer.append_remote_ip_info(HOST, port)
+    status, _ = await datadist.link_clusters([peer], timeout=3000)
+    if status != LLMStatusCode.LLM_SUCCESS:
+        name = "prefill" if cluster_id == PREFILL_CLUSTER else "decode"
+        raise CommandError(f"cannot link to {name} at {HOST}:{port}: {status.name}")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Device:
         self._context: Handle = runtime.acquire_device(index)
         self._memories: set[Memory] = set()
         self._adopted: Counter[tuple[int, int]] = Counter()
+        self._notifies: list[Handle] = []
         self._streams = 0
         self._closed = False
         self._pid = os.getpid()
@@ -124,6 +125,10 @@ class Device:
         if not self.runtime.has_notifies:
             raise FeatureNotEnabled("this runtime has no notifies", hint="CANN 8.5 and later have them")
 
+    def keep_notifies(self, notifies: Sequence[Handle]) -> None:
+        """Destroy them with the device: work that records them may be queued until then."""
+        self._notifies.extend(notifies)
+
     def open_stream(self, name: str) -> Stream:
         """A new stream, for the running event loop. The caller closes it before the device."""
         self._check_open()
@@ -142,6 +147,8 @@ class Device:
         """Blocking; from any thread. Does all it can, then raises the first refusal."""
         refused: LLMException | None = None
         with self.runtime.context(self._context):
+            while self._notifies:
+                self.runtime.acl.aclrtDestroyNotify(self._notifies.pop())
             for address, nbytes in list(self._adopted.elements()):
                 self.disown([(address, nbytes)])
             for memory in list(self._memories):

@@ -28,7 +28,7 @@ class Gate:
                     runtime.check("aclrtCreateNotify", runtime.acl.aclrtCreateNotify(made, 0))
                     self._notifies.append(made[0])
         except BaseException:
-            self.close()
+            self.close(len(self._notifies))
             raise
 
     def notify(self, layer: int) -> Handle:
@@ -47,9 +47,11 @@ class Gate:
         with self._device.current():
             runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(notify, ffi.cast("void *", stream)))
 
-    def close(self) -> None:
-        """Nobody waits any more."""
+    def close(self, passed: int = 0) -> None:
+        """Nobody waits any more. The first ``passed`` gates have been; the others may be opened yet, by work that is queued
+        behind compute: those stay until the device is closed."""
         notifies, self._notifies = self._notifies, []
+        self._device.keep_notifies(notifies[passed:])
         with self._device.current():
-            for notify in notifies:
+            for notify in notifies[:passed]:
                 self._device.runtime.acl.aclrtDestroyNotify(notify)

@@ -85,6 +85,14 @@ class Outcome(ABC):
             asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
                 returns only when no byte can land any more.
         """
+        await self.join()
+        if self.error is not None:
+            raise self.error
+        if self.state is TransferState.CANCELLED:
+            raise asyncio.CancelledError("the transfer was cancelled")
+
+    async def join(self) -> None:
+        """Wait for the end, whatever it is. Cancelling the waiting task cancels it, too."""
         if self.state is TransferState.PENDING:
             try:
                 await self._settled()
@@ -92,10 +100,6 @@ class Outcome(ABC):
                 self.cancel()
                 await self._quiesce()
                 raise
-        if self.error is not None:
-            raise self.error
-        if self.state is TransferState.CANCELLED:
-            raise asyncio.CancelledError("the transfer was cancelled")
 
     async def _settled(self) -> None:
         waiter = asyncio.get_running_loop().create_future()

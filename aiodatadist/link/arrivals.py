@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import anyio
 
-from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, TransferError
+from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.wire.messages import Landed, Message, Watch
+
+MAX_WATCHED = 65536
 
 
 class LayerReceiver:
@@ -112,6 +114,8 @@ class Arrivals:
         if not on:
             self._watched.discard(cache_id)
             return
+        if len(self._watched) >= MAX_WATCHED:
+            raise ProtocolError(f"the peer watches more than {MAX_WATCHED} caches")
         self._watched.add(cache_id)
         for target, landed in self._active.values():
             if target == cache_id:

@@ -146,7 +146,8 @@ class Link:
         self._streams: dict[str, Stream] = {}
         self._transfers: dict[Transfer, RemoteCache] = {}
         self._operations: set[Operation] = set()
-        self._doubtful: list[Entry] = []
+        self._is_shut = False
+        self._taken_back: set[Transfer] = set()
         self._idle = anyio.Event()
         self._closed = anyio.Event()
         self._leaving = anyio.Event()
@@ -375,6 +376,12 @@ class Link:
             self._break(LinkError(f"cluster {self.cluster_id}: {why}"))
         else:
             entry.release()
+        if transfer in self._taken_back:
+            self._taken_back.discard(transfer)
+            if transfer.is_cancelled:
+                transfer.replace_outcome(
+                    CacheNotFound(f"cluster {self.cluster_id} took its cache back", peer=self.cluster_id)
+                )
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_outcome(self._copy_of_failure())
@@ -395,15 +402,20 @@ class Link:
         failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         return type(failure)(*failure.args, peer=self.cluster_id)
 
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is under way, apart from what only the end of the channel can end."""
+        return not self._transfers and all(operation.is_doubtful for operation in self._operations)
+
     def _check_idle(self) -> None:
-        if not self._transfers and not self._operations:
+        if self._is_idle:
             self._idle.set()
             self._idle = anyio.Event()
 
     # ---- transfers that need words ----
 
     def _operate(self, job: Job, what: str, body: Callable[[Operation, Job], Coroutine[Any, Any, None]]) -> Operation:
-        operation = Operation(f"{what} of cluster {self.cluster_id}", STOP + 2 * self._device.limits.grace)
+        operation = Operation(f"{what} of cluster {self.cluster_id}", STOP + 2 * DRAIN + 6 * self._device.limits.grace)
         job.entry.lease()
         self._operations.add(operation)
         is_request = job.request is not None
@@ -412,8 +424,8 @@ class Link:
 
         def ended(done: Operation) -> None:
             self._operations.discard(operation)
-            if operation.is_doubtful:
-                self._doubtful.append(job.entry)
+            if done.state is TransferState.STUCK or (operation.is_doubtful and not self._is_shut):
+                self._lose(job.entry)
             else:
                 job.entry.release()
             if self.failure is not None and done.state is TransferState.CANCELLED:
@@ -430,7 +442,7 @@ class Link:
             try:
                 with operation.scope:
                     await body(operation, job)
-                if operation.scope.cancelled_caught:
+                if operation.scope.cancelled_caught and not operation.is_doubtful:
                     operation.finish(TransferState.CANCELLED)
             except LLMException as error:
                 operation.finish(TransferState.FAILED, error)
@@ -534,17 +546,28 @@ class Link:
 
     async def _stop_call(self, number: int, call: _Call, operation: Operation) -> None:
         """The peer is too slow, or nobody wants it any more: until it says that it stopped, or the link is given up."""
-        if self.failure is not None:
-            operation.is_doubtful = True
+        if self.state not in {LinkState.READY, LinkState.CLOSING}:
+            self._doubt(operation)
             return
         self._wire.post(Stop(call=number))
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + STOP):
             await call.answered.wait()
         if call.answer is None:
-            operation.is_doubtful = True
-            self._break(LinkError(f"cluster {self.cluster_id} did not stop writing within {STOP:g} s"))
+            self._doubt(operation)
+            self._break(
+                LinkError(
+                    f"cluster {self.cluster_id} did not stop writing within {STOP:g} s", hint="link_clusters() again"
+                )
+            )
+
+    def _doubt(self, operation: Operation) -> None:
+        """The peer may still write: it ends when the channel is closed, and not before."""
+        operation.is_doubtful = True
+        self._check_idle()
 
     def _conclude(self, operation: Operation, answer: Message | None, job: Job) -> None:
+        if operation.is_doubtful:
+            return
         if not isinstance(answer, Pulled):
             if not operation.scope.cancel_called and self.failure is not None:
                 operation.finish(TransferState.FAILED, self._copy_of_failure())
@@ -558,7 +581,15 @@ class Link:
         elif answer.stopped and not operation.scope.cancel_called:
             operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {job.seconds:g} s"))
         elif not answer.stopped:
-            operation.finish(TransferState.FAILED, status_error(answer))
+            operation.finish(TransferState.FAILED, self._refused(answer, job.key))
+
+    def _refused(self, answer: Pulled, key: Key) -> LLMException:
+        if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
+            return CacheNotFound(
+                f"cluster {self.cluster_id} offers no cache for {key}",
+                hint="has it been made there, or has its key been consumed by a pull?",
+            )
+        return status_error(answer)
 
     # ---- words ----
 
@@ -633,7 +664,7 @@ class Link:
         }
 
     def _on_lookup(self, message: Lookup) -> None:
-        found = self._home.keeper.offered(Name(**message.name.model_dump()))
+        found = self._home.keeper.offered(Name(**message.name.model_dump())) if self.is_ready else None
         if found is None:
             self._wire.post(Found(call=message.call, cache=None))
         elif self._grants.is_settled(found[0]):
@@ -671,6 +702,7 @@ class Link:
                 with anyio.move_on_after(message.seconds):
                     await remote.wait_idle()
                 for transfer in [t for t, used in self._transfers.items() if used is remote]:
+                    self._taken_back.add(transfer)
                     transfer.cancel()
                 await remote.wait_idle()
             self._wire.post(Revoked(cache_id=message.cache_id))
@@ -733,7 +765,7 @@ class Link:
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
                 return
             if isinstance(message, Disconnect) and self.state in {LinkState.READY, LinkState.CLOSING}:
-                self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSED)
+                self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 self._spawn(self._say_bye)
             elif (react := reactions.get(type(message))) is not None:
                 react(message)
@@ -746,7 +778,8 @@ class Link:
         """The peer leaves: it hears on while our transfers end."""
         await self._drain(DRAIN)
         self._wire.post(Bye())
-        await self._wire.flush()
+        with anyio.move_on_after(DRAIN):
+            await self._wire.flush()
         self._broken.set()
 
     async def _part(self) -> None:
@@ -759,7 +792,8 @@ class Link:
         """Decide that it is over, and why: no new transfer starts."""
         if self.failure is None:
             self.failure = failure
-            logger.info("link to cluster %d: %s", self.cluster_id, failure)
+            level = logging.WARNING if state is LinkState.BROKEN else logging.INFO
+            logger.log(level, "link to cluster %d: %s", self.cluster_id, failure)
         self.state = state
 
     def lost(self, why: str) -> None:
@@ -785,11 +819,11 @@ class Link:
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""
         with anyio.move_on_after(seconds):
-            while self._transfers or self._operations:
+            while not self._is_idle:
                 await self._idle.wait()
             await self.outbox.wait_empty()
         self._stop()
-        while self._transfers or self._operations:  # bounded: they answer a cancellation within their grace
+        while not self._is_idle:  # bounded: they answer a cancellation within their grace
             await self._idle.wait()
 
     async def disconnect(self, reason: str, timeout: float) -> None:
@@ -828,22 +862,19 @@ class Link:
         elif self.state is LinkState.CLOSING:
             self.state = LinkState.CLOSED
         self._stop()
-        for operation in list(self._operations):  # those whose task never began
-            operation.finish(TransferState.FAILED, self._copy_of_failure())
-        is_shut = False
-        with anyio.move_on_after(DRAIN + 3 * self._device.limits.grace, shield=True):
-            is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
-            if all(is_quiet):  # else the device may still use a channel
-                is_shut = await self._quietly(self.ways)
-            await self._quietly(self._wire)
-        for entry in self._doubtful:
-            if is_shut:
-                entry.release()
-            else:
-                self._lose(entry)
-        self._grants.end(None if is_shut else self._lose)
-        self.arrivals.end(self._copy_of_failure())
-        self._closed.set()
+        try:
+            with anyio.move_on_after(DRAIN + 3 * self._device.limits.grace, shield=True):
+                is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
+                if all(is_quiet):  # else the device may still use a channel
+                    self._is_shut = await self._quietly(self.ways)
+            with anyio.move_on_after(1, shield=True):
+                await self._quietly(self._wire)
+        finally:
+            for operation in list(self._operations):  # the doubtful ones, and those whose task never began
+                operation.finish(TransferState.FAILED, self._copy_of_failure())
+            self._grants.end(None if self._is_shut else self._lose)
+            self.arrivals.end(self._copy_of_failure())
+            self._closed.set()
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part; False when it may still be in use."""
@@ -852,6 +883,9 @@ class Link:
         except LLMException as error:
             level = logging.ERROR if isinstance(error, StuckError) else logging.WARNING
             logger.log(level, "link to cluster %d: %s", self.cluster_id, error)
+            return False
+        except Exception:  # out of threads, for instance
+            logger.exception("link to cluster %d: a part of it could not be closed", self.cluster_id)
             return False
         return True
 

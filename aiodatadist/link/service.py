@@ -84,6 +84,7 @@ class Service:
 
     async def _answer(self, message: Pull, target: RemoteCache | None) -> Pulled:
         try:
+            self._link.check_ready()
             if target is None:
                 raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
             entry, name, slot = self._find(message)
@@ -103,7 +104,11 @@ class Service:
             transfer = self._link.submit("put", way, entry, target, grid, message.seconds, "served")
         finally:
             entry.release()
-        await transfer.wait()
+        await transfer.join()
+        if transfer.error is not None:
+            raise transfer.error
+        if transfer.is_cancelled:
+            raise TransferError("it was stopped: the destination was taken back")
         self._keeper.consumed(entry, name, slot, layers.of_source(entry))
         return _report(message.call, transfer)
 

@@ -158,6 +158,7 @@ class Ways:
         while self.find(mine, theirs) is None:
             renewal = self._renewal
             covers = renewal is not None and renewal.epoch >= mine
+            is_ours = renewal is None
             if renewal is None:
                 renewal = self._renewal = _Renewal(self._transport.epoch)
                 covers = True
@@ -165,6 +166,8 @@ class Ways:
             await renewal.over.wait()
             if covers and renewal.error is not None:
                 raise LinkError(renewal.error)
+            if is_ours and self.find(mine, theirs) is None:
+                raise LinkError("a further channel was opened, and does not reach as far as is asked for")
 
     async def _carry_out(self, renewal: _Renewal) -> None:
         try:
@@ -192,7 +195,7 @@ class Ways:
         except LLMException as error:
             self._failure = str(error.args[0])
             if name in self._old:
-                self._spawn(partial(self._close, self._old.pop(name)))
+                self._spawn(partial(self._close, self._old[name]))
             else:
                 self._post(Renewed(channel=name, epoch=0, reason=_printable(error)))
             raise LinkError(f"no further channel could be opened: {self._failure}") from error
@@ -240,14 +243,17 @@ class Ways:
         if not way.retired["mine"]:
             way.retired["mine"] = True
             self._post(Retire(channel=way.name))
-        if way.retired["theirs"] and self._old.pop(way.name, None) is not None:
+        if way.retired["theirs"] and way.name in self._old:
             self._spawn(partial(self._close, way))
 
     async def _close(self, way: Way) -> None:
+        """Off the list when it is closed: what is interrupted here is closed with the link."""
         try:
             await way.channel.aclose()
         except LLMException as error:
             logger.warning("an outdated channel was not closed: %s", error)
+        else:
+            self._old.pop(way.name, None)
 
     # ---- what the peer says ----
 

@@ -182,7 +182,7 @@ class Scene:
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
             assert not link._calls
-            assert not link._doubtful
+            assert not any(operation.is_doubtful for operation in link._operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 

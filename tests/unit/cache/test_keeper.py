@@ -79,8 +79,9 @@ class Peer:
 async def open_keeper(*pools: Placement, pages: int = PAGES) -> AsyncIterator[Keeper]:
     async with await Device.open(0) as device, anyio.create_task_group() as group:
 
-        def spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        def spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> bool:
             group.start_soon(call)
+            return True
 
         keeper = Keeper(device, open_transport("loopback", device), spawn)
         for placement in pools:

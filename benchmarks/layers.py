@@ -1,0 +1,190 @@
+"""What does a layered transfer cost its caller, and is it ever worse than sending everything at the end?
+
+`gated`: 80 layers to 4 destinations, held by gates on the device: milliseconds of the event loop's thread in all, from the
+call to the last completion; bar: 2 ms. `awaitable`: the same with an AwaitableLayerSynchronizer: microseconds per layer and
+destination. `small`: layers of 4 KiB to 256 KiB that are computed in no time or in 100 us each, layer by layer as the library
+chooses, against one push behind the last layer; bar: at most 2 % longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    EventLayerSynchronizer,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.device import Device, Stream
+from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from benchmarks.common import arguments, now, percentile, report
+
+LAYERS = 80
+DESTINATIONS = 4
+
+
+async def clusters(stack: AsyncExitStack, count: int, desc: CacheDesc) -> tuple[Cluster, Cache, list[Cluster]]:
+    """A source, and destinations that it is linked to."""
+    source = await stack.enter_async_context(open_cluster(1))
+    cache = await source.blocks(desc)
+    others = []
+    for device in range(1, count + 1):
+        other = await stack.enter_async_context(open_cluster(1 + device, device_id=device))
+        await other.blocks(desc)
+        others.append(other)
+    status, _ = await source.datadist.link_clusters([cluster_info(other) for other in others], 10_000)
+    assert status == 0, status
+    return source, cache, others
+
+
+def targets(count: int, layers: int) -> list[TransferWithCacheKeyConfig]:
+    return [TransferWithCacheKeyConfig(BlocksCacheKey(2 + i), range(layers), range(layers)) for i in range(count)]
+
+
+async def gated(source: Cluster, cache: Cache, device: Device, compute: Stream) -> tuple[float, float]:
+    """Seconds of the loop's thread for one transfer, and of those the call itself."""
+    synchronizer = EventLayerSynchronizer(device, LAYERS)
+    before = time.thread_time()
+    task = source.datadist.cache_manager.transfer_cache_async(
+        cache, synchronizer, targets(DESTINATIONS, LAYERS), [0, 2], [1, 3]
+    )
+    called = time.thread_time() - before
+    await asyncio.sleep(0.02)
+    between = time.thread_time()
+    for layer in range(LAYERS):  # the model's cost, not the transfer's
+        synchronizer.record(layer, compute)
+    recording = time.thread_time() - between
+    await task
+    return time.thread_time() - before - recording, called
+
+
+async def awaitable(source: Cluster, cache: Cache) -> float:
+    """Seconds of the loop's thread per layer and destination."""
+    synchronizer = AwaitableLayerSynchronizer(LAYERS)
+    before = time.thread_time()
+    task = source.datadist.cache_manager.transfer_cache_async(
+        cache, synchronizer, targets(DESTINATIONS, LAYERS), [0, 2], [1, 3]
+    )
+    for layer in range(LAYERS):
+        await asyncio.sleep(0.0005)
+        synchronizer.ready(layer)
+    await task
+    return (time.thread_time() - before) / LAYERS / DESTINATIONS
+
+
+async def idle() -> float:
+    """What the sleeps alone cost per layer and destination."""
+    before = time.thread_time()
+    for _ in range(LAYERS):
+        await asyncio.sleep(0.0005)
+    return (time.thread_time() - before) / LAYERS / DESTINATIONS
+
+
+async def measure_caller(rounds: int) -> list[dict[str, Any]]:
+    desc = CacheDesc(2 * LAYERS, [4, 65536], DataType.DT_UINT8)
+    async with AsyncExitStack() as stack:
+        source, cache, _ = await clusters(stack, DESTINATIONS, desc)
+        device = source.datadist.device
+        compute = device.open_stream("compute")
+        stack.push_async_callback(compute.aclose)
+        await gated(source, cache, device, compute)  # opens the streams, learns where the caches are
+        gc.collect()
+        whole, calls, each, nothing = [], [], [], []
+        for _ in range(rounds):
+            total, called = await gated(source, cache, device, compute)
+            whole.append(total)
+            calls.append(called)
+            each.append(await awaitable(source, cache))
+            nothing.append(await idle())
+    return [
+        row(f"gated, {LAYERS} layers x {DESTINATIONS}: all, ms", whole, 1e3),
+        row("gated: the call itself, ms", calls, 1e3),
+        row("awaitable: per layer and destination, us", [a - b for a, b in zip(each, nothing, strict=True)], 1e6),
+    ]
+
+
+def row(what: str, values: list[float], scale: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "median": f"{statistics.median(values) * scale:.2f}",
+        "p90": f"{percentile(values, 90) * scale:.2f}",
+    }
+
+
+# ---- small layers ----
+
+
+async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float) -> float:
+    """Seconds from the start of compute until the last byte is there."""
+    synchronizer = AwaitableLayerSynchronizer(layers)
+    started = now()
+    task = source.datadist.cache_manager.transfer_cache_async(cache, synchronizer, targets(1, layers), [0, 2], [1, 3])
+    await compute(layers, pause, synchronizer.ready)
+    await task
+    return now() - started
+
+
+async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float) -> float:
+    started = now()
+    await compute(layers, pause, lambda _: None)
+    await source.datadist.cache_manager.push_blocks(BlocksCacheKey(2), cache, [0, 2], [1, 3])
+    return now() - started
+
+
+async def compute(layers: int, pause: float, ready: Any) -> None:
+    """Layers that take ``pause`` seconds each, of which the loop sees only the ends."""
+    begin = now()
+    for layer in range(layers):
+        while (left := begin + (layer + 1) * pause - now()) > 0:  # noqa: ASYNC110 - a clock, not a condition
+            await asyncio.sleep(0 if left < 0.002 else left - 0.001)
+        ready(layer)
+
+
+async def measure_small(rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    for block in (2048, 16384, 131072):
+        desc = CacheDesc(64, [4, block], DataType.DT_UINT8)
+        async with AsyncExitStack() as stack:
+            source, cache, _ = await clusters(stack, 1, desc)
+            for pause in (0.0, 1e-4, 1e-3):
+                layered, serial = [], []
+                for turn in range(rounds + 5):
+                    a = await as_they_come(source, cache, 32, pause)
+                    b = await at_the_end(source, cache, 32, pause)
+                    if turn >= 5:  # the first ones measure what the link costs
+                        layered.append(a)
+                        serial.append(b)
+                ratio = statistics.median([a / b for a, b in zip(layered, serial, strict=True)])
+                rows.append(
+                    {
+                        "layer": f"{4 * block >> 10} KiB",
+                        "compute per layer": f"{pause * 1e6:.0f} us",
+                        "as they come": f"{statistics.median(layered) * 1e3:.3f} ms",
+                        "at the end": f"{statistics.median(serial) * 1e3:.3f} ms",
+                        "ratio": f"{ratio:.3f}",
+                    }
+                )
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=30)
+    args = parser.parse_args()
+    report("layers: what the caller pays", asyncio.run(measure_caller(args.rounds)), args.json)
+    report(
+        "layers: small ones, as they come against one push at the end", asyncio.run(measure_small(args.rounds)), None
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""How much of a layered transfer does compute hide?
+
+32 layers of 20 MiB travel to another process while they are computed. Compute is emulated by device time (a timer; the CPU
+is idle) or by a matrix product that releases the interpreter lock, on one core. C: compute alone; C': beside the transfer;
+X: the transfer alone, all layers at once; T: from the start of compute until the last byte is there. E = T - C is exposed,
+H = (C + X - T) / X is hidden, H* is the most that can be, score = T* / T with T* = max(C, X) + min(C, X) / L.
+
+Rows: `timer, gates` gates the layers on the device, `timer` and `gemm` wait for an AwaitableLayerSynchronizer; `serial`
+sends everything after the last layer. Bars: score at least 0.95 and H at least 0.92 with device time, score at least 0.85
+beside the matrix product, compute slowed by at most 3 %.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import statistics
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    EventLayerSynchronizer,
+    LLMClusterInfo,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.overlap import best_hidden_share, hidden_share, ideal_uniform
+from benchmarks.common import arguments, now, report
+
+LAYERS = 32
+BLOCK = 256 << 10
+BLOCKS = 40
+"""Per tensor: a layer is 20 MiB, more than 2 ms of transfer."""
+DESC = CacheDesc(2 * LAYERS, [BLOCKS, BLOCK], DataType.DT_UINT8)
+POOL = f'{{"memory_size": {2 * LAYERS * BLOCKS * BLOCK}, "page_shift": 20}}'
+
+Ready = Callable[[int], None]
+Compute = Callable[[float, Ready], Awaitable[float]]
+
+
+def serve(pipe: Connection) -> None:
+    asyncio.run(decode(pipe))
+
+
+async def decode(pipe: Connection) -> None:
+    """The process that the layers go to."""
+    config = LLMConfig(listen="127.0.0.1:0", mem_pool_cfg=POOL)
+    async with LLMDataDist(LLMRole.DECODER, 2, config) as datadist:
+        cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
+        for array in datadist.cache_manager.arrays(cache):
+            array[:] = 0  # the first touch of every page is not what is measured
+        del array
+        pipe.send(datadist.listen_address)
+        await anyio.to_thread.run_sync(pipe.recv)
+
+
+# ---- compute ----
+
+
+async def by_timer(seconds: float, ready: Ready) -> float:
+    """Each layer takes its share of device time; nobody's CPU."""
+    loop, started = asyncio.get_running_loop(), now()
+    done = asyncio.Event()
+
+    def layer(index: int) -> None:
+        ready(index)
+        if index == LAYERS - 1:
+            done.set()
+
+    begin = loop.time()
+    for index in range(LAYERS):
+        loop.call_at(begin + (index + 1) * seconds / LAYERS, layer, index)
+    await done.wait()
+    return now() - started
+
+
+class Gemm:
+    """A product of two matrices, repeated for as long as a layer takes; it holds one core and not the interpreter lock."""
+
+    def __init__(self) -> None:
+        self._a = np.random.default_rng(0).random((256, 256), np.float32)
+        self._out = np.empty_like(self._a)
+        started = now()
+        self._run(200)
+        self._seconds = (now() - started) / 200
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
+            np.matmul(self._a, self._a, out=self._out)
+
+    async def __call__(self, seconds: float, ready: Ready) -> float:
+        loop, started = asyncio.get_running_loop(), now()
+        count = max(1, round(seconds / LAYERS / self._seconds))
+
+        def work() -> None:
+            for index in range(LAYERS):
+                self._run(count)
+                loop.call_soon_threadsafe(ready, index)
+
+        await anyio.to_thread.run_sync(work)
+        return now() - started
+
+
+# ---- transfers ----
+
+
+class Sender:
+    """The prefill's side of it."""
+
+    def __init__(self, datadist: LLMDataDist, cache: Cache) -> None:
+        self._datadist = datadist
+        self._cache = cache
+        self._blocks = list(range(BLOCKS))
+        self._target = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(LAYERS), range(LAYERS))
+
+    async def alone(self) -> float:
+        """X: seconds of all layers at once."""
+        started = now()
+        await self._datadist.cache_manager.push_blocks(BlocksCacheKey(2), self._cache, self._blocks, self._blocks)
+        return now() - started
+
+    async def layered(self, compute: Compute, seconds: float) -> tuple[float, float]:
+        """T and C'."""
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
+        return await self._both(synchronizer, lambda: compute(seconds, synchronizer.ready))
+
+    async def gated(self, compute: Compute, seconds: float) -> tuple[float, float]:
+        """The same with gates on the device."""
+        device = self._datadist.device
+        synchronizer, stream = EventLayerSynchronizer(device, LAYERS), device.open_stream("compute")
+        try:
+            return await self._both(
+                synchronizer, lambda: compute(seconds, lambda layer: synchronizer.record(layer, stream))
+            )
+        finally:
+            await stream.aclose()
+
+    async def serial(self, compute: Compute, seconds: float) -> tuple[float, float]:
+        started = now()
+        computed = await compute(seconds, lambda _: None)
+        await self.alone()
+        return now() - started, computed
+
+    async def _both(self, synchronizer: Any, run: Callable[[], Awaitable[float]]) -> tuple[float, float]:
+        started = now()
+        task = self._datadist.cache_manager.transfer_cache_async(
+            self._cache, synchronizer, [self._target], self._blocks, self._blocks
+        )
+        computed = await run()
+        await task
+        return now() - started, computed
+
+
+async def measure(address: tuple[str, int], rounds: int, ratio: float) -> list[dict[str, Any]]:
+    config = LLMConfig(sync_kv_timeout=60_000, mem_pool_cfg=POOL)
+    async with LLMDataDist(LLMRole.PROMPT, 1, config) as datadist:
+        cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(1))
+        for array in datadist.cache_manager.arrays(cache):
+            array[:] = 1
+        del array
+        peer = LLMClusterInfo(2)
+        peer.append_remote_ip_info(*address)
+        status, _ = await datadist.link_clusters([peer], 10_000)
+        assert status == 0, status
+        sender, gemm = Sender(datadist, cache), Gemm()
+        await sender.alone()
+        transfer = statistics.median([await sender.alone() for _ in range(rounds)])
+        want = ratio * transfer
+        ways: dict[str, tuple[Compute, Any]] = {
+            "timer, gates": (by_timer, sender.gated),
+            "timer": (by_timer, sender.layered),
+            "timer, serial": (by_timer, sender.serial),
+            "gemm": (gemm, sender.layered),
+            "gemm, serial": (gemm, sender.serial),
+        }
+        taken: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, (compute, way) in ways.items():
+                x = await sender.alone()
+                c = await compute(want, lambda _: None)
+                total, beside = await way(compute, want)
+                taken[name].append((c, beside, x, total))
+        return [row(name, values) for name, values in taken.items()]
+
+
+def row(name: str, values: list[tuple[float, float, float, float]]) -> dict[str, Any]:
+    """Medians; the ratios are those of single rounds, because the machine is not the same in all of them."""
+    c, beside, x, total = (statistics.median(column) for column in zip(*values, strict=True))
+    scores = [ideal_uniform(v[0], v[2], LAYERS) / v[3] for v in values]
+    hidden = [hidden_share(v[0], v[2], v[3]) for v in values]
+    return {
+        "compute": name,
+        "C ms": f"{c * 1e3:.1f}",
+        "C' ms": f"{beside * 1e3:.1f}",
+        "X ms": f"{x * 1e3:.1f}",
+        "T ms": f"{total * 1e3:.1f}",
+        "E ms": f"{(total - c) * 1e3:.1f}",
+        "H": f"{statistics.median(hidden):.3f}",
+        "H*": f"{best_hidden_share(c, x, LAYERS):.3f}",
+        "score": f"{statistics.median(scores):.3f}",
+        "slowed": f"{(statistics.median([v[1] / v[0] for v in values]) - 1) * 100:.1f} %",
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--ratio", type=float, default=1.2, help="compute time as a multiple of the transfer's")
+    args = parser.parse_args()
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    rows = asyncio.run(measure(ours.recv(), args.rounds, args.ratio))
+    ours.send(None)
+    process.join(10)
+    report(f"overlap: {LAYERS} layers of {2 * BLOCKS * BLOCK >> 20} MiB", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
