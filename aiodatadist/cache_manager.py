@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist import checks, tensors
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
-from aiodatadist.cache.plan import Layers, blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import (
+    Layers,
+    blocks_to_blocks,
+    check_below,
+    inside,
+    layers_of,
+    slot_to_blocks,
+    slot_to_slot,
+    want_slot_there,
+    whole_layers,
+)
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
@@ -30,9 +39,9 @@ from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layout import Grid, indexes
 from aiodatadist.link import Job, LayerReceiver
 from aiodatadist.link.notes import check_payload
+from aiodatadist.link.operation import Ranges, Words
 from aiodatadist.synchronizers import EventLayerSynchronizer
 from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
-from aiodatadist.wire.messages import KeyName, Pull
 
 if TYPE_CHECKING:
     from aiodatadist.cache.keeper import Keeper
@@ -41,18 +50,6 @@ if TYPE_CHECKING:
 
 Tensor = Any
 """An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
-
-MAX_SECONDS = 86400.0 * 10
-
-
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What a request says of the ranges: blocks, or so many bytes of a slot."""
-
-    src_blocks: list[int] = field(default_factory=list)
-    dst_blocks: list[int] = field(default_factory=list)
-    dst_slot: int = 0
-    nbytes: int = 0
 
 
 class CacheManager:
@@ -287,16 +284,16 @@ class CacheManager:
         if sources and len(sources) != len(targets):
             raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
-        layers = _layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
         def plan(remote: RemoteCache, slot: int) -> Grid:
             if sources:
-                return blocks_to_blocks(_with_slot(remote, slot), entry, sources, targets, layers)
-            return slot_to_blocks(_with_slot(remote, slot), slot, entry, targets, layers)
+                return blocks_to_blocks(want_slot_there(remote, slot), entry, sources, targets, layers)
+            return slot_to_blocks(want_slot_there(remote, slot), slot, entry, targets, layers)
 
         return self._pull(
-            "pull_blocks", src_cache_key, entry, plan, layers, _Words(sources.tolist(), targets.tolist()), notify
+            "pull_blocks", src_cache_key, entry, plan, layers, Ranges(sources.tolist(), targets.tolist()), notify
         )
 
     def pull_cache(
@@ -335,14 +332,14 @@ class CacheManager:
             raise ParamInvalid(
                 f"{nbytes} bytes of slot {batch_index}: the cache has {entry.pieces} slots of {entry.stride} bytes"
             )
-        layers = _layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
         def plan(remote: RemoteCache, slot: int) -> Grid:
-            return slot_to_slot(_with_slot(remote, slot), slot, entry, batch_index, nbytes, layers)
+            return slot_to_slot(want_slot_there(remote, slot), slot, entry, batch_index, nbytes, layers)
 
-        words = _Words(dst_slot=batch_index, nbytes=nbytes)
-        return self._pull("pull_cache", cache_key, entry, plan, layers, words, notify)
+        ranges = Ranges(dst_slot=batch_index, nbytes=nbytes)
+        return self._pull("pull_cache", cache_key, entry, plan, layers, ranges, notify)
 
     def _pull(
         self,
@@ -351,29 +348,14 @@ class CacheManager:
         entry: Entry,
         plan: Callable[[RemoteCache, int], Grid],
         layers: Layers,
-        words: _Words,
+        ranges: Ranges,
         notify: bytes | None,
     ) -> CacheTask:
         link, seconds = self._link(key), self._engine.timeout
         if self._engine.one_sided:
             return self._start(what, link, Job(entry, key, plan, "get", seconds), notify)
 
-        def request(call: int) -> Pull:
-            return Pull(
-                call=call,
-                name=KeyName(**name_of(key)._asdict()),
-                slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
-                target=entry.cache_id,
-                src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
-                dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
-                tensors_per_layer=layers.tensors_per_layer,
-                seconds=min(seconds, MAX_SECONDS),
-                src_blocks=words.src_blocks,
-                dst_blocks=words.dst_blocks,
-                dst_slot=words.dst_slot,
-                nbytes=words.nbytes,
-            )
-
+        request = Words(key, entry.cache_id, layers, seconds, ranges)
         return self._start(what, link, Job(entry, key, plan, "get", seconds, request), notify)
 
     # ---- pushing ----
@@ -417,7 +399,7 @@ class CacheManager:
                 f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
             )
         check_below(sources, entry.pieces, "src_blocks", "source")
-        layers = _push_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         def plan(remote: RemoteCache, slot: int) -> Grid:
             if slot:
@@ -454,7 +436,7 @@ class CacheManager:
             raise ParamInvalid("src_cache is a blocks cache: push_cache takes a batch slot, use push_blocks")
         if src_batch_index >= entry.pieces:
             raise ParamInvalid(f"src_batch_index is {src_batch_index}: the cache has {entry.pieces} slots")
-        layers = _push_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         def plan(remote: RemoteCache, slot: int) -> Grid:
             return slot_to_slot(entry, src_batch_index, remote, slot, entry.stride, layers)
@@ -688,33 +670,3 @@ class CacheManager:
 
 def _blocks_key(key: BlocksCacheKey | None) -> BlocksCacheKey | None:
     return None if key is None else checks.instance(key, "blocks_cache_key", BlocksCacheKey)
-
-
-def _with_slot(remote: RemoteCache, slot: int) -> RemoteCache:
-    """Raises CacheNotFound: a slot that the peer's cache does not have is no cache at all."""
-    if slot >= (1 if remote.blocks else remote.pieces):
-        raise CacheNotFound(f"the peer's cache {remote.cache_id} has no batch index {slot}: it has {remote.pieces}")
-    return remote
-
-
-def _layers(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
-        if value is not None:
-            checks.instance(value, name, range)
-            if value.step != 1 or value.start < 0 or value.stop <= value.start:
-                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
-    if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
-        raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
-    return Layers(src, dst, tensors_per_layer)
-
-
-def _push_layers(entry: Entry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    """Layers of a push: whole ones, as many at either end."""
-    layers = _layers(src, dst, tensors_per_layer)
-    count = len(entry.addresses)
-    if count % tensors_per_layer:
-        raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
-    layers.of_source(entry)
-    if src is not None and dst is not None and len(src) != len(dst):
-        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
-    return layers

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -31,10 +30,10 @@ from aiodatadist.errors import (
     LLMStatusCode,
     NotLinked,
 )
+from aiodatadist.heartbeats import FIRST_BEAT, Heartbeats
 from aiodatadist.layered import LayeredTransfer
 from aiodatadist.link import DRAIN, Inbox, Link, LinkStatistics, Notification, Wire, channel_name
 from aiodatadist.listening import Listening
-from aiodatadist.pulse import CLOSED, Pulse
 from aiodatadist.transport import Transport, open_transport
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
@@ -52,10 +51,6 @@ MAX_STRANGERS = 64
 """Connections that have not said so yet, before the next one gets a fiftieth of the time."""
 PARTING = 2 * DRAIN
 """Seconds that links which are being ended have for it, before somebody who needs them gone is told that they are not."""
-FIRST_BEAT = 10.0
-"""Seconds in which the event loops of both ends have to set the heartbeats of a new link going."""
-EOF_PATIENCE = 1.0
-"""Seconds between the end of a link's heartbeat connection and, if that goes on, the end of the link."""
 
 
 class _Attempt:
@@ -119,8 +114,7 @@ class Engine:
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
-        self._pulses: dict[str, Link] = {}
-        self._pulse = Pulse(config.heartbeat_interval / 1000)
+        self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
         self._linked = anyio.Event()
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
@@ -146,7 +140,7 @@ class Engine:
             stack.push_async_callback(self.copier.aclose)
             self.cache_manager = CacheManager(self)
             self.communicators = Communicators(self, self._config.link_total_time, self._key())
-            stack.callback(self._pulse.close)
+            stack.callback(self._heartbeats.close)
             address = self._config.listen_address
             listening = None if address is None else await Listening.open(*address, self._key(), "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
@@ -160,6 +154,7 @@ class Engine:
             self._group.cancel_scope.cancel()
         for job in list(self.jobs):  # those whose task never began
             job.abandon()
+        self.keeper.end()
 
     def _end_all(self) -> None:
         """Nothing new begins from here on, and who waits for it is told."""
@@ -193,7 +188,6 @@ class Engine:
         with anyio.move_on_after(1.0):
             while self._links:
                 await next(iter(self._links.values())).wait_closed()
-        self.inbox.close()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -269,7 +263,7 @@ class Engine:
     async def _serve_client(self, stream: anyio.abc.SocketStream, listening: Listening) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that has it."""
         link = Link(Wire(stream), self.device, self.transport, self)
-        self._pulses[link.pulse] = link
+        self._heartbeats.expect(link)
         stranger = _Stranger(self)
         try:
             first: Message | None = None
@@ -284,18 +278,20 @@ class Engine:
                 raise LinkTimeout(f"the client did not {stranger.wanted}")
             if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
                 stranger.is_known()
-                await self._take_pulse(first, link, stream)
+                beating = self._heartbeats.claim(first)
+                link.is_filed = True  # it will never be one, and the connection is the heartbeats'
+                await self._heartbeats.beat(beating, stream, FIRST_BEAT)
                 return
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
             logger.exception("cluster %d: a client was not linked", self.cluster_id)
         else:
-            group.start_soon(self._expect_pulse, link)
+            group.start_soon(self._heartbeats.insist, link)
             await self._serve(link)
         finally:
             stranger.is_known()
-            self._pulses.pop(link.pulse, None)
+            self._heartbeats.forget(link)
             if not link.is_filed:
                 await link.discard()
 
@@ -364,78 +360,11 @@ class Engine:
         except Exception:
             logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
-            self._pulses.pop(link.pulse, None)
+            self._heartbeats.forget(link)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
                     self._refusals[link.cluster_id] = f"the last link ended: {link.failure.args[0]}"
-
-    # ---- heartbeats ----
-
-    async def _take_pulse(self, message: PulseMessage, visitor: Link, stream: anyio.abc.SocketStream) -> None:
-        """The heartbeats of a link that a client made. ``visitor`` is the link that this connection will not be."""
-        link = self._pulses.pop(message.token, None)
-        if link is None:
-            raise LinkError("heartbeats came for a link that there is not")
-        visitor.is_filed = True
-        await self._beat(link, stream, FIRST_BEAT)
-
-    async def _expect_pulse(self, link: Link) -> None:
-        with anyio.move_on_after(FIRST_BEAT):
-            await link.wait_closed()
-        if self._pulses.pop(link.pulse, None) is not None:
-            link.lost("it never began to send heartbeats")
-
-    async def _beat(self, link: Link, stream: anyio.abc.SocketStream, patience: float) -> None:
-        """Exchange heartbeats until the link is over. They are a thread's business: a busy loop must not look dead."""
-        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-        silence = link.heartbeat * (self._config.heartbeat_misses + 1)
-        lost, why = anyio.Event(), ""
-
-        def tell(reason: str) -> None:
-            nonlocal why
-            why = reason
-            lost.set()
-
-        try:
-            watch = self._pulse.watch(socket.socket(fileno=os.dup(raw.fileno())), silence, tell, patience)
-        except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
-            link.lost(f"no heartbeats can be exchanged: {error}")
-            await anyio.aclose_forcefully(stream)
-            return
-        try:
-            async with stream, anyio.create_task_group() as group:
-                group.start_soon(self._until_closed, link, group.cancel_scope)
-                await lost.wait()
-                if why == CLOSED:  # the peer died, or it parted: the connection for messages will tell
-                    with anyio.move_on_after(EOF_PATIENCE):
-                        await link.wait_closed()
-                link.lost(why)
-        finally:
-            watch.stop()
-
-    @staticmethod
-    async def _until_closed(link: Link, scope: anyio.CancelScope) -> None:
-        await link.wait_closed()
-        scope.cancel()
-
-    async def _open_pulse(self, link: Link, address: tuple[str, int], token: str) -> None:
-        """The client brings a second connection for them, and waits for the server's first: a link that is made is watched.
-
-        Raises:
-            LinkError: that cannot be.
-        """
-        group, stream = self._tasks(), await self._connect(address)
-        try:
-            await Wire(stream).send(PulseMessage(token=token))
-            await stream.receive(1)
-        except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
-            await anyio.aclose_forcefully(stream)
-            raise LinkError(f"the peer took no connection for heartbeats: {error!r}") from error
-        except BaseException:
-            await anyio.aclose_forcefully(stream)
-            raise
-        group.start_soon(self._beat, link, stream, 0.0)
 
     def _tasks(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping.is_set():
@@ -505,7 +434,9 @@ class Engine:
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
         try:
             token = await self._make(link, handshake, connect)
-            await self._open_pulse(link, address, token)
+            group, stream = self._tasks(), await self._connect(address)
+            await self._heartbeats.bring(stream, token)
+            group.start_soon(self._heartbeats.beat, link, stream)
             link.check_ready()
             self._file(link)
         finally:

@@ -119,11 +119,15 @@ class Part:
     async def prepare(self) -> None:
         """Find the destination, and how to reach it. What goes wrong ends this part."""
         wanted = self._wanted
-        try:
-            remote, slot = await self.link.locate(self._entry, wanted.key, self._seconds)
-            self._remote = remote
+
+        def plan(remote: RemoteCache, slot: int) -> Grid:
             self._base = _first_layer(wanted, remote)
-            self._grid = wanted.plan(remote, slot).mirrored()
+            self._remote = remote  # who watches it hears also that it does not fit
+            return wanted.plan(remote, slot)
+
+        try:
+            remote, _, grid = await self.link.errands.locate(self._entry, wanted.key, plan, self._seconds)
+            self._grid = grid.mirrored()
             self.link.arrivals.begin(self, remote.cache_id, self._landed_ranges)
         except LLMException as error:
             self.fail(error)

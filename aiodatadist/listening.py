@@ -71,6 +71,7 @@ class Listening:
         """No more clients. The loop stops watching the socket first: else one that comes right now would be lost in it."""
         self.is_over = True
         loop = asyncio.get_running_loop()
+        # A loop may say that it does not watch the socket, or that it is closed: then there is nothing to do.
         for listener in getattr(self._listener, "listeners", [self._listener]):
             with contextlib.suppress(OSError, ValueError, RuntimeError, NotImplementedError):
                 loop.remove_reader(listener.extra(anyio.abc.SocketAttribute.raw_socket))

@@ -18,7 +18,19 @@ def check_range(value: Any, name: str) -> range:
     return range(value.start, value.stop)
 
 
-class TransferConfig:
+class _Destination:
+    """What both kinds have. With a key ``dst_cluster_id`` is the key's; that it can be set is kept for compatibility."""
+
+    @property
+    def dst_cluster_id(self) -> int:
+        return self._dst_cluster_id
+
+    @dst_cluster_id.setter
+    def dst_cluster_id(self, dst_cluster_id: int) -> None:
+        self._dst_cluster_id = checks.integer(dst_cluster_id, "dst_cluster_id", checks.UINT64)
+
+
+class TransferConfig(_Destination):
     """A destination by addresses, for the request/response mode.
 
     Args:
@@ -41,14 +53,6 @@ class TransferConfig:
         self.dst_addrs = dst_addrs
         self.src_layer_range = src_layer_range
         self.src_batch_index = src_batch_index
-
-    @property
-    def dst_cluster_id(self) -> int:
-        return self._dst_cluster_id
-
-    @dst_cluster_id.setter
-    def dst_cluster_id(self, dst_cluster_id: int) -> None:
-        self._dst_cluster_id = checks.integer(dst_cluster_id, "dst_cluster_id", checks.UINT64)
 
     @property
     def dst_addrs(self) -> Sequence[int]:
@@ -78,7 +82,7 @@ class TransferConfig:
         self._src_batch_index = checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
 
 
-class TransferWithCacheKeyConfig:
+class TransferWithCacheKeyConfig(_Destination):
     """A destination by the key of the peer's cache, for the one-sided mode.
 
     Args:
@@ -105,15 +109,6 @@ class TransferWithCacheKeyConfig:
                 f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they have to be equally long"
             )
         self.src_batch_index = src_batch_index
-
-    @property
-    def dst_cluster_id(self) -> int:
-        """The key's; kept for compatibility, as is that it can be set: the key says where the layers go."""
-        return self._dst_cluster_id
-
-    @dst_cluster_id.setter
-    def dst_cluster_id(self, dst_cluster_id: int) -> None:
-        self._dst_cluster_id = checks.integer(dst_cluster_id, "dst_cluster_id", checks.UINT64)
 
     @property
     def cache_key(self) -> BlocksCacheKey | CacheKeyByIdAndIndex:

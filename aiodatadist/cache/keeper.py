@@ -90,7 +90,7 @@ class Keeper:
         return sum(
             entry.nbytes * len(entry.addresses)
             for entry in entries
-            if entry.placement is placement and entry.pool is not None and (entry.leases or entry.holders)
+            if entry.placement is placement and entry.pool is not None and not entry.is_quiet
         )
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
@@ -293,10 +293,14 @@ class Keeper:
         if (leaving := self._leaving.get(cache_id)) is not None:
             await leaving.wait()
 
+    def end(self) -> None:
+        """The engine is over: whoever waits for a cache that was not given back is told so."""
+        for leaving in self._leaving.values():
+            leaving.settled.set()
+
     def _start_leaving(self, entry: Entry) -> None:
         entry.is_live = False
         leaving = self._leaving[entry.cache_id] = _Leaving(entry)
-
         leaving.error = LLMException(
             f"cache {entry.cache_id} was in use until the cluster was finalized",
             status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
@@ -325,10 +329,9 @@ class Keeper:
         """Wait until nothing touches it, then give its memory back."""
         if entry.pool is not None:
             self.table.remove(entry)
-        self._revoke(entry)
-        while (entry.leases or entry.holders) and not entry.is_poisoned:
-            await entry.wait_change()
+        while not entry.is_quiet and not entry.is_poisoned:
             self._revoke(entry)
+            await entry.wait_change()
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
         if entry.pool is not None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from aiodatadist import checks
 from aiodatadist._native.library import ffi, ring
-from aiodatadist.errors import ParamInvalid
+from aiodatadist.errors import CacheNotFound, ParamInvalid
 from aiodatadist.layout import Grid, blocks_for, indexes, tensor_range
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.catalogue import RemoteCache
 
 
 class Geometry(Protocol):
@@ -49,6 +53,37 @@ class Layers:
     def of_target(self, target: Geometry) -> range:
         """The tensors of the destination that these layers are."""
         return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
+
+
+def layers_of(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
+    """Layers as a caller gave them. Raises TypeError, ValueError, ParamInvalid: they are none."""
+    for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
+        if value is not None:
+            checks.instance(value, name, range)
+            if value.step != 1 or value.start < 0 or value.stop <= value.start:
+                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
+    if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
+        raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
+    return Layers(src, dst, tensors_per_layer)
+
+
+def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
+    """As :func:`layers_of`, for a push: whole layers of the source, as many at either end."""
+    layers = layers_of(src, dst, tensors_per_layer)
+    count = len(source.addresses)
+    if count % tensors_per_layer:
+        raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
+    layers.of_source(source)
+    if src is not None and dst is not None and len(src) != len(dst):
+        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
+    return layers
+
+
+def want_slot_there(remote: RemoteCache, slot: int) -> RemoteCache:
+    """Raises CacheNotFound: a slot that the peer's cache does not have is no cache at all."""
+    if slot >= (1 if remote.blocks else remote.pieces):
+        raise CacheNotFound(f"the peer's cache {remote.cache_id} has no batch index {slot}: it has {remote.pieces}")
+    return remote
 
 
 def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[int], array[int]]:

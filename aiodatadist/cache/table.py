@@ -109,10 +109,10 @@ class Entry:
             self._change.set()
             self._change = None
 
-    async def wait_quiet(self) -> None:
-        """Until no transfer uses it and no peer may reach it, or it is poisoned."""
-        while (self.leases or self.holders) and not self.is_poisoned:
-            await self.wait_change()
+    @property
+    def is_quiet(self) -> bool:
+        """No transfer uses it, and no peer may reach it."""
+        return not self.leases and not self.holders
 
     async def wait_change(self) -> None:
         """Until the last lease, or the last holder, is gone, or it is poisoned."""

@@ -1,16 +1,20 @@
 """One peer: what two linked clusters say to each other, and what they move.
 
-``link`` is the life of it; ``wire`` its connection, ``ways`` its channels, ``grants`` what the peer may reach of ours,
-``operation`` and ``service`` transfers that need words, asked for by us and by the peer, ``notes`` notifications. Promises:
-whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any more.
-Refuses to know: other links.
+``link`` is the life of it and ``opening`` its beginning; ``wire`` its connection, ``calls`` questions and answers, ``ways``
+its channels; ``grants`` what the peer may reach of ours; ``errands`` and ``service`` transfers that need words, asked for by
+us and by the peer; ``notes`` notifications, ``arrivals`` layers that have come.
+
+Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
+more. Refuses to know: other links.
 """
 
 from aiodatadist.link.arrivals import LayerReceiver
-from aiodatadist.link.link import DRAIN, Home, Link, LinkState, channel_name
+from aiodatadist.link.link import DRAIN, Link
 from aiodatadist.link.notes import Inbox, Notification
 from aiodatadist.link.operation import Job, Operation
+from aiodatadist.link.state import Home, LinkState
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
+from aiodatadist.link.ways import channel_name
 from aiodatadist.link.wire import Wire
 
 __all__ = ["DRAIN", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState", "LinkStatistics",

@@ -8,10 +8,8 @@ from typing import Any
 import anyio
 
 from aiodatadist.cache.table import Entry, Holder
-from aiodatadist.wire.messages import Message, Revoke
+from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
-MAX_SECONDS = 864_000.0
-"""That a message can say."""
 SLACK = 5.0
 """Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link."""
 

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
-from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist.cache.names import Name
 from aiodatadist.device import Program, Stream, Transfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
-    InternalError,
     LinkClosed,
     LinkError,
     LinkTimeout,
     LLMException,
     LLMStatusCode,
     NotLinked,
-    ParamInvalid,
     PeerLost,
     ProtocolError,
     StuckError,
-    TransferTimeout,
 )
 from aiodatadist.link.arrivals import Arrivals
+from aiodatadist.link.calls import Calls
+from aiodatadist.link.errands import Errands
 from aiodatadist.link.grants import Grants
-from aiodatadist.link.notes import Outbox, Slip, decode
+from aiodatadist.link.notes import Outbox, decode
+from aiodatadist.link.opening import Opening, refuse
 from aiodatadist.link.operation import Job, Operation, failed
-from aiodatadist.link.service import Service, status_error
+from aiodatadist.link.service import Service
+from aiodatadist.link.state import Home, LinkState
 from aiodatadist.link.statistics import LinkCounters
-from aiodatadist.link.ways import Way, Ways
+from aiodatadist.link.ways import Way, Ways, channel_name
 from aiodatadist.link.wire import Wire
 from aiodatadist.overlap import Estimate
-from aiodatadist.transport import Endpoint
-from aiodatadist.wire.handshake import Handshake, refusal
+from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
     Bye,
     CacheEntry,
@@ -49,7 +47,6 @@ from aiodatadist.wire.messages import (
     Found,
     Grant,
     Hello,
-    KeyName,
     Landed,
     Lookup,
     Message,
@@ -70,7 +67,6 @@ from aiodatadist.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.keeper import Keeper
     from aiodatadist.cache.table import Entry
     from aiodatadist.device import Device
     from aiodatadist.layout import Grid
@@ -80,8 +76,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
-STOP = 5.0
-"""Seconds that a peer has for answering that it stopped writing, before it loses its link."""
 ALONE = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 MAX_HELD = 1 << 20
@@ -89,41 +83,6 @@ MAX_HELD = 1 << 20
 
 
 _DONE = {"get": "pulled", "put": "pushed"}
-
-
-class LinkState(Enum):
-    """::
-
-    OPENING -> READY -> CLOSING -> CLOSED
-       |         |         |
-       +---------+---------+----> BROKEN     the peer died, or broke the protocol
-    """
-
-    OPENING = "opening"
-    READY = "ready"
-    CLOSING = "closing"
-    CLOSED = "closed"
-    BROKEN = "broken"
-
-
-class Home(Protocol):
-    """What a link has to know of the cluster that it belongs to."""
-
-    @property
-    def keeper(self) -> Keeper: ...
-    @property
-    def timeout(self) -> float: ...
-    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
-        """A notification came."""
-
-
-class _Call:
-    """A question to the peer that is not answered yet; ``name`` if it is about a cache."""
-
-    def __init__(self, name: Name | None = None) -> None:
-        self.name = name
-        self.answered = anyio.Event()
-        self.answer: Message | None = None
 
 
 class Link:
@@ -135,6 +94,7 @@ class Link:
         instance, heartbeat: the peer's, from its hello.
         pulse: what a connection for this link's heartbeats has to say to us.
         is_filed: it was made, and somebody serves it.
+        is_shut: its channels are closed: nothing of the peer's can land here any more.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, home: Home) -> None:
@@ -145,8 +105,7 @@ class Link:
         self._group: anyio.abc.TaskGroup | None = None
         self._streams: dict[str, Stream] = {}
         self._transfers: dict[Transfer, RemoteCache] = {}
-        self._operations: set[Operation] = set()
-        self._is_shut = False
+        self.is_shut = False
         self._taken_back: set[Transfer] = set()
         self._idle = anyio.Event()
         self._closed = anyio.Event()
@@ -155,13 +114,13 @@ class Link:
         self._reason = ""
         self._patience = 0.0
         self._vanished = False
-        self._numbers = itertools.count(1)
-        self._calls: dict[int, _Call] = {}
+        self.calls = Calls(wire.post)
         self._untaken = 0
-        self.ways = Ways(transport, wire.post, self._ask, self._spawn, self._channel_name)
-        self._grants = Grants(self, home.timeout, wire.post, self._spawn, self._give_up)
+        self.ways = Ways(transport, wire.post, self.calls, self.spawn, self._channel_name)
+        self.grants = Grants(self, home.timeout, wire.post, self.spawn, self._give_up)
+        self.errands = Errands(self)
         self._service = Service(self, home.keeper)
-        self._names = ("", "")
+        self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
         self.heartbeat = 0.0
@@ -179,10 +138,20 @@ class Link:
     def is_ready(self) -> bool:
         return self.state is LinkState.READY
 
+    @property
+    def is_open(self) -> bool:
+        """The peer hears us."""
+        return self.state in {LinkState.READY, LinkState.CLOSING}
+
+    @property
+    def grace(self) -> float:
+        """Seconds that the device has for letting go after an abort."""
+        return self._device.limits.grace
+
     def _channel_name(self) -> str:
         return channel_name(*self._names)
 
-    def _spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start something that ends with the link."""
         if self._group is not None:
             self._group.start_soon(call)
@@ -198,7 +167,7 @@ class Link:
         try:
             return await self._wire.receive()
         except LinkError as error:
-            await self.refuse(error)
+            await refuse(self._wire, error)
             raise
 
     async def shake_hands(
@@ -216,92 +185,16 @@ class Link:
         Raises:
             LinkError: it cannot be; the peer was told, if it was our doing.
         """
-        try:
-            if connect is not None:
-                await self._wire.send(*handshake.start(connect))
-            peer, connect = await self._converse(handshake, first, admit)
-            mine = await self._open_channel(handshake, peer, connect)
-            await self._wire.send(*handshake.opened(mine, self.pulse))
-            while not handshake.is_done:
-                handshake.receive(await self._wire.receive())
-        except LinkError as error:
-            await self.refuse(error)
-            raise
-        except LLMException as error:
-            failure = LinkError(str(error), status_code=error.status_code)
-            await self.refuse(failure)
-            raise failure from error
-        if handshake.ready is None:
-            raise InternalError("a handshake is done without a word from the peer")
-        self.ways.on_first(handshake.ready.epoch)
+
+        def met(peer: Hello) -> None:
+            self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
+            self._names = (handshake.me, peer.cluster_id)
+            admit(peer)
+
+        ready = await Opening(handshake, self._wire, self.ways, self._transport, met).agree(connect, first, self.pulse)
+        self.ways.on_first(ready.epoch)
         self.state = LinkState.READY
-        return handshake.ready.pulse
-
-    async def _converse(
-        self, handshake: Handshake, first: Message | None, admit: Callable[[Hello], None]
-    ) -> tuple[Hello, Connect]:
-        """Until both ends know who the other is and what the channel is called."""
-        while True:
-            message, first = first or await self._wire.receive(), None
-            answers = handshake.receive(message)
-            agreed = handshake.agreed
-            if agreed is not None:
-                self.cluster_id = agreed[0].cluster_id
-                self.instance = agreed[0].instance
-                self.heartbeat = agreed[0].heartbeat
-                admit(agreed[0])
-                self._wire.trust()
-            await self._wire.send(*answers)
-            if agreed is not None:
-                return agreed
-
-    async def _open_channel(self, handshake: Handshake, peer: Hello, connect: Connect) -> int:
-        """Open our half; the epoch that it reaches."""
-        theirs = Endpoint(**peer.endpoint.model_dump())
-        mine = self._transport.endpoint
-        rank = 0 if handshake.side == "client" else 1
-        ends = (mine, theirs) if rank == 0 else (theirs, mine)
-        self._names = (str(handshake.me), str(peer.cluster_id))
-        await self._open_unless_refused(handshake, connect, rank, ends)
-        return self.ways.current.mine
-
-    async def _open_unless_refused(
-        self, handshake: Handshake, connect: Connect, rank: int, ends: tuple[Endpoint, Endpoint]
-    ) -> None:
-        """Open our half, but do not wait for a peer that says that it cannot."""
-        refused: LinkError | None = None
-        async with anyio.create_task_group() as group:
-
-            async def hear() -> None:
-                nonlocal refused
-                try:
-                    handshake.receive(await self._wire.receive())
-                except LinkError as error:
-                    refused = error
-                    group.cancel_scope.cancel()
-
-            group.start_soon(hear)
-            failure: LLMException | None = None
-            try:
-                await self.ways.open(connect.channel, rank, ends, connect.timeout)
-            except LinkError as error:
-                failure = error
-                with anyio.move_on_after(0.1):  # its reason may be on the way
-                    await anyio.sleep_forever()
-            group.cancel_scope.cancel()
-        reason = refused or failure
-        if reason is not None:
-            raise reason
-
-    async def refuse(self, error: LinkError) -> None:
-        """Tell the peer why there is no link."""
-        if isinstance(error, PeerLost):
-            return
-        with anyio.move_on_after(1, shield=True):  # a peer that does not read is none of our business
-            try:
-                await self._wire.send(refusal(error))
-            except PeerLost:
-                logger.debug("the peer was gone before it could be told: %s", error)
+        return ready.pulse
 
     # ---- transfers ----
 
@@ -320,11 +213,11 @@ class Link:
         peer first.
         """
         if job.request is not None:
-            return self._operate(job, what, self._request)
+            return self.errands.begin(job, what)
         found = self.catalogue.find(job.key)
         way = None if found is None else self.ways.find(job.entry.epoch, found[0].epoch)
         if found is None or way is None:
-            return self._operate(job, what, self._arrange)
+            return self.errands.begin(job, what)
         try:
             return self.submit(job.direction, way, job.entry, found[0], job.plan(*found), job.seconds, "ours")
         except LLMException as error:
@@ -363,7 +256,7 @@ class Link:
             if done.state is TransferState.DONE and done.queue_seconds < ALONE:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
             self.counters.ended("served" if stream == "served" else _DONE[direction], done)
-            self._check_idle()
+            self.check_idle()
 
         transfer.add_done_callback(ended)
         return transfer
@@ -371,9 +264,9 @@ class Link:
     def _settle(self, transfer: Transfer, entry: Entry) -> None:
         """Give the lease back, if the device let go, and say what a failure means for the link."""
         if transfer.state is TransferState.STUCK:
-            self._lose(entry)
+            self.lose(entry)
             why = transfer.error.args[0] if transfer.error is not None else "a transfer is stuck"
-            self._break(LinkError(f"cluster {self.cluster_id}: {why}"))
+            self.break_off(LinkError(f"cluster {self.cluster_id}: {why}"))
         else:
             entry.release()
         if transfer in self._taken_back:
@@ -384,212 +277,33 @@ class Link:
                 )
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
-            transfer.replace_outcome(self._copy_of_failure())
+            transfer.replace_outcome(self.copy_of_failure())
         elif suspect and transfer.error is not None:
             died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {transfer.error.args[0]}"
-            self._break(PeerLost(died))
+            self.break_off(PeerLost(died))
             transfer.replace_outcome(PeerLost(died, peer=self.cluster_id))
         elif transfer.error is not None:
             transfer.error.peer = self.cluster_id
 
-    def _lose(self, entry: Entry) -> None:
+    def lose(self, entry: Entry) -> None:
         """Nobody knows when bytes stop to land in it: it is never used again."""
         entry.poison()
         for region in entry.regions():
             self._device.mark_stuck(region.address, region.nbytes)
 
-    def _copy_of_failure(self) -> LinkError:
+    def copy_of_failure(self) -> LinkError:
         failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         return type(failure)(*failure.args, peer=self.cluster_id)
 
     @property
     def _is_idle(self) -> bool:
         """Nothing is under way, apart from what only the end of the channel can end."""
-        return not self._transfers and all(operation.is_doubtful for operation in self._operations)
+        return not self._transfers and self.errands.is_idle
 
-    def _check_idle(self) -> None:
+    def check_idle(self) -> None:
         if self._is_idle:
             self._idle.set()
             self._idle = anyio.Event()
-
-    # ---- transfers that need words ----
-
-    def _operate(self, job: Job, what: str, body: Callable[[Operation, Job], Coroutine[Any, Any, None]]) -> Operation:
-        operation = Operation(f"{what} of cluster {self.cluster_id}", STOP + 2 * DRAIN + 6 * self._device.limits.grace)
-        job.entry.lease()
-        self._operations.add(operation)
-        is_request = job.request is not None
-        if is_request:
-            self.counters.started()
-
-        def ended(done: Operation) -> None:
-            self._operations.discard(operation)
-            if done.state is TransferState.STUCK or (operation.is_doubtful and not self._is_shut):
-                self._lose(job.entry)
-            else:
-                job.entry.release()
-            if self.failure is not None and done.state is TransferState.CANCELLED:
-                done.replace_outcome(self._copy_of_failure())
-            elif done.error is not None:
-                done.error.peer = self.cluster_id
-            if is_request:
-                self.counters.ended("pulled", done)
-            self._check_idle()
-
-        operation.add_done_callback(ended)
-
-        async def run() -> None:
-            try:
-                with operation.scope:
-                    await body(operation, job)
-                if operation.scope.cancelled_caught and not operation.is_doubtful:
-                    operation.finish(TransferState.CANCELLED)
-            except LLMException as error:
-                operation.finish(TransferState.FAILED, error)
-            except Exception as error:
-                logger.exception("%s failed", what)
-                operation.finish(TransferState.FAILED, InternalError(repr(error)))
-
-        self._spawn(run)
-        return operation
-
-    async def _arrange(self, operation: Operation, job: Job) -> None:
-        """One-sided, with something to be found out: where the peer's cache is, or a channel that reaches it."""
-        wanted = ""
-        with anyio.move_on_after(job.seconds) as limit:
-            while True:
-                wanted = "say where its cache is"
-                remote, slot = await self._find(job.key)
-                grid = job.plan(remote, slot)
-                wanted = "open a channel that reaches both caches"
-                way = await self.ways.reach(job.entry.epoch, remote.epoch)
-                if not remote.is_withdrawn:
-                    break
-        if limit.cancelled_caught:
-            raise TransferTimeout(f"cluster {self.cluster_id} did not {wanted} within {job.seconds:g} s")
-        operation.follow(self.submit(job.direction, way, job.entry, remote, grid, job.seconds, "ours"))
-
-    async def locate(self, entry: Entry, key: Key, seconds: float) -> tuple[RemoteCache, int]:
-        """What a key stands for at the peer, and a channel that reaches it from a cache of ours.
-
-        Raises:
-            CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
-        """
-        with anyio.move_on_after(seconds):
-            while True:
-                remote, slot = await self._find(key)
-                await self.ways.reach(entry.epoch, remote.epoch)
-                if not remote.is_withdrawn:
-                    return remote, slot
-        raise TransferTimeout(f"cluster {self.cluster_id} did not say where {key} is within {seconds:g} s")
-
-    async def _find(self, key: Key) -> tuple[RemoteCache, int]:
-        """What a key stands for at the peer, which is asked if we do not know.
-
-        Raises:
-            CacheNotFound: the peer has no such cache.
-        """
-        name = name_of(key)
-        while (known := self.catalogue.find(key)) is None:
-            found = await self._ask(lambda call: Lookup(call=call, name=KeyName(**name._asdict())), name)
-            if not isinstance(found, Found) or found.cache is None:
-                raise CacheNotFound(
-                    f"cluster {self.cluster_id} offers no cache for {key}",
-                    hint="has it been made there? Host memory is only for peers with remote_accessible=True",
-                )
-        return known
-
-    async def _ask(self, question: Callable[[int], Message], name: Name | None = None) -> Message | None:
-        """Say something and wait for the answer. The caller sets the deadline."""
-        number, call = next(self._numbers), _Call(name)
-        self._calls[number] = call
-        try:
-            self._wire.post(question(number))
-            await call.answered.wait()
-        finally:
-            del self._calls[number]
-        return call.answer
-
-    async def _request(self, operation: Operation, job: Job) -> None:
-        """Request/response: the peer writes. Until it said that it is done, or stopped, the destination is not free."""
-        if job.request is None:
-            raise InternalError("a request without words")
-        await self._grant(job.entry)
-        number, call = next(self._numbers), _Call()
-        self._say(job.request(number))
-        self._calls[number] = call
-        try:
-            with anyio.move_on_after(job.seconds):
-                await call.answered.wait()
-        finally:
-            if call.answer is None:
-                await self._stop_call(number, call, operation)
-            del self._calls[number]
-            self._conclude(operation, call.answer, job)
-
-    def _say(self, request: Pull) -> None:
-        """Raises ParamInvalid: it is too long."""
-        try:
-            self._wire.post(request)
-        except ProtocolError as error:
-            raise ParamInvalid(
-                f"{len(request.dst_blocks)} blocks: {error.args[0]}", hint="pull them with several calls"
-            ) from error
-
-    async def _grant(self, entry: Entry) -> None:
-        """Tell the peer where a cache of ours is."""
-        await self._grants.wait_settled(entry)
-        if not entry.is_live:
-            raise CacheNotFound(f"cache {entry.cache_id} is being given up")
-        if self._grants.told(entry):
-            self._wire.post(Grant(cache=entry.message()))
-
-    async def _stop_call(self, number: int, call: _Call, operation: Operation) -> None:
-        """The peer is too slow, or nobody wants it any more: until it says that it stopped, or the link is given up."""
-        if self.state not in {LinkState.READY, LinkState.CLOSING}:
-            self._doubt(operation)
-            return
-        self._wire.post(Stop(call=number))
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + STOP):
-            await call.answered.wait()
-        if call.answer is None:
-            self._doubt(operation)
-            self._break(
-                LinkError(
-                    f"cluster {self.cluster_id} did not stop writing within {STOP:g} s", hint="link_clusters() again"
-                )
-            )
-
-    def _doubt(self, operation: Operation) -> None:
-        """The peer may still write: it ends when the channel is closed, and not before."""
-        operation.is_doubtful = True
-        self._check_idle()
-
-    def _conclude(self, operation: Operation, answer: Message | None, job: Job) -> None:
-        if operation.is_doubtful:
-            return
-        if not isinstance(answer, Pulled):
-            if not operation.scope.cancel_called and self.failure is not None:
-                operation.finish(TransferState.FAILED, self._copy_of_failure())
-            elif not operation.scope.cancel_called:
-                operation.finish(TransferState.FAILED, TransferTimeout(f"no answer within {job.seconds:g} s"))
-            return
-        operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
-        operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
-        if answer.status == LLMStatusCode.LLM_SUCCESS:
-            operation.finish(TransferState.DONE)
-        elif answer.stopped and not operation.scope.cancel_called:
-            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {job.seconds:g} s"))
-        elif not answer.stopped:
-            operation.finish(TransferState.FAILED, self._refused(answer, job.key))
-
-    def _refused(self, answer: Pulled, key: Key) -> LLMException:
-        if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
-            return CacheNotFound(
-                f"cluster {self.cluster_id} offers no cache for {key}",
-                hint="has it been made there, or has its key been consumed by a pull?",
-            )
-        return status_error(answer)
 
     # ---- words ----
 
@@ -597,7 +311,7 @@ class Link:
         """Raises LinkTimeout: no answer in time."""
         self.check_ready()
         with anyio.move_on_after(seconds) as limit:
-            await self._ask(lambda call: Ping(call=call))
+            await self.calls.ask(lambda call: Ping(call=call), Pong)
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
         self.check_ready()
@@ -625,15 +339,11 @@ class Link:
             await event.wait()
             group.cancel_scope.cancel()
         if not event.is_set():
-            raise self._copy_of_failure()
-
-    def slip(self, payload: bytes | None) -> Slip | None:
-        """A place in the order of notifications."""
-        return None if payload is None else self.outbox.reserve(payload)
+            raise self.copy_of_failure()
 
     def revoke(self, entry: Entry) -> anyio.Event:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
-        return self._grants.revoke(entry)
+        return self.grants.revoke(entry)
 
     def post(self, message: Message) -> None:
         self._wire.post(message)
@@ -643,14 +353,14 @@ class Link:
     def _reactions(self) -> dict[type, Callable[[Any], object]]:
         """What to do, without waiting, about each message of a ready link."""
         return {
-            Lookup: self._on_lookup,
+            Lookup: self._service.find,
             Found: self._on_answer,
             Pulled: self._on_answer,
             Pong: self._on_answer,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
-            Revoked: lambda message: self._grants.on_revoked(message.cache_id),
-            Pull: lambda message: self._spawn(self._service.begin(message)),
+            Revoked: lambda message: self.grants.on_revoked(message.cache_id),
+            Pull: lambda message: self.spawn(self._service.begin(message)),
             Stop: lambda message: self._service.stop(message.call),
             Note: self._on_note,
             Watch: lambda message: self.arrivals.on_watch(message.cache_id, message.on),
@@ -663,25 +373,9 @@ class Link:
             Outdated: self.ways.on_outdated,
         }
 
-    def _on_lookup(self, message: Lookup) -> None:
-        found = self._home.keeper.offered(Name(**message.name.model_dump())) if self.is_ready else None
-        if found is None:
-            self._wire.post(Found(call=message.call, cache=None))
-        elif self._grants.is_settled(found[0]):
-            self._grants.told(found[0])
-            self._wire.post(Found(call=message.call, cache=found[0].message(), slot=found[1]))
-        else:
-            entry = found[0]
-
-            async def later() -> None:
-                await self._grants.wait_settled(entry)
-                self._on_lookup(message)
-
-            self._spawn(later)
-
     def _on_answer(self, message: Found | Pulled | Pong) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
-        call = self._calls.get(message.call)
+        call = self.calls.find(message)
         if isinstance(message, Found) and message.cache is not None:
             self._hold(message.cache, call.name if call is not None else None, message.slot)
         if call is not None:
@@ -707,7 +401,7 @@ class Link:
                 await remote.wait_idle()
             self._wire.post(Revoked(cache_id=message.cache_id))
 
-        self._spawn(answer)
+        self.spawn(answer)
 
     def _on_note(self, message: Note) -> None:
         self._untaken += 1
@@ -716,7 +410,7 @@ class Link:
 
         def taken() -> None:
             self._untaken -= 1
-            if self.state in {LinkState.READY, LinkState.CLOSING}:
+            if self.is_open:
                 self._wire.post(Taken())
 
         self._home.heard(self, decode(message), taken)
@@ -764,9 +458,9 @@ class Link:
             message = await self._wire.receive()
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
                 return
-            if isinstance(message, Disconnect) and self.state in {LinkState.READY, LinkState.CLOSING}:
+            if isinstance(message, Disconnect) and self.is_open:
                 self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
-                self._spawn(self._say_bye)
+                self.spawn(self._say_bye)
             elif (react := reactions.get(type(message))) is not None:
                 react(message)
             else:
@@ -798,14 +492,14 @@ class Link:
 
     def lost(self, why: str) -> None:
         """The peer is dead, or might as well be."""
-        self._break(PeerLost(f"cluster {self.cluster_id}: {why}"))
+        self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"))
 
     def _give_up(self, why: str) -> None:
-        self._break(LinkError(f"cluster {self.cluster_id} {why}"))
+        self.break_off(LinkError(f"cluster {self.cluster_id} {why}"))
 
-    def _break(self, failure: LinkError) -> None:
+    def break_off(self, failure: LinkError) -> None:
         """Nothing can be trusted on it from here on: the link ends itself."""
-        if self.state in {LinkState.READY, LinkState.CLOSING}:
+        if self.is_open:
             self._vanished = self.state is LinkState.CLOSING
             self._end(failure, LinkState.BROKEN)
             self._stop()
@@ -813,8 +507,9 @@ class Link:
 
     def _stop(self) -> None:
         """Ask what is under way to stop; it ends with ``failure``."""
-        for outcome in [*self._transfers, *self._operations]:
-            outcome.cancel()
+        for transfer in list(self._transfers):
+            transfer.cancel()
+        self.errands.cancel()
 
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""
@@ -863,17 +558,16 @@ class Link:
             self.state = LinkState.CLOSED
         self._stop()
         try:
-            with anyio.move_on_after(DRAIN + 3 * self._device.limits.grace, shield=True):
+            with anyio.move_on_after(DRAIN + 3 * self.grace, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
-                    self._is_shut = await self._quietly(self.ways)
+                    self.is_shut = await self._quietly(self.ways)
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
-            for operation in list(self._operations):  # the doubtful ones, and those whose task never began
-                operation.finish(TransferState.FAILED, self._copy_of_failure())
-            self._grants.end(None if self._is_shut else self._lose)
-            self.arrivals.end(self._copy_of_failure())
+            self.errands.end(self.copy_of_failure())
+            self.grants.end(None if self.is_shut else self.lose)
+            self.arrivals.end(self.copy_of_failure())
             self._closed.set()
 
     async def _quietly(self, part: Any) -> bool:
@@ -902,10 +596,5 @@ class Link:
         return self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
 
     def __repr__(self) -> str:
-        busy = len(self._transfers) + len(self._operations)
+        busy = len(self._transfers) + len(self.errands)
         return f"<Link to cluster {self.cluster_id} {self.state.value} {busy} transfers>"
-
-
-def channel_name(client: int | str, server: int | str) -> str:
-    """A name that no other channel has, within the vendor's 127 characters."""
-    return f"aiodatadist_{client}_{server}_{secrets.token_hex(8)}"

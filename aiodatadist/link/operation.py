@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import anyio
 
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.names import Key
+from aiodatadist.cache.names import Key, name_of
+from aiodatadist.cache.plan import Layers
 from aiodatadist.cache.table import Entry
+from aiodatadist.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.device import Outcome, TransferState
 from aiodatadist.errors import LLMException
 from aiodatadist.layout import Grid
-from aiodatadist.wire.messages import Pull
+from aiodatadist.wire.messages import MAX_SECONDS, KeyName, Pull
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What a request asks for: blocks, or so many bytes of each tensor of a slot."""
+
+    src_blocks: list[int] = field(default_factory=list)
+    dst_blocks: list[int] = field(default_factory=list)
+    dst_slot: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A request, as the peer is told it. ``target``: the cache at this end that the peer is to write."""
+
+    key: Key
+    target: int
+    layers: Layers
+    seconds: float
+    ranges: Ranges
+
+    def __call__(self, call: int) -> Pull:
+        key, layers, ranges = self.key, self.layers, self.ranges
+        return Pull(
+            call=call,
+            name=KeyName(**name_of(key)._asdict()),
+            slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
+            target=self.target,
+            src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
+            dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
+            tensors_per_layer=layers.tensors_per_layer,
+            seconds=min(self.seconds, MAX_SECONDS),
+            src_blocks=ranges.src_blocks,
+            dst_blocks=ranges.dst_blocks,
+            dst_slot=ranges.dst_slot,
+            nbytes=ranges.nbytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.layout import Grid
-from aiodatadist.wire.messages import Pull, Pulled
+from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
@@ -53,6 +53,25 @@ class Service:
         self._link = link
         self._keeper = keeper
         self._running: dict[int, anyio.CancelScope] = {}
+
+    def find(self, message: Lookup) -> None:
+        """Tell the peer where a cache of ours is, but not while it is being taken back."""
+        link = self._link
+        found = self._keeper.offered(Name(**message.name.model_dump())) if link.is_ready else None
+        if found is None:
+            link.post(Found(call=message.call, cache=None))
+            return
+        entry, slot = found
+        if link.grants.is_settled(entry):
+            link.grants.told(entry)
+            link.post(Found(call=message.call, cache=entry.message(), slot=slot))
+            return
+
+        async def later() -> None:
+            await link.grants.wait_settled(entry)
+            self.find(message)
+
+        link.spawn(later)
 
     def begin(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
         """What to do about a request."""

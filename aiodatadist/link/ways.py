@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
+from aiodatadist.link.calls import Calls
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
 from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
 
@@ -70,8 +72,7 @@ class Ways:
     Only the client begins, so two renewals never meet.
 
     Args:
-        post, ask, spawn: of the link: say something to the peer; say it and wait for the answer; start a task that ends
-            with the link.
+        post, calls, spawn: of the link: say something to the peer; ask it something; start a task that ends with the link.
         name: makes the name of a channel.
     """
 
@@ -79,13 +80,13 @@ class Ways:
         self,
         transport: Transport,
         post: Callable[[Message], None],
-        ask: Callable[[Callable[[int], Message]], Coroutine[Any, Any, Message | None]],
+        calls: Calls,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
     ) -> None:
         self._transport = transport
         self._post = post
-        self._ask = ask
+        self._calls = calls
         self._spawn = spawn
         self._name = name
         self._rank = 0
@@ -149,7 +150,7 @@ class Ways:
     async def _have_renewed(self, mine: int, theirs: int) -> None:
         """The server's part: ask for it, and wait until the client has tried."""
         with anyio.move_on_after(RENEWAL):
-            await self._ask(lambda call: Outdated(call=call, mine=mine, yours=theirs))
+            await self._calls.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
         if self.find(mine, theirs) is None:
             raise LinkError(f"no further channel could be opened: {self._failure or 'the peer did not come'}")
 
@@ -329,3 +330,8 @@ class Ways:
 
 def _printable(error: LLMException) -> str:
     return ascii(str(error))[1:-1][:2048]
+
+
+def channel_name(client: int, server: int) -> str:
+    """A name that no other channel has, within the vendor's 127 characters."""
+    return f"aiodatadist_{client}_{server}_{secrets.token_hex(8)}"

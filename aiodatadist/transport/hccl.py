@@ -129,6 +129,20 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+def communicator_config(name: str, buffer_mib: int) -> Handle:
+    """A ``HcclCommConfig``: the name that all members give, and the megabytes of HCCL's staging memory."""
+    config = ffi.new("HcclCommConfig *")
+    header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
+    ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
+    header[2] = CONFIG_MAGIC
+    header[3] = CONFIG_VERSION
+    config.hcclBufferSize = buffer_mib
+    config.hcclCommName = name.encode()
+    config.hcclRdmaTrafficClass = NOT_SET
+    config.hcclRdmaServiceLevel = NOT_SET
+    return config
+
+
 class HcclTransport(Transport):
     """One-sided transfers through HCCL, on the vendor's library or on softnpu."""
 
@@ -263,15 +277,7 @@ class HcclTransport(Transport):
             return channel
 
     def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: threading.Event) -> Handle:
-        config = ffi.new("HcclCommConfig *")
-        header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
-        ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
-        header[2] = CONFIG_MAGIC
-        header[3] = CONFIG_VERSION
-        config.hcclBufferSize = BUFFER_MIB
-        config.hcclCommName = offer.name.encode()
-        config.hcclRdmaTrafficClass = NOT_SET
-        config.hcclRdmaServiceLevel = NOT_SET
+        config = communicator_config(offer.name, BUFFER_MIB)
         comm = ffi.new("HcclComm *")
         table = rank_table(offer.endpoints).encode()
         with making(self.device, timeout, stop):

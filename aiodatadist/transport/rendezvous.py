@@ -34,7 +34,7 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
-from aiodatadist.transport.hccl import CONFIG_BYTES, CONFIG_MAGIC, CONFIG_VERSION, NOT_SET, making
+from aiodatadist.transport.hccl import communicator_config, making
 
 logger = logging.getLogger(__name__)
 
@@ -255,15 +255,7 @@ class _Meeting:
         return ffi.cast("void *", self._memory.address + BLOB * self._ranks.index(rank))
 
     def _make_communicator(self, name: str, rank_table: str) -> None:
-        config = ffi.new("HcclCommConfig *")
-        header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
-        ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
-        header[2] = CONFIG_MAGIC
-        header[3] = CONFIG_VERSION
-        config.hcclBufferSize = BUFFER_MIB
-        config.hcclCommName = name.encode()
-        config.hcclRdmaTrafficClass = NOT_SET
-        config.hcclRdmaServiceLevel = NOT_SET
+        config = communicator_config(name, BUFFER_MIB)
         if self._runtime.is_soft:
             config.hcclUdi = f"softnpu-cancel-fd={self._stop.fd}".encode()
         comm = ffi.new("HcclComm *")

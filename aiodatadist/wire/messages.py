@@ -21,7 +21,9 @@ CallId = Annotated[int, Field(ge=1, lt=2**63)]
 Text = Annotated[str, Field(max_length=512, pattern=r"^[\x20-\x7e]*$")]
 """Printable ASCII: it may end up in a log."""
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Seconds = Annotated[float, Field(gt=0, le=10 * 86400)]
+MAX_SECONDS = 864_000.0
+"""The longest duration that is told to a peer."""
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 Reason = Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]

@@ -33,6 +33,15 @@ static uint32_t marks_passed(ring *r, uint64_t id)
     return news.step;
 }
 
+/* The program's end, behind whatever news of it. */
+static ring_completion end_of(ring *r)
+{
+    ring_completion done = next_completion(r);
+    while (done.state == RING_UNDER_WAY)
+        done = next_completion(r);
+    return done;
+}
+
 TEST(test_passed_marks_are_told_while_the_program_runs)
 {
     fake_reset();
@@ -111,9 +120,7 @@ TEST(test_the_time_limit_counts_from_the_last_mark)
         nanosleep(&most, NULL);
         let_layers(1);
     }
-    ring_completion done = next_completion(r);
-    while (done.state == RING_UNDER_WAY)
-        done = next_completion(r);
+    ring_completion done = end_of(r);
     CHECK_DONE(done, 1, RING_DONE, 400, 4);
     CHECK(done.finished_ns - began > LIMIT_MS * 1000000ll);
     close_ring(r);
@@ -129,9 +136,7 @@ TEST(test_a_program_that_stands_still_between_marks_is_stopped)
     CHECK_EQ(submit(r, 1, &s, 50), RING_QUEUED);
     fake_reached(SYNC_EVENT, 1);
     let_layers(1);
-    ring_completion done = next_completion(r);
-    while (done.state == RING_UNDER_WAY)
-        done = next_completion(r);
+    ring_completion done = end_of(r);
     CHECK_EQ(done.state, RING_TIMED_OUT);
     CHECK_EQ(done.bytes, 100);
     CHECK_EQ(fake_calls(ABORT), 1);
@@ -149,9 +154,7 @@ TEST(test_a_cancelled_program_passes_no_more_marks_than_have_landed)
     fake_reached(SYNC_EVENT, 1);
     CHECK_EQ(ring_cancel(r, 1), 1);
     fake_let_all();
-    ring_completion done = next_completion(r);
-    while (done.state == RING_UNDER_WAY)
-        done = next_completion(r);
+    ring_completion done = end_of(r);
     CHECK_EQ(done.state, RING_CANCELLED);
     CHECK_EQ(done.bytes, 200);
     close_ring(r);

@@ -30,6 +30,7 @@ from aiodatadist import (
 )
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
+from aiodatadist.link.errands import Errands
 from aiodatadist.link.service import Service
 from aiodatadist.link.ways import Ways
 from aiodatadist.testing import (
@@ -178,11 +179,11 @@ class Scene:
         """No lease, no transfer, no task but those that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
-            await until(lambda link=link: not link._transfers and not link._operations, f"{link} is busy")  # type: ignore[misc]
+            await until(lambda link=link: not link._transfers and not link.errands, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
-            assert not link._calls
-            assert not any(operation.is_doubtful for operation in link._operations)
+            assert not link.calls
+            assert not any(operation.is_doubtful for operation in link.errands._operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 
@@ -207,7 +208,7 @@ async def scene(**options: Any) -> AsyncIterator[Scene]:
     async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
         found = Scene(*parts)
         await found.pull()
-        await until(lambda: not found.link(found.decoder)._calls, "the first pull does not end")
+        await until(lambda: not found.link(found.decoder).calls, "the first pull does not end")
         found.tasks = len(asyncio.all_tasks())
         yield found
         started = anyio.current_time()
@@ -223,9 +224,9 @@ first_pulls = pytest.mark.parametrize(
     ("one_sided", "spot"),
     [
         (True, CALLER),
-        (True, Spot(Link, "_arrange")),
+        (True, Spot(Errands, "_arrange")),
         (False, CALLER),
-        (False, Spot(Link, "_request")),
+        (False, Spot(Errands, "_request")),
     ],
     ids=lambda value: str(value) if isinstance(value, Spot) else ("one_sided", "request")[not value],
 )
@@ -284,7 +285,7 @@ async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
 
 
 @hows
-@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_request"), Spot(Service, "_write")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_request"), Spot(Service, "_write")], ids=str)
 async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: None) -> None:
     async with scene(enable_remote_cache_accessible=False, sync_kv_timeout=150) as all_of:
 
@@ -302,7 +303,7 @@ async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: N
 
 @hows
 @pytest.mark.parametrize("whose", ["client", "server"])
-@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_arrange"), Spot(Ways, "_open_further")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_arrange"), Spot(Ways, "_open_further")], ids=str)
 async def test_a_pull_that_needs_a_further_channel(spot: Spot, whose: str, how: str, no_leaks: None) -> None:
     async with scene() as all_of:
         one, other = all_of.decoder, all_of.prompt
@@ -364,7 +365,7 @@ async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
 
 @hows
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "known"])
-@pytest.mark.parametrize("spot", [CALLER, Spot(Link, "_arrange")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_arrange")], ids=str)
 async def test_a_push_with_a_notification(spot: Spot, is_first: bool, how: str, no_leaks: None) -> None:
     if spot is not CALLER and not is_first:
         pytest.skip("it does not arrange anything")

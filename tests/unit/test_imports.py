@@ -31,7 +31,7 @@ STORY: list[set[str]] = [
     {"wire"},
     {"cache"},
     {"link"},
-    {"layered"},
+    {"layered", "heartbeats"},
     {"engine", "cache_manager", "communicators"},
     {"datadist"},
     {"", "legacy", "context_caching", "blocking"},  # "" is the package itself, the front door

@@ -60,3 +60,9 @@ def place(where: Sequence[int], pieces: int, stride: int, address: int, nbytes: 
     piece, offset = divmod(address - where[inside[0]], stride)
     assert offset + nbytes <= stride, f"{nbytes} bytes at {offset} leave piece {piece}"
     return inside[0], piece, offset
+
+
+async def quiet(entry: Entry) -> None:
+    """Until no transfer uses a cache and no peer may reach it, or it is poisoned."""
+    while not entry.is_quiet and not entry.is_poisoned:
+        await entry.wait_change()

@@ -16,6 +16,7 @@ from aiodatadist.descriptors import UNSET
 from aiodatadist.transport import Region
 from aiodatadist.wire.framing import Decoder, encode
 from aiodatadist.wire.messages import MAX_TENSORS, Found
+from tests.unit.cache.examples import quiet
 
 BLOCKS = CacheDesc(2, [4, 32], DataType.DT_FLOAT16)
 ADDRS = [4096, 8192]
@@ -286,7 +287,7 @@ async def test_cache_is_quiet_when_its_last_lease_and_its_last_holder_are_gone()
     order = []
 
     async def wait() -> None:
-        await entry.wait_quiet()
+        await quiet(entry)
         order.append("quiet")
 
     entry.lease()
@@ -308,7 +309,7 @@ async def test_lease_taken_before_the_waiter_ran_is_waited_for_too() -> None:
     order = []
 
     async def wait() -> None:
-        await entry.wait_quiet()
+        await quiet(entry)
         order.append("quiet")
 
     async with anyio.create_task_group() as group:
@@ -327,14 +328,14 @@ async def test_nobody_waits_for_a_cache_that_the_device_does_not_let_go_of() -> 
     entry.lease()
     entry.holders.add(Peer())
     async with anyio.create_task_group() as group:
-        group.start_soon(entry.wait_quiet)
+        group.start_soon(quiet, entry)
         await anyio.wait_all_tasks_blocked()
         entry.poison()
-    await entry.wait_quiet()
+    await quiet(entry)
     assert (entry.is_poisoned, entry.leases) == (True, 1)
 
 
 async def test_unused_cache_is_quiet_at_once() -> None:
     entry = bind(CacheTable())
     entry.drop_holder(Peer())
-    await entry.wait_quiet()
+    await quiet(entry)

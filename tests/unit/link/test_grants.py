@@ -12,7 +12,7 @@ import pytest
 from aiodatadist.cache.table import CacheTable, Entry
 from aiodatadist.link.grants import Grants
 from aiodatadist.wire.messages import Message, Revoke
-from tests.unit.cache.examples import local
+from tests.unit.cache.examples import local, quiet
 
 LONG = 3600.0
 
@@ -67,7 +67,7 @@ async def test_cache_is_free_when_the_peer_gave_it_back() -> None:
         assert link.said == [Revoke(cache_id=entry.cache_id, seconds=LONG)]
         assert entry.holders == {link}, "it may still reach it"
         link.grants.on_revoked(entry.cache_id)
-        await entry.wait_quiet()
+        await quiet(entry)
         assert entry.holders == set()
         assert link.grants.told(entry), "it has forgotten"
 
@@ -171,8 +171,8 @@ async def test_end_of_the_link_frees_all_and_wakes_everybody() -> None:
         link.grants.told(held)
         link.grants.told(revoked)
         link.grants.revoke(revoked)
-        group.start_soon(held.wait_quiet)
-        group.start_soon(revoked.wait_quiet)
+        group.start_soon(quiet, held)
+        group.start_soon(quiet, revoked)
         group.start_soon(link.grants.wait_settled, revoked)
         await anyio.wait_all_tasks_blocked()
         link.grants.end()
@@ -185,7 +185,7 @@ async def test_cache_is_lost_when_the_channels_of_a_link_could_not_be_closed() -
     async with linked() as link, anyio.create_task_group() as group:
         link.grants.told(held)
         link.grants.revoke(held)
-        group.start_soon(held.wait_quiet)
+        group.start_soon(quiet, held)
         group.start_soon(link.grants.wait_settled, held)
         await anyio.wait_all_tasks_blocked()
         link.grants.end(lambda entry: entry.poison())

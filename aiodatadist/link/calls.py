@@ -1,0 +1,77 @@
+"""Questions to the peer, and its answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from aiodatadist.cache.names import Name
+from aiodatadist.errors import ProtocolError
+from aiodatadist.wire.messages import Found, Message, Pong, Pulled
+
+Answer = Found | Pulled | Pong
+
+
+class Call:
+    """A question that is under way.
+
+    Attributes:
+        number: chosen by us; its answer has it, too.
+        kind: what its answer has to be.
+        name: of the cache that it is about, if it is a lookup.
+        answered, answer: set together.
+    """
+
+    def __init__(self, number: int, kind: type[Answer], name: Name | None) -> None:
+        self.number = number
+        self.kind = kind
+        self.name = name
+        self.answered = anyio.Event()
+        self.answer: Answer | None = None
+
+
+class Calls:
+    """All of one link, by the numbers that we gave them."""
+
+    def __init__(self, post: Callable[[Message], None]) -> None:
+        self._post = post
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def open(self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None) -> Iterator[Call]:
+        """Say something; an answer that comes within is in the call. Raises ProtocolError: it is too long to be said."""
+        call = Call(next(self._numbers), kind, name)
+        self._post(question(call.number))
+        self._open[call.number] = call
+        try:
+            yield call
+        finally:
+            del self._open[call.number]
+
+    async def ask(
+        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None
+    ) -> Answer | None:
+        """Say something and wait for the answer. The caller sets the deadline."""
+        with self.open(question, kind, name) as call:
+            await call.answered.wait()
+            return call.answer
+
+    def find(self, message: Answer) -> Call | None:
+        """What a message answers; None: nobody waits any more.
+
+        Raises:
+            ProtocolError: that was another question.
+        """
+        call = self._open.get(message.call)
+        if call is not None and not isinstance(message, call.kind):
+            raise ProtocolError(
+                f"the peer answered {message.type!r} where {call.kind.__name__.lower()!r} was asked for"
+            )
+        return call

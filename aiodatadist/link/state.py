@@ -1,0 +1,37 @@
+"""How a link is, and what it has to know of the cluster that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.keeper import Keeper
+    from aiodatadist.link.link import Link
+
+
+class LinkState(Enum):
+    """::
+
+    OPENING -> READY -> CLOSING -> CLOSED
+       |         |         |
+       +---------+---------+----> BROKEN     the peer died, or broke the protocol
+    """
+
+    OPENING = "opening"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    BROKEN = "broken"
+
+
+class Home(Protocol):
+    """What a link has to know of the cluster that it belongs to."""
+
+    @property
+    def keeper(self) -> Keeper: ...
+    @property
+    def timeout(self) -> float: ...
+    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
+        """A notification came."""
