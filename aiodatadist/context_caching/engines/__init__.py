@@ -1,0 +1,1 @@
+"""Adapters to existing distributed stores, each behind :class:`~aiodatadist.context_caching.pool.KVPool`."""
