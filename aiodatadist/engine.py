@@ -163,15 +163,15 @@ class Engine:
         self._linked.set()
         self.inbox.close()
         for job in list(self.jobs):
-            job.cancel()
+            job.fail(LinkClosed("the cluster was finalized"))
         for listening in list(self._listenings):
             self.stop_listening(listening)
 
     def start_job(self, job: LayeredTransfer) -> None:
-        """Run a layered transfer in a task of ours."""
+        """Start a layered transfer; it ends when we do, at the latest."""
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
-        self._tasks().start_soon(job.run)
+        job.start(self._tasks().start_soon)
 
     async def _open_pools(self) -> None:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):

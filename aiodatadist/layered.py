@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,19 @@ from aiodatadist.cache.names import AddressKey, Key
 from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, slot_to_blocks, slot_to_slot
 from aiodatadist.cache.table import Entry
 from aiodatadist.descriptors import Placement
-from aiodatadist.device import Gate, Outcome, Program, Transfer, TransferState
-from aiodatadist.errors import CacheNotFound, InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
+from aiodatadist.device import Gate, Layering, Outcome, Program, Transfer, TransferState
+from aiodatadist.errors import (
+    CacheNotFound,
+    InternalError,
+    LinkClosed,
+    LinkError,
+    LLMException,
+    ParamInvalid,
+    TransferError,
+)
 from aiodatadist.layout import Grid, indexes
 from aiodatadist.overlap import group_size
-from aiodatadist.synchronizers import EventLayerSynchronizer, GatedByEvent
+from aiodatadist.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
@@ -86,7 +94,7 @@ class Part:
         news: Callable[[Part], None],
     ) -> None:
         self.index = index
-        self._synchronizer = synchronizer
+        self._device_event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
         self.link = wanted.link
         self.layers = wanted.layers
         self.state = TransferState.PENDING
@@ -102,11 +110,13 @@ class Part:
         self._news = news
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
-        self._group = 1
+        self.group = 1
         self._base = 0
         self._ready = 0
         self._sent = 0
         self._transfers: dict[Transfer, int] = {}
+        self._layering: Layering | None = None
+        self._is_watched = False
 
     @property
     def is_open(self) -> bool:
@@ -116,21 +126,37 @@ class Part:
     def cluster_id(self) -> int:
         return self.link.cluster_id
 
+    def prepare_at_once(self) -> bool:
+        """Whether the destination is known and within reach. What goes wrong ends this part."""
+        known = self.link.within_reach(self._entry, self._wanted.key)
+        if known is not None:
+            remote, slot, _ = known
+            try:
+                self._begin(remote, self._plan(remote, slot))
+            except LLMException as error:
+                self.fail(error)
+        return known is not None
+
     async def prepare(self) -> None:
         """Find the destination, and how to reach it. What goes wrong ends this part."""
-        wanted = self._wanted
-
-        def plan(remote: RemoteCache, slot: int) -> Grid:
-            self._base = _first_layer(wanted, remote)
-            self._remote = remote  # who watches it hears also that it does not fit
-            return wanted.plan(remote, slot)
-
+        errands, wanted = self.link.errands, self._wanted
         try:
-            remote, _, grid = await self.link.errands.locate(self._entry, wanted.key, plan, self._seconds)
-            self._grid = grid.mirrored()
-            self.link.arrivals.begin(self, remote.cache_id, self._landed_ranges)
+            remote, _, grid = await self.link.while_it_lasts(
+                lambda: errands.locate(self._entry, wanted.key, self._plan, self._seconds)
+            )
+            self._begin(remote, grid)
         except LLMException as error:
             self.fail(error)
+
+    def _plan(self, remote: RemoteCache, slot: int) -> Grid:
+        self._base = _first_layer(self._wanted, remote)
+        self._remote = remote  # who watches it hears also that it does not fit
+        return self._wanted.plan(remote, slot)
+
+    def _begin(self, remote: RemoteCache, grid: Grid) -> None:
+        self._grid = grid.mirrored()
+        if self.is_open:
+            self.link.arrivals.begin(self, remote.cache_id)
 
     @property
     def total(self) -> int:
@@ -139,7 +165,7 @@ class Part:
 
     def choose_group(self, compute: float | None) -> None:
         """How many layers to send at a time, as far as was measured on this link."""
-        self._group = group_size(len(self.layers), self.total, compute, self.link.estimate.costs)
+        self.group = group_size(len(self.layers), self.total, compute, self.link.estimate.costs)
 
     # ---- sending ----
 
@@ -149,10 +175,15 @@ class Part:
             self._ready = layer - self.layers.start + 1
             self._send()
 
+    @property
+    def unready(self) -> range:
+        """Layers that nobody has offered so far."""
+        return self.layers[self._ready :]
+
     def _send(self) -> None:
         waiting = self._ready - self._sent
         is_last = self._ready == len(self.layers)
-        if not waiting or len(self._transfers) >= AHEAD or (waiting < self._group and not is_last):
+        if not waiting or len(self._transfers) >= AHEAD or (waiting < self.group and not is_last):
             return
         first, self._sent = self._sent, self._ready
         started = perf_counter()
@@ -165,8 +196,8 @@ class Part:
     def _launch(self, first: int, stop: int) -> None:
         way, remote, grid = self._usable()
         program = Program()
-        if isinstance(self._synchronizer, GatedByEvent):
-            program.wait_number(self._synchronizer.device_event(self.layers.start + stop - 1))
+        if self._device_event is not None:
+            program.wait_number(self._device_event(self.layers.start + stop - 1))
         way.channel.add_put(program, _layers_of(grid, first, stop))
         transfer = self.link.launch(program, "put", way, self._entry, remote, self._seconds * (stop - first), STREAM)
         self._transfers[transfer] = stop
@@ -183,24 +214,33 @@ class Part:
         return way, remote, grid
 
     def launch_gated(self, gate: Gate, seconds: float) -> None:
-        """All layers as one program that the device holds at each gate; a mark behind each portion tells how far it is."""
+        """All layers as one program, which the device holds at each gate."""
         try:
             way, remote, grid = self._usable()
             program, count = Program(), len(self.layers)
-            for first in range(0, count, self._group):
-                stop = min(first + self._group, count)
-                program.pass_gate(gate.notify(self.layers.start + stop - 1))
-                way.channel.add_put(program, _layers_of(grid, first, stop))
-                program.mark()
-            limit = seconds + self._seconds * self._group
+            self._layering = Layering(count, TENSORS, self.group, gate.notifies)
+            way.channel.add_put(program, grid, self._layering)
+            limit = seconds + self._seconds * self.group
             transfer = self.link.launch(program, "put", way, self._entry, remote, limit, STREAM)
         except LLMException as error:
             self.fail(error)
             return
         self._sent = count
         self._transfers[transfer] = count
-        transfer.on_mark = lambda marks: self._arrived(min(marks * self._group, count))
+        if self._is_watched or self.link.arrivals.is_watched(remote.cache_id):
+            self.watch()
         transfer.add_done_callback(self._ended)
+
+    def watch(self) -> None:
+        """From now on each layer is news when it lands, not only the last."""
+        self._is_watched = True
+        if self._layering is not None:
+            for transfer in self._transfers:
+                self._arrived(transfer.watch(self._arrived))
+
+    def landed_at(self, layer: int, heard: float) -> float:
+        """When a layer, counted from our first, was known to have landed; ``heard``: when the loop was told."""
+        return heard if self._layering is None else self._layering.landed_ns[layer] / 1e9
 
     # ---- what becomes of it ----
 
@@ -226,8 +266,14 @@ class Part:
         if landed == len(self.layers):
             self._close(TransferState.DONE, None)
 
-    def _landed_ranges(self) -> list[tuple[int, int]]:
+    def on_watched(self) -> list[tuple[int, int]]:
+        self.watch()
         return [(self._base, self._base + self.landed)] if self.landed else []
+
+    def on_link_ended(self, failure: LinkError) -> None:
+        """What is on the device already may end well; the rest cannot be sent."""
+        if self._sent < len(self.layers):
+            self.fail(failure)
 
     def fail(self, error: LLMException) -> None:
         """It cannot go on. What is on the device is stopped."""
@@ -264,17 +310,19 @@ class Part:
 class LayeredTransfer(Outcome):
     """All destinations of one ``transfer_cache_async``. It ends when all have; one that fails does not concern the others."""
 
-    __slots__ = ("_changed", "_entry", "_scope", "_started", "_synchronizer", "done_layers", "parts",
-                 "ready_seconds")  # fmt: skip
+    __slots__ = ("_changed", "_entry", "_gates", "_has_task", "_landed", "_scope", "_started",
+                 "_synchronizer", "parts", "ready_seconds")  # fmt: skip
 
     def __init__(self, entry: Entry, synchronizer: object, wanted: Sequence[Wanted], seconds: float) -> None:
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
         self._scope = anyio.CancelScope()
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
         self._started = perf_counter()
-        self.done_layers: list[LayerDone] = []
+        self._gates: list[tuple[Part, Gate]] = []
+        self._has_task = False
+        self._landed: list[tuple[Part, int, int, float]] = []  # some layers of a part: first, stop, when we heard of it
         self.ready_seconds: dict[int, float] = {}
         self.parts = [Part(i, each, entry, synchronizer, seconds, self._news) for i, each in enumerate(wanted)]
         entry.lease()
@@ -295,73 +343,108 @@ class LayeredTransfer(Outcome):
     def _let_go(self) -> None:
         pass
 
-    # ---- the job ----
+    # ---- the beginning ----
 
-    async def run(self) -> None:
-        """In a task of the engine's, from the first layer to the last byte."""
-        gates: list[tuple[Part, Gate]] = []
+    def start(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]) -> None:
+        """Begin at once, if all destinations are known and nobody has to wait for layers. Else a task does the waiting."""
+        unknown = [part for part in self.parts if not part.prepare_at_once()]
+        if unknown or not self._tells:
+            self._has_task = True
+            spawn(lambda: self._run(unknown))
+        else:
+            self._begin()
+            self._check_end()
+
+    @property
+    def _tells(self) -> bool:
+        """Nobody has to wait for the layers."""
+        synchronizer = self._synchronizer
+        if isinstance(synchronizer, AwaitableLayerSynchronizer):
+            return synchronizer.is_plain
+        return isinstance(synchronizer, EventLayerSynchronizer)
+
+    async def _run(self, unknown: Sequence[Part]) -> None:
+        """In a task of the engine's: find the destinations, then wait for the layers, where that takes somebody."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as group:
-                    for part in self.parts:
+                    for part in unknown:
                         group.start_soon(part.prepare)
-                for part in self.parts:
-                    part.choose_group(self._entry.compute_seconds)
-                if isinstance(self._synchronizer, EventLayerSynchronizer):
-                    self._launch_gated(self._synchronizer, gates)
-                else:
+                self._begin()
+                if not self._tells:
                     await self._walk()
-                await self._wait_quiet()
-            if self._scope.cancelled_caught:
-                await self._wait_quiet_shielded()
         except Exception as error:
             logger.exception("%s failed", self._what())
-            self._fail_all(InternalError(repr(error)))
-        finally:  # also when the engine stops
-            self._fail_all(LinkClosed("the cluster was finalized"))
-            if not all(part.is_quiet for part in self.parts):
-                await self._wait_quiet_shielded()
-            for part, gate in gates:
-                gate.close(part.landed)
-            self._conclude()
+            self.fail(InternalError(repr(error)))
+        finally:
+            self._has_task = False
+            self._check_end()
 
-    def abandon(self) -> None:
-        """Its task will never run."""
-        if not self.is_done:
-            self._fail_all(LinkClosed("the cluster was finalized"))
-            self._conclude()
+    def _begin(self) -> None:
+        """All destinations are known, or have failed."""
+        for part in self.parts:
+            part.choose_group(self._entry.compute_seconds)
+        synchronizer = self._synchronizer
+        if isinstance(synchronizer, EventLayerSynchronizer):
+            self._launch_gated(synchronizer)
+        elif isinstance(synchronizer, AwaitableLayerSynchronizer) and synchronizer.is_plain:
+            synchronizer.listen(self._offer_ready)
+            self._offer_ready()
 
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
         return [(part.state, part.error) for part in self.parts]
 
-    def _launch_gated(self, synchronizer: EventLayerSynchronizer, gates: list[tuple[Part, Gate]]) -> None:
+    # ---- layers become ready ----
+
+    def _launch_gated(self, synchronizer: EventLayerSynchronizer) -> None:
         for part in self.parts:
             if part.is_open:
-                gate = synchronizer.gate()
-                gates.append((part, gate))
+                try:
+                    gate = synchronizer.gate(part.layers)
+                except LLMException as error:
+                    part.fail(error)
+                    continue
+                self._gates.append((part, gate))
                 part.launch_gated(gate, synchronizer.seconds)
+
+    def _offer_ready(self) -> None:
+        """The synchronizer said something: every destination takes what it can have, in order."""
+        for part in self.parts:
+            for layer in part.unready if part.is_open else ():
+                said = self._synchronizer.said(layer)  # type: ignore[attr-defined]
+                if said is None:
+                    break
+                self._got_ready(layer)
+                if not said:
+                    part.fail(_given_up(layer))
+                    break
+                part.offer(layer)
+
+    def _got_ready(self, layer: int) -> None:
+        self.ready_seconds.setdefault(layer, perf_counter() - self._started)
 
     async def _walk(self) -> None:
         """Layer by layer, in ascending order, those that somebody wants."""
+        limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
         for layer in sorted({layer for part in self.parts for layer in part.layers}):
             wanting = [part for part in self.parts if part.is_open and layer in part.layers]
             if wanting:
-                error = await self._synchronize(layer)
-                self.ready_seconds[layer] = perf_counter() - self._started
+                error = await self._synchronize(layer, limiter)
+                self._got_ready(layer)
                 for part in wanting:
                     if error is None:
                         part.offer(layer)
                     else:
                         part.fail(error)
 
-    async def _synchronize(self, layer: int) -> LLMException | None:
+    async def _synchronize(self, layer: int, limiter: anyio.CapacityLimiter) -> LLMException | None:
         """Wait until a layer is final; why it will not be."""
         call: Any = self._synchronizer.synchronize_layer  # type: ignore[attr-defined]
         try:
             if inspect.iscoroutinefunction(call):
                 is_ready = await _apart(call(layer, None))
             else:
-                is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True)
+                is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True, limiter=limiter)
                 if inspect.isawaitable(is_ready):
                     is_ready = await _apart(is_ready)
         except Exception as error:
@@ -369,35 +452,45 @@ class LayeredTransfer(Outcome):
             failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
             failure.__cause__ = error
             return failure
-        return None if is_ready else ParamInvalid(f"synchronize_layer({layer}) gave the layer up")
+        return None if is_ready else _given_up(layer)
 
     # ---- the end ----
 
     def _news(self, part: Part) -> None:
-        now = perf_counter() - self._started
-        for offset in range(part.told, part.landed):
-            self.done_layers.append(LayerDone(part.index, part.cluster_id, part.layers.start + offset, now))
-        part.told = part.landed
+        if part.told < part.landed:
+            self._landed.append((part, part.told, part.landed, perf_counter()))
+            part.told = part.landed
         self._wake()
+        if not any(each.is_open for each in self.parts):
+            if self._has_task:
+                self._scope.cancel()  # nobody wants further layers
+            self._check_end()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
-    async def _wait_quiet(self) -> None:
-        while not all(part.is_quiet for part in self.parts):
-            await self._changed.wait()
-
-    async def _wait_quiet_shielded(self) -> None:
-        """The device answers a cancellation within its grace."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self.quiesce_seconds - 1):
-            await self._wait_quiet()
-
-    def _fail_all(self, error: LLMException) -> None:
+    def fail(self, error: LLMException) -> None:
+        """Whatever has not ended yet ends with this."""
         for part in self.parts:
             part.fail(error)
 
+    def abandon(self) -> None:
+        """Its task will never run, if it had one."""
+        self._has_task = False
+        self.fail(LinkClosed("the cluster was finalized"))
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if not self._has_task and not self.is_done and all(part.is_quiet for part in self.parts):
+            self._conclude()
+
     def _conclude(self) -> None:
+        for part, gate in self._gates:
+            gate.close(part.landed)
+        if isinstance(self._synchronizer, AwaitableLayerSynchronizer):
+            self._synchronizer.unlisten(self._offer_ready)
         self.nbytes = sum(part.nbytes for part in self.parts)
         self.ranges = sum(part.ranges for part in self.parts)
         self.transfer_seconds = max((part.transfer_seconds for part in self.parts), default=0.0)
@@ -423,13 +516,24 @@ class LayeredTransfer(Outcome):
     async def progress(self) -> AsyncIterator[LayerDone]:
         """What has arrived, and what arrives, layer by layer and destination by destination; ends with the transfer."""
         told = 0
+        for part in self.parts:
+            part.watch()
         while True:
-            while told < len(self.done_layers):
-                yield self.done_layers[told]
+            while told < len(self._landed):
+                part, first, stop, heard = self._landed[told]
+                for offset in range(first, stop):
+                    seconds = part.landed_at(offset, heard) - self._started
+                    yield LayerDone(part.index, part.cluster_id, part.layers[offset], seconds)
                 told += 1
             if self.is_done:
                 return
+            if self._changed is None:
+                self._changed = anyio.Event()
             await self._changed.wait()
+
+
+def _given_up(layer: int) -> ParamInvalid:
+    return ParamInvalid(f"synchronize_layer({layer}) gave the layer up")
 
 
 def _first_layer(wanted: Wanted, remote: RemoteCache) -> int:

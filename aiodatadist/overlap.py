@@ -70,10 +70,11 @@ def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | N
         return layers
     if compute is None or compute <= 0:
         return 1
+    message = max(costs.message, costs.interference)
     for group in range(1, layers + 1):
-        if alone + math.ceil(layers / group) * costs.message <= compute:
+        if alone + math.ceil(layers / group) * message <= compute:
             return group
-    return max(1, min(layers, round(layers * math.sqrt(costs.message / compute))))
+    return max(1, min(layers, round(layers * math.sqrt(message / compute))))
 
 
 class Estimate:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import anyio
 
 from aiodatadist import checks
-from aiodatadist.device import Device, Gate, Stream
+from aiodatadist.device import Device, Gate, Stream, open_gates
 from aiodatadist.errors import ParamInvalid
 
 
@@ -39,7 +39,9 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
 
     def __init__(self, num_layers: int) -> None:
         self._said: dict[int, bool] = {}
-        self._events = [anyio.Event() for _ in range(checks.integer(num_layers, "num_layers", checks.UINT32))]
+        self._listeners: list[Callable[[], None]] = []
+        self._num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self._events: dict[int, anyio.Event] = {}
 
     def ready(self, layer_index: int) -> None:
         """The layer is final."""
@@ -50,14 +52,41 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         self._say(layer_index, False)
 
     def _say(self, layer_index: int, what: bool) -> None:
-        if not 0 <= layer_index < len(self._events):
-            raise ParamInvalid(f"layer_index is {layer_index}: there are {len(self._events)} layers")
+        self._check(layer_index)
         self._said.setdefault(layer_index, what)
-        self._events[layer_index].set()
+        if layer_index in self._events:
+            self._events.pop(layer_index).set()
+        for listener in list(self._listeners):
+            listener()
+
+    @property
+    def is_plain(self) -> bool:
+        """Nobody has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
+        return type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
+
+    def said(self, layer_index: int) -> bool | None:
+        """Whether the layer is final, or will not come; None: nothing was said so far."""
+        return self._said.get(layer_index)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it whenever something was said."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Not any more, if it did."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def _check(self, layer_index: int) -> None:
+        if not 0 <= layer_index < self._num_layers:
+            raise ParamInvalid(f"layer_index is {layer_index}: there are {self._num_layers} layers")
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
-        with anyio.move_on_after(None if timeout_in_millis is None else timeout_in_millis / 1000):
-            await self._events[layer_index].wait()
+        self._check(layer_index)
+        if layer_index not in self._said:
+            event = self._events.setdefault(layer_index, anyio.Event())
+            with anyio.move_on_after(None if timeout_in_millis is None else timeout_in_millis / 1000):
+                await event.wait()
         return self._said.get(layer_index, False)
 
 
@@ -108,15 +137,22 @@ class EventLayerSynchronizer(LayerSynchronizer):
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
         self._streams[layer_index] = stream
-        for gate in self._gates:
-            gate.open(layer_index, stream)
+        shut = [notify for gate in self._gates if (notify := gate.shut(layer_index)) is not None]
+        if shut:
+            open_gates(self._device, shut, stream)
 
-    def gate(self) -> Gate:
-        """For a transfer: one more set of gates. Layers recorded already open at once, behind their streams' work."""
-        gate = Gate(self._device, self.num_layers)
+    def gate(self, layers: range) -> Gate:
+        """For a destination: one more set of gates. Layers recorded already open at once, behind their streams' work."""
+        gate = Gate(self._device, layers)
+        try:
+            for layer_index, stream in self._streams.items():
+                notify = gate.shut(layer_index)
+                if notify is not None:
+                    open_gates(self._device, [notify], stream)
+        except BaseException:
+            gate.close(0)
+            raise
         self._gates.append(gate)
-        for layer_index, stream in self._streams.items():
-            gate.open(layer_index, stream)
         return gate
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:

@@ -79,8 +79,6 @@ static bool is_host_copy(const ring_step *s)
 static bool step_is_valid(const ring_step *s, const device *d)
 {
     const ring_grid *g = &s->grid;
-    if (s->op == RING_MARK)
-        return true;
     if (s->op == RING_WAIT || s->op == RING_RECORD)
         return s->handle && (s->kind == RING_EVENT || (s->kind == RING_NOTIFY && d->driver.wait_notify && d->driver.record_notify));
     if (!moves_bytes(s) || g->bytes == 0 || g->tail == 0 || g->tail > g->bytes)
@@ -88,6 +86,17 @@ static bool step_is_valid(const ring_step *s, const device *d)
     if (s->op == RING_COPY ? s->kind < 0 || s->kind > ACL_MEMCPY_DEFAULT : !s->handle || !d->driver.get || !d->driver.put)
         return false;
     return (g->tensors == 0 || (g->local && g->remote)) && (g->blocks == 0 || (g->local_index && g->remote_index));
+}
+
+static bool layers_are_valid(const ring_step *s, const device *d)
+{
+    const ring_layers *l = s->layers;
+    if (!l->tensors || !l->group || s->grid.tensors % l->tensors || (l->gates && !d->driver.wait_notify))
+        return false;
+    for (uint32_t i = 0; l->gates && i < s->grid.tensors / l->tensors; i++)
+        if (!l->gates[i])
+            return false;
+    return true;
 }
 
 /* Adds up; false when the bytes of all steps do not fit 64 bits. */
@@ -102,17 +111,22 @@ bool program_init(program *p, const device *d, uint64_t id, const ring_step *ste
 {
     uint64_t total = 0, ranges = 0;
     bool waits = false, on_stream = false;
+    const ring_layers *layers = NULL;
     if (count && !steps)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         const ring_step *s = &steps[i];
         if (!step_is_valid(s, d) || (moves_bytes(s) && !add_bytes(s, &ranges, &total)))
             return false;
-        waits |= s->op == RING_WAIT || s->op == RING_MARK || (is_host_copy(s) && on_stream);
+        if (s->layers && (layers || !moves_bytes(s) || !layers_are_valid(s, d)))
+            return false;
+        layers = s->layers ? s->layers : layers;
+        waits |= s->op == RING_WAIT || layers || (is_host_copy(s) && on_stream);
         on_stream |= !is_host_copy(s);
     }
     memset(p, 0, sizeof *p);
     p->steps = steps;
+    p->layers = layers;
     p->count = count;
     p->timeout_ms = timeout_ms;
     p->may_run_inline = d->options.inline_bytes && !waits && ranges <= BATCH && total <= d->options.inline_bytes &&
@@ -222,15 +236,20 @@ static void quiesce(device *d, program *p)
 
 /* ---- issuing ---- */
 
-/* So many marks have landed: tell, and give the rest of the program a time limit of its own. */
-static void pass(device *d, program *p, uint32_t marks)
+/* So many layers have landed: tell who watches, and give the rest of the program a time limit of its own. */
+static void pass(device *d, program *p, uint32_t layers)
 {
-    if (marks == atomic_load_explicit(&p->passed, memory_order_relaxed))
+    uint32_t before = atomic_load_explicit(&p->landed, memory_order_relaxed);
+    if (layers == before)
         return;
-    atomic_store_explicit(&p->passed, marks, memory_order_release);
+    int64_t now = ring_now_ns();
+    for (uint32_t i = before; p->layers->landed_ns && i < layers; i++)
+        p->layers->landed_ns[i] = now;
     if (!p->stopping)
         p->deadline_ns = ring_after_ns(p->timeout_ms);
-    ring_signal(d->fd);
+    atomic_store(&p->landed, layers);     /* before the look at who watches, as ring_watch() has it the other way round */
+    if (atomic_load(&p->watched))
+        ring_signal(d->fd);
 }
 
 /* Closes a window, and waits for the one before it: two are under way at most. */
@@ -240,7 +259,7 @@ static void fence(device *d, program *p)
     uint32_t now = p->windows++ & 1;
     p->on_stream = true;
     p->fenced[now] = p->issued;
-    p->fenced_marks[now] = p->marks;
+    p->fenced_layers[now] = p->sent;
     if (!check(d, p, d->driver.record_event(d->window[now], d->stream)))
         return;
     if (p->windows >= 2) {
@@ -250,7 +269,7 @@ static void fence(device *d, program *p)
         if (!check(d, p, d->driver.query_stream(d->stream, &status)))
             return;
         p->done.bytes = p->fenced[!now];
-        pass(d, p, p->fenced_marks[!now]);
+        pass(d, p, p->fenced_layers[!now]);
     }
     watch_time(d, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
 }
@@ -302,16 +321,20 @@ static bool issue_ranges(device *d, program *p, const ring_step *s, HcclOneSideO
     return code == HCCL_SUCCESS;
 }
 
-/* false: stopped before the last range */
-static bool issue_grid(device *d, program *p, const ring_step *s)
+/* The tensors from `first` to before `stop`. false: stopped before the last range */
+static bool issue_tensors(device *d, program *p, const ring_step *s, uint32_t first, uint32_t stop)
 {
     HcclOneSideOpDesc batch[BATCH];
+    ring_grid part = s->grid;
+    part.tensors = stop;
     uint32_t n = 0, most = s->op == RING_COPY ? 1 : BATCH;
     uint64_t bytes = 0;                   /* of the batch */
-    cursor at = {0};
+    cursor at = {.tensor = first};
+    if (is_host_copy(s) && !drain(d, p))  /* it would overtake what came before it */
+        return false;
     while (goes_on(p)) {
         uint64_t room = d->options.window_bytes - (p->issued - p->fenced[(p->windows + 1) & 1]);
-        bool more = next_range(&s->grid, &at, room - bytes, &batch[n]);
+        bool more = next_range(&part, &at, room - bytes, &batch[n]);
         if (more)
             bytes += batch[n++].count;
         bool full = bytes == room;
@@ -343,17 +366,36 @@ static aclError record(device *d, const ring_step *s)
     return s->kind == RING_NOTIFY ? d->driver.record_notify(s->handle, d->stream) : d->driver.record_event(s->handle, d->stream);
 }
 
+static bool wait_for_gates(device *d, program *p, const ring_layers *l, uint32_t first, uint32_t stop)
+{
+    enum { FOR_EVER = 0 };
+    p->on_stream |= l->gates != NULL;
+    for (uint32_t i = first; l->gates && i < stop; i++)
+        if (!check(d, p, d->driver.wait_notify(l->gates[i], d->stream, FOR_EVER)))
+            return false;
+    return true;
+}
+
+static bool issue_layers(device *d, program *p, const ring_step *s)
+{
+    const ring_layers *l = s->layers;
+    uint32_t count = s->grid.tensors / l->tensors;
+    for (uint32_t first = 0, stop; first < count; first = stop) {
+        stop = count - first > l->group ? first + l->group : count;
+        if (!wait_for_gates(d, p, l, first, stop) || !issue_tensors(d, p, s, first * l->tensors, stop * l->tensors))
+            return false;
+        p->sent = stop;
+        fence(d, p);
+        if (!goes_on(p))
+            return false;
+    }
+    return true;
+}
+
 static bool issue_step(device *d, program *p, const ring_step *s)
 {
-    if (is_host_copy(s) && !drain(d, p))  /* it would overtake what came before it */
-        return false;
     if (moves_bytes(s))
-        return issue_grid(d, p, s);
-    if (s->op == RING_MARK) {
-        p->marks++;
-        fence(d, p);
-        return goes_on(p);
-    }
+        return s->layers ? issue_layers(d, p, s) : issue_tensors(d, p, s, 0, s->grid.tensors);
     p->on_stream = true;
     return check(d, p, s->op == RING_WAIT ? wait_for(d, s) : record(d, s));
 }
@@ -378,8 +420,11 @@ static bool begin(device *d, program *p, aclrtContext *before)
 
 static void settle(device *d, program *p)
 {
-    if (p->done.state == RING_DONE && drain(d, p) && p->step < p->count)
-        p->done.state = RING_CANCELLED;   /* stopped half-way; what was issued has landed */
+    if (p->done.state == RING_DONE && drain(d, p)) {
+        pass(d, p, p->sent);
+        if (p->step < p->count)
+            p->done.state = RING_CANCELLED;   /* stopped half-way; what was issued has landed */
+    }
     if (p->on_stream)
         quiesce(d, p);
     p->done.step = p->step;

@@ -234,12 +234,28 @@ int ring_cancel(ring *r, uint64_t id)
     return s != NULL;
 }
 
-/* Marks that the running program passed, if that is news; else 0. */
+uint32_t ring_watch(ring *r, uint64_t id, int on)
+{
+    uint32_t landed = 0;
+    pthread_mutex_lock(&r->lock);
+    slot *s = r->running;
+    if (!s || s->program.done.id != id)
+        for (s = r->queued.first; s && s->program.done.id != id;)
+            s = s->next;
+    if (s) {
+        atomic_store(&s->program.watched, on != 0);
+        landed = s->program.told = atomic_load(&s->program.landed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return landed;
+}
+
+/* Layers of the running program that have landed, if that is news; else 0. */
 static uint32_t news_of_running(const ring *r)
 {
     const program *p = r->running ? &r->running->program : NULL;
-    uint32_t passed = p ? atomic_load_explicit(&p->passed, memory_order_acquire) : 0;
-    return p && passed != p->told ? passed : 0;
+    uint32_t landed = p && atomic_load(&p->watched) ? atomic_load(&p->landed) : 0;
+    return landed && landed != p->told ? landed : 0;
 }
 
 /* Nothing more is complete: quiet the eventfd, and tell how far the running program is, or leave that for the next time. */
@@ -248,13 +264,13 @@ static uint32_t tell_news(ring *r, ring_completion *out, uint32_t room)
     uint64_t count;                       /* non-blocking: nothing to read is fine */
     while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
         ;
-    uint32_t passed = news_of_running(r); /* after the read: a mark that is passed from here on signals anew */
-    if (passed && room) {
-        r->running->program.told = passed;
-        *out = (ring_completion){.id = r->running->program.done.id, .state = RING_UNDER_WAY, .step = passed};
+    uint32_t landed = news_of_running(r); /* after the read: what lands from here on signals anew */
+    if (landed && room) {
+        r->running->program.told = landed;
+        *out = (ring_completion){.id = r->running->program.done.id, .state = RING_UNDER_WAY, .step = landed};
         return 1;
     }
-    if (passed)
+    if (landed)
         ring_signal(r->fd);
     return 0;
 }

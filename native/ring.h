@@ -8,15 +8,17 @@
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB).
  * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
  * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted; the limit
- * counts from when the program begins to run, and again from each RING_MARK that it passes.
+ * counts from when the program begins to run, and again from each group of layers that has landed.
  *
- * Marks make a long program tell how far it is: when everything before one has landed, the eventfd becomes readable and
- * ring_reap() gives a completion RING_UNDER_WAY with the number of marks passed. The last such news counts, not each one.
+ * A step may move its grid layer by layer, each behind a gate on the device. Who wants to know how far it is asks with
+ * ring_watch(): from then on the eventfd becomes readable when more layers have landed, and ring_reap() gives a completion
+ * RING_UNDER_WAY with their number. The last such news counts, not each one. Nobody is woken for what nobody watches.
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
  *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
  *   ring_cancel           any thread               no
+ *   ring_watch            any thread               no
  *   ring_reap, ring_fd    one thread at a time     no
  *   ring_close            any thread, until it     until the running program let go, at most timeout_ms
  *                         gave 0
@@ -73,14 +75,22 @@ typedef struct ring_grid {
     uint64_t local_stride, remote_stride, bytes, tail;
 } ring_grid;
 
-enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD, RING_MARK };
+/* The tensors of a grid as layers, `group` of which travel at a time. The stream waits for the gates of a group before it. */
+typedef struct ring_layers {
+    uint32_t tensors, group;              /* in a layer; layers at a time */
+    const aclrtNotify *gates;             /* one per layer, each waited for once; or NULL */
+    int64_t *landed_ns;                   /* one per layer, written when it is known to have landed; or NULL */
+} ring_layers;
+
+enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
 enum { RING_EVENT = 0, RING_NOTIFY };     /* an event has to be recorded before a wait is issued, a notify need not */
 typedef struct ring_step {
     int32_t  op;                          /* GET and COPY write the local side, PUT writes the remote side */
     int32_t  kind;                        /* COPY: an aclrtMemcpyKind; WAIT, RECORD: RING_EVENT or RING_NOTIFY */
     uint32_t rank;                        /* GET, PUT: the peer's rank */
-    void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event, notify; MARK: nothing */
+    void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event, notify */
     ring_grid grid;
+    const ring_layers *layers;            /* of the grid, in at most one step of a program; or NULL: all at once */
 } ring_step;
 
 enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY };
@@ -89,7 +99,7 @@ typedef struct ring_completion {
     uint64_t id;
     int32_t  state;
     int32_t  origin, code;                /* who refused, and the code */
-    uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: marks passed */
+    uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: layers landed */
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
     char     message[192];                /* the vendor's own words, or empty */
@@ -99,6 +109,7 @@ enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INV
 int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
+uint32_t ring_watch(ring *r, uint64_t id, int on);    /* layers of it that have landed; 0, too, if it is not under way */
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);
 int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */

@@ -12,7 +12,7 @@ typedef struct device {
     aclrtContext context;
     aclrtStream stream;
     aclrtEvent window[2];                 /* the end of the window before last, and of the last one */
-    int fd;                               /* the ring's: written when a mark is passed */
+    int fd;                               /* the ring's: written when layers of a watched program have landed */
 } device;
 
 /* A place in the ranges of a grid. */
@@ -33,9 +33,11 @@ typedef struct program {
     bool on_stream;                       /* something of it may be on the device's stream */
     uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
     uint32_t windows;
-    uint32_t marks, fenced_marks[2];      /* handed over: in all, and at the last two window ends */
-    atomic_uint passed;                   /* marks whose bytes have landed; the ring tells it */
-    uint32_t told;                        /* how many of them the ring has told; its lock guards it */
+    const ring_layers *layers;            /* of the step that has some */
+    uint32_t sent, fenced_layers[2];      /* layers handed over: in all, and at the last two window ends */
+    atomic_uint landed;                   /* layers */
+    atomic_bool watched;
+    uint32_t told;                        /* how many landed layers the ring has told; its lock guards it */
 } program;
 
 int64_t ring_now_ns(void);

@@ -6,11 +6,11 @@ thread; streams belong to the event loop they were opened on.
 """
 
 from aiodatadist.device.device import Device
-from aiodatadist.device.gate import Gate
+from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory
 from aiodatadist.device.outcome import Outcome, TransferState
-from aiodatadist.device.program import CopyKind, Program
+from aiodatadist.device.program import CopyKind, Layering, Program
 from aiodatadist.device.stream import Stream, StreamLimits, Transfer
 
-__all__ = ["CopyKind", "Device", "Gate", "Memory", "Outcome", "Program", "Stream", "StreamLimits", "Transfer",
-           "TransferState"]  # fmt: skip
+__all__ = ["CopyKind", "Device", "Gate", "Layering", "Memory", "Outcome", "Program", "Stream", "StreamLimits",
+           "Transfer", "TransferState", "open_gates"]  # fmt: skip

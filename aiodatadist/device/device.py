@@ -40,6 +40,7 @@ class Device:
         self._memories: set[Memory] = set()
         self._adopted: Counter[tuple[int, int]] = Counter()
         self._notifies: list[Handle] = []
+        self._spare_notifies: list[Handle] = []
         self._streams = 0
         self._closed = False
         self._pid = os.getpid()
@@ -125,9 +126,25 @@ class Device:
         if not self.runtime.has_notifies:
             raise FeatureNotEnabled("this runtime has no notifies", hint="CANN 8.5 and later have them")
 
-    def keep_notifies(self, notifies: Sequence[Handle]) -> None:
-        """Destroy them with the device: work that records them may be queued until then."""
-        self._notifies.extend(notifies)
+    def take_notifies(self, count: int) -> list[Handle]:
+        """So many notifies that nobody has recorded, used before or new. All or nothing.
+
+        Raises:
+            DeviceError: the device has no more (8192 on A2 and A3).
+        """
+        made = ffi.new("aclrtNotify *")
+        with self.current():
+            while len(self._spare_notifies) < count:
+                self.runtime.check("aclrtCreateNotify", self.runtime.acl.aclrtCreateNotify(made, 0))
+                self._spare_notifies.append(made[0])
+        taken, self._spare_notifies[-count:] = self._spare_notifies[-count:], []
+        return taken
+
+    def give_notifies(self, reset: Sequence[Handle], others: Sequence[Handle]) -> None:
+        """Those that were waited for after they had been recorded may be used again. The others may be recorded yet, by work
+        that is queued: they are destroyed with the device."""
+        self._spare_notifies.extend(reset)
+        self._notifies.extend(others)
 
     def open_stream(self, name: str) -> Stream:
         """A new stream, for the running event loop. The caller closes it before the device."""
@@ -147,8 +164,9 @@ class Device:
         """Blocking; from any thread. Does all it can, then raises the first refusal."""
         refused: LLMException | None = None
         with self.runtime.context(self._context):
-            while self._notifies:
-                self.runtime.acl.aclrtDestroyNotify(self._notifies.pop())
+            for notify in self._notifies + self._spare_notifies:
+                self.runtime.acl.aclrtDestroyNotify(notify)
+            self._notifies, self._spare_notifies = [], []
             for address, nbytes in list(self._adopted.elements()):
                 self.disown([(address, nbytes)])
             for memory in list(self._memories):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
@@ -16,42 +17,37 @@ OPENING = 86400.0
 
 
 class Gate:
-    """As many notifies as there are layers. Each is waited for once."""
+    """As many notifies as there are layers. Each is recorded at most once, and waited for once."""
 
-    def __init__(self, device: Device, layers: int) -> None:
+    def __init__(self, device: Device, layers: range) -> None:
         self._device = device
-        self._notifies: list[Handle] = []
-        runtime, made = device.runtime, ffi.new("aclrtNotify *")
-        try:
-            with device.current():
-                for _ in range(layers):
-                    runtime.check("aclrtCreateNotify", runtime.acl.aclrtCreateNotify(made, 0))
-                    self._notifies.append(made[0])
-        except BaseException:
-            self.close(len(self._notifies))
-            raise
+        self._layers = layers
+        self._shut = set(layers)
+        self.notifies: list[Handle] = device.take_notifies(len(layers))
 
-    def notify(self, layer: int) -> Handle:
-        """What a program waits for."""
-        return self._notifies[layer]
+    def shut(self, layer: int) -> Handle | None:
+        """What opens the gate of a layer, for once; None: there is no such gate, or it is open."""
+        if layer not in self._shut:
+            return None
+        self._shut.discard(layer)
+        return self.notifies[layer - self._layers.start]
 
-    def open(self, layer: int, stream: Stream | int) -> None:
-        """When everything submitted to the stream so far is done."""
-        if not self._notifies:
-            return
-        notify = self._notifies[layer]
-        if isinstance(stream, Stream):
-            stream.submit(Program().open(notify), OPENING)
-            return
-        runtime = self._device.runtime
-        with self._device.current():
-            runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(notify, ffi.cast("void *", stream)))
+    def close(self, passed: int) -> None:
+        """Nobody waits any more. The first ``passed`` gates have been waited for."""
+        notifies, self.notifies = self.notifies, []
+        self._shut.clear()
+        self._device.give_notifies(notifies[:passed], notifies[passed:])
 
-    def close(self, passed: int = 0) -> None:
-        """Nobody waits any more. The first ``passed`` gates have been; the others may be opened yet, by work that is queued
-        behind compute: those stay until the device is closed."""
-        notifies, self._notifies = self._notifies, []
-        self._device.keep_notifies(notifies[passed:])
-        with self._device.current():
-            for notify in notifies[:passed]:
-                self._device.runtime.acl.aclrtDestroyNotify(notify)
+
+def open_gates(device: Device, notifies: Sequence[Handle], stream: Stream | int) -> None:
+    """Record them when everything submitted to the stream so far is done."""
+    if isinstance(stream, Stream):
+        program = Program()
+        for notify in notifies:
+            program.open(notify)
+        stream.submit(program, OPENING)
+        return
+    runtime, handle = device.runtime, ffi.cast("void *", stream)
+    with device.current():
+        for notify in notifies:
+            runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(notify, handle))

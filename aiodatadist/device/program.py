@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +20,27 @@ class CopyKind(IntEnum):
     DEVICE_TO_DEVICE = 3
 
 
+class Layering:
+    """How a grid goes out layer by layer. What C reads and writes is in it: it lives as long as the program.
+
+    Args:
+        layers, tensors: of the grid: so many layers of so many tensors.
+        group: layers that travel at a time.
+        gates: notifies, one per layer: the stream waits for those of a group before it. None: nothing is waited for.
+
+    Attributes:
+        landed_ns: when each layer was known to have landed, on the clock of ``time.monotonic_ns``; 0: it has not.
+    """
+
+    __slots__ = ("_gates", "landed_ns", "layers")
+
+    def __init__(self, layers: int, tensors: int, group: int, gates: Sequence[Handle] | None = None) -> None:
+        self.landed_ns = array("q", bytes(8 * layers))
+        self._gates = ffi.NULL if gates is None else ffi.new("aclrtNotify[]", list(gates))
+        stamps = ffi.from_buffer("int64_t[]", self.landed_ns)
+        self.layers = ffi.new("ring_layers *", [tensors, group, self._gates, stamps])
+
+
 class Program:
     """Steps in order. Add them, then submit it once; it keeps everything that C reads alive.
 
@@ -29,7 +51,7 @@ class Program:
     __slots__ = ("_keep", "_steps", "nbytes")
 
     def __init__(self) -> None:
-        self._steps: list[tuple[int, int, int, Handle, Grid | None]] = []
+        self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
         self.nbytes = 0
 
@@ -37,13 +59,13 @@ class Program:
         """Read the remote side of a grid into the local one, through a communicator."""
         return self._add(ring.RING_GET, 0, rank, channel, grid)
 
-    def put(self, channel: Handle, rank: int, grid: Grid) -> Program:
+    def put(self, channel: Handle, rank: int, grid: Grid, layering: Layering | None = None) -> Program:
         """Write the local side of a grid to the remote one, through a communicator."""
-        return self._add(ring.RING_PUT, 0, rank, channel, grid)
+        return self._add(ring.RING_PUT, 0, rank, channel, grid, layering)
 
-    def copy(self, kind: CopyKind, grid: Grid) -> Program:
+    def copy(self, kind: CopyKind, grid: Grid, layering: Layering | None = None) -> Program:
         """Copy the remote side of a grid to the local one; both are addresses of this process."""
-        return self._add(ring.RING_COPY, kind, 0, ffi.NULL, grid)
+        return self._add(ring.RING_COPY, kind, 0, ffi.NULL, grid, layering)
 
     def wait(self, event: Handle) -> Program:
         """Hold the stream until a device event, which was recorded before this is submitted, is complete."""
@@ -57,20 +79,14 @@ class Program:
         """Record a device event when everything before it is done."""
         return self._add(ring.RING_RECORD, ring.RING_EVENT, 0, event, None)
 
-    def pass_gate(self, notify: Handle) -> Program:
-        """Hold the stream until a notify was recorded, whenever that is submitted."""
-        return self._add(ring.RING_WAIT, ring.RING_NOTIFY, 0, notify, None)
-
     def open(self, notify: Handle) -> Program:
         """Record a notify when everything before it is done."""
         return self._add(ring.RING_RECORD, ring.RING_NOTIFY, 0, notify, None)
 
-    def mark(self) -> Program:
-        """Tell the transfer's ``on_mark`` when everything before it has landed; the time limit counts from there anew."""
-        return self._add(ring.RING_MARK, 0, 0, ffi.NULL, None)
-
-    def _add(self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None) -> Program:
-        self._steps.append((op, kind, rank, handle, grid))
+    def _add(
+        self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None, layering: Layering | None = None
+    ) -> Program:
+        self._steps.append((op, kind, rank, handle, grid, layering))
         if grid is not None:
             self.nbytes += grid.total
         return self
@@ -79,7 +95,7 @@ class Program:
         """The steps as C reads them, and how many. What they point to lives as long as this object."""
         steps = ffi.new("ring_step[]", len(self._steps))
         self._keep.append(steps)
-        for i, (op, kind, rank, handle, grid) in enumerate(self._steps):
+        for i, (op, kind, rank, handle, grid, layering) in enumerate(self._steps):
             step = steps[i]
             step.op = op
             step.kind = kind
@@ -87,6 +103,9 @@ class Program:
             step.handle = handle
             if grid is not None:
                 self._fill(step.grid, grid)
+            if layering is not None:
+                step.layers = layering.layers
+                self._keep.append(layering)
         return steps, len(self._steps)
 
     def _fill(self, target: Any, grid: Grid) -> None:

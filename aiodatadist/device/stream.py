@@ -59,16 +59,13 @@ class Transfer(Outcome):
     """One program under way on a stream.
 
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
-
-    Attributes:
-        on_mark: called on the loop with the number of marks passed, when that is news and the program goes on.
     """
 
-    __slots__ = ("_id", "_program", "_stream", "on_mark")
+    __slots__ = ("_id", "_program", "_stream", "_watcher")
 
     def __init__(self, stream: Stream, number: int, program: Program) -> None:
         super().__init__()
-        self.on_mark: Callable[[int], object] | None = None
+        self._watcher: Callable[[int], object] | None = None
         self._stream = stream
         self._id = number
         self._program: Program | None = program
@@ -80,9 +77,15 @@ class Transfer(Outcome):
     def _cancel(self) -> bool:
         return self._stream._cancel(self)
 
-    def _pass(self, marks: int) -> None:
-        if self.on_mark is not None:
-            self.on_mark(marks)
+    def watch(self, watcher: Callable[[int], object]) -> int:
+        """From now on call this on the loop with the number of layers that have landed, when that is news and the program
+        goes on. Returns how many have so far. Without it the loop is not woken before the end."""
+        self._watcher = watcher
+        return self._stream._watch(self)
+
+    def _pass(self, layers: int) -> None:
+        if self._watcher is not None:
+            self._watcher(layers)
 
     def _complete(self, completion: Any) -> None:
         """Take over what C says."""
@@ -170,6 +173,8 @@ class Stream:
             transfer._complete(self._ran)
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
+            if transfer._watcher is not None:  # it waited in the backlog
+                self._watch(transfer)
         elif status == ring.RING_FULL:
             self._backlog.appendleft((transfer, timeout_ms))
             return False
@@ -188,6 +193,11 @@ class Stream:
             return bool(ring.ring_cancel(self._ring, transfer._id))
         transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
         return True
+
+    def _watch(self, transfer: Transfer) -> int:
+        if transfer._id not in self._pending:
+            return 0
+        return int(ring.ring_watch(self._ring, transfer._id, True))
 
     def _drain(self) -> None:
         """The eventfd is readable: take all completions, resolve their transfers, start what waits."""
@@ -225,16 +235,16 @@ class Stream:
             self._backlog.popleft()[0]._finish(TransferState.CANCELLED, None)
         self._loop.remove_reader(ring.ring_fd(self._ring))
         wait_ms = round(3000 * self.limits.grace)
+        answers: list[int] = []
         try:
-            stuck = await in_thread(ring.ring_close, self._ring, wait_ms)
-        except asyncio.CancelledError:
+            await in_thread(lambda: answers.append(ring.ring_close(self._ring, wait_ms)))
+        finally:  # also when cancelled: the call is over then, too
             self._settle_all()
-            raise
-        self._settle_all()
-        if stuck:
+            if answers == [0]:
+                ring.ring_free(self._ring)
+                self._ring = None
+        if self._ring is not None:
             raise StuckError(f"{self.name}: the device did not let go within {wait_ms} ms")
-        ring.ring_free(self._ring)
-        self._ring = None
 
     def _settle_all(self) -> None:
         """The ring is closed: take its last completions; what has none is stuck."""

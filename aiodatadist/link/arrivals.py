@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import anyio
 
@@ -49,6 +50,16 @@ class LayerReceiver:
             self._failure = TransferError(message.reason, status_code=LLMStatusCode.of(message.status))
 
 
+class Sender(Protocol):
+    """A layered transfer of ours into a cache of the peer's."""
+
+    def on_watched(self) -> list[tuple[int, int]]:
+        """The peer wants to hear of layers from now on; those that are there, as ranges."""
+
+    def on_link_ended(self, failure: LinkError) -> None:
+        """No new transfer starts on the link."""
+
+
 class Arrivals:
     """Both sides of it: what we watch, and what the peer watches of ours."""
 
@@ -56,7 +67,7 @@ class Arrivals:
         self._post = post
         self._receivers: dict[int, LayerReceiver] = {}
         self._watched: set[int] = set()
-        self._active: dict[object, tuple[int, Callable[[], list[tuple[int, int]]]]] = {}
+        self._active: dict[Sender, int] = {}
         self._news = anyio.Event()
 
     # ---- receiving ----
@@ -94,12 +105,21 @@ class Arrivals:
 
     # ---- sending ----
 
-    def begin(self, token: object, cache_id: int, landed: Callable[[], list[tuple[int, int]]]) -> None:
-        """A transfer into a cache of the peer's begins; ``landed`` gives its layers that are there, as ranges."""
-        self._active[token] = (cache_id, landed)
+    def begin(self, sender: Sender, cache_id: int) -> None:
+        """A transfer into a cache of the peer's begins."""
+        self._active[sender] = cache_id
 
-    def finish(self, token: object) -> None:
-        self._active.pop(token, None)
+    def finish(self, sender: Sender) -> None:
+        self._active.pop(sender, None)
+
+    def is_watched(self, cache_id: int) -> bool:
+        """The peer wants to hear of layers in this cache of its."""
+        return cache_id in self._watched
+
+    def stop_sending(self, failure: LinkError) -> None:
+        """No new transfer starts on the link."""
+        for sender in list(self._active):
+            sender.on_link_ended(failure)
 
     def tell(self, cache_id: int, first: int, stop: int, error: LLMException | None = None) -> None:
         """These layers are there; or, with an error, no more come. Costs nothing when nobody watches."""
@@ -117,7 +137,6 @@ class Arrivals:
         if len(self._watched) >= MAX_WATCHED:
             raise ProtocolError(f"the peer watches more than {MAX_WATCHED} caches")
         self._watched.add(cache_id)
-        for target, landed in self._active.values():
-            if target == cache_id:
-                for first, stop in landed():
-                    self.tell(cache_id, first, stop)
+        for sender in [sender for sender, target in self._active.items() if target == cache_id]:
+            for first, stop in sender.on_watched():
+                self.tell(cache_id, first, stop)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
-from aiodatadist.cache.names import Name
+from aiodatadist.cache.names import Key, Name
 from aiodatadist.device import Program, Stream, Transfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DRAIN = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
 ALONE = 1e-4
@@ -115,6 +117,7 @@ class Link:
         self._patience = 0.0
         self._vanished = False
         self.calls = Calls(wire.post)
+        self._waiting: set[anyio.CancelScope] = set()
         self._untaken = 0
         self.ways = Ways(transport, wire.post, self.calls, self.spawn, self._channel_name)
         self.grants = Grants(self, home.timeout, wire.post, self.spawn, self._give_up)
@@ -214,15 +217,22 @@ class Link:
         """
         if job.request is not None:
             return self.errands.begin(job, what)
-        found = self.catalogue.find(job.key)
-        way = None if found is None else self.ways.find(job.entry.epoch, found[0].epoch)
-        if found is None or way is None:
+        known = self.within_reach(job.entry, job.key)
+        if known is None:
             return self.errands.begin(job, what)
+        remote, slot, way = known
         try:
-            return self.submit(job.direction, way, job.entry, found[0], job.plan(*found), job.seconds, "ours")
+            return self.submit(job.direction, way, job.entry, remote, job.plan(remote, slot), job.seconds, "ours")
         except LLMException as error:
             error.peer = self.cluster_id
             return failed(what, error)
+
+    def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, Way] | None:
+        """What a key stands for at the peer, and a channel that reaches it from a cache of ours; None: the peer has to be
+        asked first."""
+        found = self.catalogue.find(key)
+        way = None if found is None else self.ways.find(entry.epoch, found[0].epoch)
+        return None if found is None or way is None else (*found, way)
 
     def submit(
         self, direction: str, way: Way, entry: Entry, remote: RemoteCache, grid: Grid, seconds: float, stream: str
@@ -308,13 +318,22 @@ class Link:
     # ---- words ----
 
     async def ping(self, seconds: float) -> None:
-        """Raises LinkTimeout: no answer in time."""
-        self.check_ready()
+        """Raises LinkTimeout: no answer in time; or what ended the link."""
         with anyio.move_on_after(seconds) as limit:
-            await self.calls.ask(lambda call: Ping(call=call), Pong)
+            await self.while_it_lasts(lambda: self.calls.ask(lambda call: Ping(call=call), Pong))
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
+
+    async def while_it_lasts(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What the work gives. Raises NotLinked, or what ended the link, if that comes first."""
         self.check_ready()
+        with anyio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                return await work()
+            finally:
+                self._waiting.discard(scope)
+        raise self.copy_of_failure()
 
     async def notify(self, payload: bytes) -> None:
         """Behind everything that was asked for before. If cancelled, it is sent or not."""
@@ -486,6 +505,9 @@ class Link:
         """Decide that it is over, and why: no new transfer starts."""
         if self.failure is None:
             self.failure = failure
+            self.arrivals.stop_sending(self.copy_of_failure())
+            for scope in self._waiting:
+                scope.cancel()
             level = logging.WARNING if state is LinkState.BROKEN else logging.INFO
             logger.log(level, "link to cluster %d: %s", self.cluster_id, failure)
         self.state = state

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from aiodatadist.descriptors import Placement
 
 if TYPE_CHECKING:
-    from aiodatadist.device import Device, Program
+    from aiodatadist.device import Device, Layering, Program
     from aiodatadist.layout import Grid
 
 
@@ -78,8 +78,8 @@ class Channel(ABC):
         """Add a step that reads the grid's remote side into its local side."""
 
     @abstractmethod
-    def add_put(self, program: Program, grid: Grid) -> None:
-        """Add a step that writes the grid's local side to its remote side."""
+    def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
+        """Add a step that writes the grid's local side to its remote side; layer by layer, if it says so."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -25,7 +25,7 @@ from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, 
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
-    from aiodatadist.device import Device, Program
+    from aiodatadist.device import Device, Layering, Program
     from aiodatadist.layout import Grid
 
 logger = logging.getLogger(__name__)
@@ -334,8 +334,8 @@ class HcclChannel(Channel):
     def add_get(self, program: Program, grid: Grid) -> None:
         program.get(self._comm, self._peer_rank, grid)
 
-    def add_put(self, program: Program, grid: Grid) -> None:
-        program.put(self._comm, self._peer_rank, grid)
+    def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
+        program.put(self._comm, self._peer_rank, grid, layering)
 
     async def aclose(self) -> None:
         await in_thread(self.close)

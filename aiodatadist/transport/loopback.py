@@ -16,7 +16,7 @@ from aiodatadist.layout import Grid
 from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
 
 if TYPE_CHECKING:
-    from aiodatadist.device import Device, Program
+    from aiodatadist.device import Device, Layering, Program
 
 
 @dataclass
@@ -130,9 +130,9 @@ class LoopbackChannel(Channel):
         local, remote = self._placements(grid)
         program.copy(self._kind(remote, local), grid)
 
-    def add_put(self, program: Program, grid: Grid) -> None:
+    def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
         local, remote = self._placements(grid)
-        program.copy(self._kind(local, remote), grid.mirrored())
+        program.copy(self._kind(local, remote), grid.mirrored(), layering)
 
     async def aclose(self) -> None:
         self._local = self._remote = []

@@ -271,7 +271,7 @@ TEST(test_nonsense_is_refused)
 #define REFUSED(change) do { s = good; s.steps[0].grid.local = s.local; change; \
         CHECK_EQ(ring_submit(r, 1, s.steps, 1, 1000, &ran), RING_INVALID); } while (0)
     REFUSED(s.steps[0].op = 0);
-    REFUSED(s.steps[0].op = RING_MARK + 1);
+    REFUSED(s.steps[0].op = RING_RECORD + 1);
     REFUSED(s.steps[0].kind = -1);
     REFUSED(s.steps[0].kind = ACL_MEMCPY_DEFAULT + 1);
     REFUSED(s.steps[0].grid.bytes = 0);

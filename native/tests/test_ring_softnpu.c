@@ -155,21 +155,23 @@ TEST(test_notifies_gate_layers_that_are_not_ready_when_they_are_asked_for)
 {
     enum { LAYERS = 3, LAYER = SIZE / LAYERS };
     buffer from = new_buffer(DEVICE, SIZE), to = new_buffer(DEVICE, SIZE);
-    single layers[LAYERS];
+    uint64_t local[LAYERS], remote[LAYERS], index = 0;
     aclrtNotify gates[LAYERS];
-    ring_step send[3 * LAYERS];
+    const ring_layers layers = { .tensors = 1, .group = 1, .gates = gates };
+    const ring_step send = { .op = RING_COPY, .kind = ACL_MEMCPY_DEVICE_TO_DEVICE, .layers = &layers, .grid = {
+        .local = local, .remote = remote, .local_index = &index, .remote_index = &index, .tensors = LAYERS, .blocks = 1,
+        .local_stride = LAYER, .remote_stride = LAYER, .bytes = LAYER, .tail = LAYER } };
     ring_completion news = { 0 };
     fill(from, 7);
     fill(to, 0);
     ring *compute = open_ring(1 << 20, 0, 1000), *wire = open_ring(1 << 20, 1 << 20, 1000);
     for (int i = 0; i < LAYERS; i++) {
         CHECK_OK(aclrtCreateNotify(&gates[i], 0));
-        one_range(&layers[i], RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, to.bytes + i * LAYER, from.bytes + i * LAYER, LAYER);
-        send[3 * i] = (ring_step){ .op = RING_WAIT, .kind = RING_NOTIFY, .handle = gates[i] };
-        send[3 * i + 1] = layers[i].step;
-        send[3 * i + 2] = (ring_step){ .op = RING_MARK };
+        local[i] = (uintptr_t)(to.bytes + i * LAYER);
+        remote[i] = (uintptr_t)(from.bytes + i * LAYER);
     }
-    CHECK_EQ(ring_submit(wire, 1, send, 3 * LAYERS, PATIENCE_MS, &news), RING_QUEUED);
+    CHECK_EQ(ring_submit(wire, 1, &send, 1, PATIENCE_MS, &news), RING_QUEUED);
+    ring_watch(wire, 1, 1);
     for (int i = 0; i < LAYERS; i++) {
         const ring_step ready = { .op = RING_RECORD, .kind = RING_NOTIFY, .handle = gates[i] };
         CHECK(memcmp(to.bytes + i * LAYER, from.bytes + i * LAYER, LAYER) != 0);

@@ -16,14 +16,17 @@ from tests.faults.peer import DESC
 
 
 @asynccontextmanager
-async def peer_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, LLMClusterInfo]]:
+async def peer_process(
+    cluster_id: int = 1, which: int = 0
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, LLMClusterInfo]]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.faults.peer", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-m", "tests.faults.peer", str(cluster_id), str(which),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdin is not None
     try:
-        info = LLMClusterInfo(1)
+        info = LLMClusterInfo(cluster_id)
         info.append_remote_ip_info("127.0.0.1", int(await process.stdout.readline()))
         yield process, info
     finally:

@@ -100,12 +100,17 @@ async def test_gates_of_the_device() -> None:
         with pytest.raises(ParamInvalid, match="waited for by the device"):
             await synchronizer.synchronize_layer(0, None)
         synchronizer.record(0, stream)
-        gate = synchronizer.gate()
-        assert gate.notify(0) != gate.notify(1)
+        gate = synchronizer.gate(range(2))
+        first, second = gate.notifies
+        assert first != second
+        assert gate.shut(0) is None, "what was recorded opens at once"
         synchronizer.record(1, stream)
-        gate.close()
+        assert gate.shut(1) is None, "a gate opens once"
+        gate.close(1)
         synchronizer.record(1, stream)  # nobody waits any more
-        gate.close()
+        later = synchronizer.gate(range(1, 2))
+        assert later.notifies == [first], "only a gate that was waited for is used again"
+        later.close(0)
         await stream.aclose()
 
 
