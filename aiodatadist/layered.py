@@ -258,7 +258,9 @@ class Part:
         self._news(self)
 
     def _arrived(self, landed: int) -> None:
-        if landed <= self.landed or self._remote is None:
+        if (
+            landed <= self.landed or self._remote is None or not self.is_open
+        ):  # a portion behind one that failed says nothing
             return
         first, self.landed = self.landed, landed
         self.link.arrivals.tell(self._remote.cache_id, self._base + first, self._base + landed)

