@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodatadist import checks, tensors
 from aiodatadist.cache.catalogue import RemoteCache
+from aiodatadist.cache.copier import LONGEST
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
     Layers,
@@ -62,8 +63,9 @@ class CacheManager:
     by the call itself, before anything starts; what only the peer knows is raised by awaiting the task.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, copy_seconds: float = LONGEST) -> None:
         self._engine = engine
+        self._copy_seconds = copy_seconds
 
     @property
     def _keeper(self) -> Keeper:
@@ -306,6 +308,8 @@ class CacheManager:
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
+        src_cache_offset: int | None = None,
+        dst_cache_offset: int | None = None,
         notify: bytes | None = None,
     ) -> CacheTask:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
@@ -316,7 +320,9 @@ class CacheManager:
 
         Args:
             batch_index: the local slot.
-            size: bytes of each tensor, from the start of the slot; -1 is the whole local slot.
+            size: bytes of each tensor, from the offset in the slot; -1 is all that the local slot has from there.
+            src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot, and of the local one. A pull
+                with either of them, even 0, consumes no key.
 
         Layers, notification, return value, errors, failure and cancellation as :meth:`pull_blocks`.
         """
@@ -327,18 +333,22 @@ class CacheManager:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
         if entry.blocks:
             raise ParamInvalid("cache is a blocks cache: pull_cache fills a batch slot, use pull_blocks")
-        nbytes = entry.stride if size == -1 else size
-        if batch_index >= entry.pieces or nbytes > entry.stride:
+        src_offset, dst_offset = _offset(src_cache_offset, "src_"), _offset(dst_cache_offset, "dst_")
+        nbytes = entry.stride - dst_offset if size == -1 else size
+        if batch_index >= entry.pieces or nbytes <= 0 or nbytes > entry.stride - dst_offset:
+            where = f" from {dst_offset}" if dst_offset else ""
             raise ParamInvalid(
-                f"{nbytes} bytes of slot {batch_index}: the cache has {entry.pieces} slots of {entry.stride} bytes"
+                f"{nbytes} bytes{where} of slot {batch_index}: the cache has {entry.pieces} slots of {entry.stride} bytes"
             )
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
         def plan(remote: RemoteCache, slot: int) -> Grid:
-            return slot_to_slot(want_slot_there(remote, slot), slot, entry, batch_index, nbytes, layers)
+            source = want_slot_there(remote, slot)
+            return slot_to_slot(source, slot, entry, batch_index, nbytes, layers, src_offset, dst_offset)
 
-        ranges = Ranges(dst_slot=batch_index, nbytes=nbytes)
+        offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
+        ranges = Ranges(dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
         return self._pull("pull_cache", cache_key, entry, plan, layers, ranges, notify)
 
     def _pull(
@@ -575,7 +585,7 @@ class CacheManager:
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
         nbytes = source.stride - offset if size == -1 else size
-        grid = slot_to_slot(source, src_batch_index, target, dst_batch_index, nbytes, Layers(), offset)
+        grid = slot_to_slot(source, src_batch_index, target, dst_batch_index, nbytes, Layers(), offset, offset)
         return self._copy("copy_cache", source, target, grid)
 
     def copy_blocks(self, cache: Cache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
@@ -615,7 +625,8 @@ class CacheManager:
         return self._local(cache, name, remote=False)
 
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
-        return CacheTask(what, self._engine.cluster_id, self._engine.copier.start(source, target, [grid]))
+        transfer = self._engine.copier.start(source, target, [grid], self._copy_seconds)
+        return CacheTask(what, self._engine.cluster_id, transfer)
 
     # ---- other ----
 
@@ -666,6 +677,15 @@ class CacheManager:
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
         return link
+
+
+def _offset(value: int | None, which: str) -> int:
+    """Raises TypeError, ValueError: it is no int64 of at least 0."""
+    if value is None:
+        return 0
+    if checks.integer(value, f"{which}cache_offset", checks.INT64) < 0:
+        raise ValueError(f"{which}cache_offset is {value}: it has to be at least 0")
+    return value
 
 
 def _blocks_key(key: BlocksCacheKey | None) -> BlocksCacheKey | None:

@@ -190,7 +190,7 @@ class LLMConfig(BaseModel):
         return host, port
 
     def check_mode(self) -> None:
-        """Refuse options that do not go together, and the mode that is not there yet.
+        """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
 
         Raises:
             ParamInvalid: ``local_comm_res`` or ``transfer_backend`` with a mode off, or that without ``listen_ip_info``.
@@ -198,7 +198,10 @@ class LLMConfig(BaseModel):
         """
         self._check_combination()
         if not self.enable_cache_manager:
-            raise FeatureNotEnabled("the KvCacheManager mode (llm.EnableCacheManager = 0) is not available")
+            raise FeatureNotEnabled(
+                "the KvCacheManager mode (llm.EnableCacheManager = 0) is not available here",
+                hint="use aiodatadist.legacy.LLMDataDist, or switch enable_cache_manager on",
+            )
 
     def _check_combination(self) -> None:
         if self.local_comm_res is not None and not self.enable_cache_manager:

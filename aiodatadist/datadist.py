@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import anyio
 
@@ -57,10 +57,12 @@ class LLMDataDist:
         config: what :meth:`init` uses when it is given no options.
     """
 
+    _config_type: ClassVar[type[LLMConfig]] = LLMConfig
+
     def __init__(self, role: LLMRole, cluster_id: int, config: LLMConfig | None = None) -> None:
         self._role = checks.instance(role, "role", LLMRole)
         self._cluster_id = checks.integer(cluster_id, "cluster_id", checks.UINT64)
-        self._config = config if config is not None else LLMConfig()
+        self._config = config if config is not None else self._config_type()
         checks.instance(self._config, "config", LLMConfig)
         self._instance = secrets.token_hex(32)
         self._engine: Engine | None = None
@@ -82,11 +84,8 @@ class LLMDataDist:
             if isinstance(options, LLMConfig):
                 self._config = options
             elif options is not None:
-                self._config = LLMConfig.from_options(options)
-            self._config.check_mode()
-            engine = Engine(
-                self, self._config.model_copy(deep=True)
-            )  # what is changed in it afterwards changes nothing here
+                self._config = self._config_type.from_options(options)
+            engine = Engine(self, self._engine_config())
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
@@ -100,6 +99,14 @@ class LLMDataDist:
                 started.cancel()
                 await runner
             self._engine, self._runner = engine, runner
+
+    def _engine_config(self) -> LLMConfig:
+        """What the engine works with: a copy, so that what is changed in ours afterwards changes nothing there.
+
+        Raises ParamInvalid, FeatureNotEnabled: options do not go together, or their mode is not here.
+        """
+        self._config.check_mode()
+        return self._config.model_copy(deep=True)
 
     async def finalize(self) -> None:
         """End all links and give everything back. Does nothing when not initialised; may be called twice.

@@ -8,7 +8,7 @@ import os
 import secrets
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any, Protocol
 
 import anyio
@@ -110,6 +110,7 @@ class Engine:
         self.cache_manager: CacheManager
         self.communicators: Communicators
         self.inbox = Inbox()
+        self.turns: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
         self.jobs: set[LayeredTransfer] = set()
         self._owner = owner
         self._config = config
@@ -221,6 +222,10 @@ class Engine:
     def one_sided(self) -> bool:
         """Whoever wants bytes moves them; else the peer is asked to."""
         return self._config.enable_remote_cache_accessible
+
+    def turn(self, cluster_id: int) -> AbstractContextManager[None]:
+        """Peers' requests go on beside everything else, unless ``turns`` says otherwise."""
+        return self.turns(cluster_id)
 
     def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
         self.inbox.put(Notification(link.cluster_id, payload), taken)

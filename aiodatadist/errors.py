@@ -15,8 +15,9 @@ All of them are :class:`LLMException`, which is LLM-DataDist's own exception, an
 
 from __future__ import annotations
 
+import copy
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 _BASE = 0x5010B000  # every library code is this plus a small number
 
@@ -94,6 +95,12 @@ class LLMException(RuntimeError):
     @property
     def status_code(self) -> LLMStatusCode:
         return self._status_code
+
+    def with_status(self, status_code: LLMStatusCode) -> Self:
+        """The same with another status code: for an interface that knows it by that one."""
+        other = copy.copy(self)
+        other._status_code = status_code
+        return other
 
     def __str__(self) -> str:
         what = super().__str__() or self.__class__.__name__

@@ -23,7 +23,7 @@ from aiodatadist.errors import DeviceError, FeatureNotEnabled, ParamInvalid
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ELEMENTS: Final = {
+ELEMENTS: Final = {
     DataType.DT_FLOAT: "float32", DataType.DT_FLOAT16: "float16", DataType.DT_INT8: "int8", DataType.DT_INT32: "int32",
     DataType.DT_UINT8: "uint8", DataType.DT_INT16: "int16", DataType.DT_UINT16: "uint16", DataType.DT_UINT32: "uint32",
     DataType.DT_INT64: "int64", DataType.DT_UINT64: "uint64", DataType.DT_DOUBLE: "float64", DataType.DT_BOOL: "bool",
@@ -102,7 +102,7 @@ class _Rules:
 
     def check_contents(self, where: str, element: str | None, nbytes: int) -> None:
         data_type = self.desc.data_type
-        allowed = {None, _ELEMENTS.get(data_type, "")} | ({"uint16"} if data_type is DataType.DT_BF16 else set())
+        allowed = {None, ELEMENTS.get(data_type, "")} | ({"uint16"} if data_type is DataType.DT_BF16 else set())
         if element not in allowed:
             raise ParamInvalid(f"{where} has elements of {element}: the cache has {data_type.name}")
         if nbytes != self.size:
@@ -290,9 +290,9 @@ def _check_view(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> No
 
 
 def _element_name(desc: CacheDesc) -> str:
-    if desc.data_type not in _ELEMENTS:
+    if desc.data_type not in ELEMENTS:
         raise ParamInvalid(f"data_type is {desc.data_type.name}: no array and no tensor has such elements")
-    return _ELEMENTS[desc.data_type]
+    return ELEMENTS[desc.data_type]
 
 
 def _torch_type(torch: Any, desc: CacheDesc) -> Any:

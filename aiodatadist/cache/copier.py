@@ -9,7 +9,7 @@ from aiodatadist.device import CopyKind, Device, Program, Stream, Transfer, Tran
 from aiodatadist.layout import Grid
 
 LONGEST = 86400.0
-"""Seconds for one copy: none of the callers' options limits it."""
+"""Seconds for one copy, where none of the caller's options limits it."""
 
 
 class Copier:
@@ -19,14 +19,14 @@ class Copier:
         self._device = device
         self._stream: Stream | None = None
 
-    def start(self, source: Entry, target: Entry, grids: Sequence[Grid]) -> Transfer:
-        """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``."""
+    def start(self, source: Entry, target: Entry, grids: Sequence[Grid], seconds: float = LONGEST) -> Transfer:
+        """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``, within so many seconds."""
         program = Program()
         for grid in grids:
             program.copy(CopyKind(2 * source.placement + target.placement), grid)
         if self._stream is None:
             self._stream = self._device.open_stream("copies")
-        transfer = self._stream.submit(program, LONGEST)
+        transfer = self._stream.submit(program, seconds)
         entries = {source, target}
         for entry in entries:
             entry.lease()

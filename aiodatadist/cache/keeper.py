@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -217,6 +218,37 @@ class Keeper:
         if (leaving := self._leaving.get(cache.cache_id)) is not None:
             await leaving.wait()
 
+    def drop(self, cache: Cache) -> None:
+        """As :meth:`deallocate`, without waiting: for a cache that nobody can name any more, or wants to. While an array over
+        its memory is alive, so is it."""
+        entry = self.table.find(cache.cache_id)
+        if entry is None or entry.pool is None or not entry.has_id:
+            return
+        token = entry.views()
+        if token is None:
+            entry.has_id = False
+            cache.empty()
+            entry.cache.empty()
+            self._collect(entry)
+            return
+        loop = asyncio.get_running_loop()
+        weakref.finalize(token, _tell, loop, self.drop, entry.cache).atexit = False
+
+    async def wait_given_back(self, cache_id: int) -> None:
+        """Until a cache to which nobody refers any more is gone, one way or another."""
+        if (leaving := self._leaving.get(cache_id)) is not None:
+            await leaving.settled.wait()
+
+    def bind(self, cache: Cache, naming: Naming) -> None:
+        """Names for the slots of an allocated cache, from now on. ``naming`` raises: nothing was bound."""
+        entry = self.local(cache, "cache")
+        self.table.bind(entry, naming())
+
+    def room_for(self, placement: Placement, nbytes: int) -> int:
+        """How many allocations of ``nbytes`` each its pool has room for; 0 without one."""
+        pool = self._pools.get(placement)
+        return 0 if pool is None else pool.pages.room_for(nbytes)
+
     def _check_views(self, entry: Entry) -> None:
         if entry.views() is not None:
             raise ParamInvalid(
@@ -363,6 +395,12 @@ class Keeper:
         entry.views = weakref.ref(token)
         view = memory.view()
         return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[Cache], None], cache: Cache) -> None:
+    """From whatever thread the garbage collector runs in."""
+    with suppress(RuntimeError):  # the loop is closed: so is the device, and its memory is gone
+        loop.call_soon_threadsafe(call, cache)
 
 
 class _Token:

@@ -153,21 +153,29 @@ def _want_slot(cache: Geometry, slot: int, whose: str) -> None:
 
 
 def slot_to_slot(
-    source: Geometry, src_slot: int, target: Geometry, dst_slot: int, nbytes: int, layers: Layers, offset: int = 0
+    source: Geometry,
+    src_slot: int,
+    target: Geometry,
+    dst_slot: int,
+    nbytes: int,
+    layers: Layers,
+    src_offset: int = 0,
+    dst_offset: int = 0,
 ) -> Grid:
-    """``nbytes`` of a batch slot of one contiguous cache go to a slot of another, from ``offset`` in both."""
+    """``nbytes`` of a batch slot of one contiguous cache go to a slot of another, from an offset in either."""
     _want_kind(source, False, "source")
     _want_kind(target, False, "destination")
     _want_slot(source, src_slot, "source")
     _want_slot(target, dst_slot, "destination")
-    for whose, limit in (("source", source.stride), ("destination", target.stride)):
+    ends = (("source", source.stride, src_offset), ("destination", target.stride, dst_offset))
+    for whose, limit, offset in ends:
         if offset >= limit:
             raise ParamInvalid(f"offset is {offset}: a slot of the {whose} cache has {limit} bytes")
         if nbytes > limit - offset:
             raise ParamInvalid(f"{nbytes} bytes from {offset} do not fit: a slot of the {whose} cache has {limit}")
     to, fro = _tensors(source, target, layers)
-    if offset:
-        to, fro = array("Q", [a + offset for a in to]), array("Q", [a + offset for a in fro])
+    if src_offset or dst_offset:
+        to, fro = array("Q", [a + dst_offset for a in to]), array("Q", [a + src_offset for a in fro])
     return Grid(to, fro, array("Q", [dst_slot]), array("Q", [src_slot]), target.stride, source.stride, nbytes, nbytes)
 
 

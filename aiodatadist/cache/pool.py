@@ -86,6 +86,11 @@ class PagePool:
             pages += self._remove(first)
         self._add(first, pages)
 
+    def room_for(self, nbytes: int) -> int:
+        """How many allocations of ``nbytes`` each there is room for now."""
+        pages = -(-nbytes // self.page)
+        return sum(length // pages for length, _ in self._by_size)
+
     def usage(self) -> PoolUsage:
         """How full it is now."""
         largest = self._by_size[-1][0] if self._by_size else 0

@@ -178,6 +178,10 @@ class CacheTable:
         entry = self._entries[cache_id]
         return (entry, 0) if address < start + entry.nbytes else None
 
+    def is_bound(self, key: CacheKey) -> bool:
+        """The key names a slot of some cache."""
+        return name_of(key) in self._names
+
     def check_blocks(self, key: BlocksCacheKey | None) -> dict[Name, int]:
         """The name that a new blocks cache may have.
 
@@ -223,9 +227,14 @@ class CacheTable:
         self._entries[entry.cache_id] = entry
         for start in set(addresses):
             insort(self._starts, (start, entry.cache_id))
+        self.bind(entry, names)
+        return entry
+
+    def bind(self, entry: Entry, names: dict[Name, int]) -> None:
+        """More names for slots of a cache; they were checked without anything awaited since."""
+        entry.names.update(names)
         for name, slot in names.items():
             self._names[name] = (entry, slot)
-        return entry
 
     def unbind(self, name: Name) -> Entry | None:
         """The name stands for nothing any more; the cache that had it."""

@@ -44,6 +44,7 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
             arguments.seed,
             arguments.json,
             arguments.layered,
+            arguments.v1,
             arguments.plot,
             arguments.trace,
         ),
@@ -63,9 +64,10 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--seed", type=_integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
     demo.add_argument("--json", action="store_true", help="only the result, for machines")
     demo.add_argument("--layered", action="store_true", help="send each layer while the next is computed")
+    demo.add_argument("--v1", action="store_true", help="with the v1 interface: LLMModel, pull_kv, merge_kv, predict")
     demo.add_argument("--plot", type=Path, metavar="FILE", help="with --layered: draw the timeline (needs matplotlib)")
     demo.add_argument("--trace", type=Path, metavar="FILE", help="with --layered: the timeline for Perfetto, as JSON")
-    demo.add_argument("--worker", choices=("prefill", "decode"), help=argparse.SUPPRESS)
+    demo.add_argument("--worker", choices=("prefill", "decode", "prefill-v1", "decode-v1"), help=argparse.SUPPRESS)
 
 
 def _integer(least: int, most: int) -> Callable[[str], int]:
@@ -92,7 +94,10 @@ def _run_doctor(as_json: bool) -> int:
 def _run_worker(name: str) -> int:
     # Here and not at the top: the workers need numpy, and the other commands do not.
     from aiodatadist.cli.decode import decode  # noqa: PLC0415
+    from aiodatadist.cli.decode_v1 import decode_v1  # noqa: PLC0415
     from aiodatadist.cli.prefill import prefill  # noqa: PLC0415
+    from aiodatadist.cli.prefill_v1 import prefill_v1  # noqa: PLC0415
     from aiodatadist.cli.worker import run_worker  # noqa: PLC0415
 
-    return run_worker(prefill if name == "prefill" else decode)
+    work = {"prefill": prefill, "decode": decode, "prefill-v1": prefill_v1, "decode-v1": decode_v1}
+    return run_worker(work[name])

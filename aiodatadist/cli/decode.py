@@ -62,7 +62,7 @@ async def decode(parent: Parent) -> None:
                 reference=reference.decode("latin-1"),
                 kv_equal=kv_equal,
                 pulls=pulls,
-                runtime=_runtime(datadist),
+                runtime=runtime_of(datadist),
                 layers=ready.layers,
             )
         )
@@ -71,7 +71,7 @@ async def decode(parent: Parent) -> None:
 
 async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) -> tuple[Prefilled, list[Pull]]:
     """Let prefill fill the first blocks of the table, layer by layer, and copy as much for comparison."""
-    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, count)
+    limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, count)
     assert datadist.listen_address is not None
     await parent.report(Receiving(port=datadist.listen_address[1], blocks=kv.block_table[:count]))
     await datadist.wait_linked(PREFILL_CLUSTER)
@@ -93,7 +93,7 @@ async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) ->
 
 async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
     """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
-    limit = await anyio.to_thread.run_sync(_MemcpyLimit, datadist, len(remote))
+    limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, len(remote))
     pulls: list[Pull] = []
     for portion in portions_of(len(remote)):
         source = remote[portion.start : portion.stop]
@@ -117,7 +117,7 @@ async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv
     return pulls
 
 
-class _MemcpyLimit:
+class MemcpyLimit:
     """Plain copies of as many ranges as a pull has, by one thread: what a pull is held against.
 
     Between two private caches in the same kind of memory, from scattered blocks. ``np.take`` is one ``memcpy`` per block
@@ -172,7 +172,7 @@ def _continued(model: Model, start: _Start, cache: Cache, block_table: Sequence[
     return bytes(text)
 
 
-def _runtime(datadist: LLMDataDist) -> str:
+def runtime_of(datadist: LLMDataDist) -> str:
     runtime = datadist.runtime
     if runtime.name == "soft":
         return f"soft {runtime.version}: the software NPU, all on the CPU; an NPU's figures will differ"

@@ -18,7 +18,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from aiodatadist.cli import timeline
 from aiodatadist.cli.children import Child, ChildError, Command, open_child, worker_command
 from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.figures import figures_of, layered_table, table
+from aiodatadist.cli.figures import figures_of, layered_table, table, v1_table
 from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist.cli.prompt import Prompt, load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
@@ -39,6 +39,7 @@ class DemoOptions:
     seed: int
     json: bool
     layered: bool = False
+    v1: bool = False
     plot: Path | None = None
     trace: Path | None = None
 
@@ -53,6 +54,8 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
     if (options.plot or options.trace) and not options.layered:
         raise wrong_input("--plot and --trace draw the layers' timeline: they need --layered")
+    if options.v1 and options.layered:
+        raise wrong_input("--v1 and --layered are two demos: choose one")
     if options.plot:
         timeline.check_plot()
     prompt = load_prompt(options.prompt)
@@ -62,6 +65,7 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         seed=options.seed,
         port=options.port,
         layered=options.layered,
+        v1=options.v1,
     )
     screen = open_screen(sys.stdout, silent=options.json)
     try:
@@ -85,7 +89,11 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
     Raises:
         ChildError: a worker died or gave up; the one that explains the other, if both did.
     """
-    async with open_child("prefill", command("prefill")) as prefill, open_child("decode", command("decode")) as decode:
+    kind = "-v1" if job.v1 else ""
+    async with (
+        open_child("prefill", command(f"prefill{kind}")) as prefill,
+        open_child("decode", command(f"decode{kind}")) as decode,
+    ):
         screen.line(f"processes: prefill {prefill.pid}, decode {decode.pid}")
         end = await _end_of(job, screen, prefill, decode)
         if isinstance(end, ChildError):
@@ -144,6 +152,8 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
     rows = table(figures_of(finished.pulls), finished.runtime)
     if finished.layers:
         rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
+    if job.v1:
+        rows = v1_table(finished.pulls[0], finished.runtime)
     for left, right in rows:
         screen.line(f"{left:<16}{right}")
     screen.line(f"KV bytes equal: {_yes(finished.kv_equal)}")

@@ -94,6 +94,19 @@ def layered_table(pull: Pull, layers: int, runtime: str) -> list[tuple[str, str]
     ]
 
 
+def v1_table(pull: Pull, runtime: str) -> list[tuple[str, str]]:
+    """The same for a cache that came with one ``pull_kv``."""
+    return [
+        ("bytes", f"{quantity(pull.bytes)} of KV cache in one pull_kv, as {pull.ranges} ranges"),
+        (
+            "pull_kv",
+            f"{duration(pull.seconds)}, {pull.bytes / pull.seconds / 1e9:.2f} GB/s, with what a link needs once",
+        ),
+        ("memcpy limit", f"{pull.bytes / pull.memcpy_seconds / 1e9:.2f} GB/s, one thread, as much in scattered blocks"),
+        ("runtime", runtime),
+    ]
+
+
 def quantity(count: float) -> str:
     """Bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):

@@ -32,6 +32,7 @@ class Job(_Message):
     seed: int
     port: int
     layered: bool = False
+    v1: bool = False
 
 
 class LayerTimes(_Message):

@@ -39,6 +39,7 @@ DECODE_CLUSTER = 2
 CONFIG = ModelConfig()
 
 T = TypeVar("T")
+D = TypeVar("D", bound=LLMDataDist)
 Work = Callable[[Parent], Awaitable[None]]
 Advance = Callable[[int, int], None]
 """Called in the computing thread with steps done and steps in all."""
@@ -68,8 +69,15 @@ async def open_datadist(role: LLMRole, cluster_id: int, port: int) -> AsyncItera
     Raises:
         CommandError: that port cannot be had.
     """
+    config = LLMConfig(listen_ip_info=f"{HOST}:{port}")
+    async with opened(LLMDataDist(role, cluster_id, config)) as datadist:
+        yield datadist
+
+
+@asynccontextmanager
+async def opened(datadist: D) -> AsyncIterator[D]:
+    """Initialised, until the end. Raises CommandError: its port cannot be had."""
     async with AsyncExitStack() as stack:
-        datadist = LLMDataDist(role, cluster_id, config=LLMConfig(listen_ip_info=f"{HOST}:{port}"))
         try:
             await stack.enter_async_context(datadist)
         except LLMException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -363,6 +364,10 @@ class Link:
     def revoke(self, entry: Entry) -> anyio.Event:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
         return self.grants.revoke(entry)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around what the peer asked us to write. Raises LLMException: not now."""
+        return self._home.turn(self.cluster_id)
 
     def post(self, message: Message) -> None:
         self._wire.post(message)

@@ -21,12 +21,16 @@ from aiodatadist.wire.messages import MAX_SECONDS, KeyName, Pull
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What a request asks for: blocks, or so many bytes of each tensor of a slot."""
+    """What a request asks for: blocks, or so many bytes of each tensor of a slot.
+
+    ``offsets``: where these bytes begin in the peer's slot and in ours. Given, even as 0, no key is consumed.
+    """
 
     src_blocks: list[int] = field(default_factory=list)
     dst_blocks: list[int] = field(default_factory=list)
     dst_slot: int = 0
     nbytes: int = 0
+    offsets: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Words:
             dst_blocks=ranges.dst_blocks,
             dst_slot=ranges.dst_slot,
             nbytes=ranges.nbytes,
+            offsets=ranges.offsets,
         )
 
 

@@ -106,13 +106,17 @@ class Service:
             self._link.check_ready()
             if target is None:
                 raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
-            entry, name, slot = self._find(message)
-            if not self._keeper.is_consumable(entry, name, slot):
-                return await self._write(message, target, entry, name, slot)
-            async with self._keeper.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
-                return await self._write(message, target, *self._find(message))
+            with self._link.turn():
+                return await self._serve(message, target)
         except LLMException as error:
             return _refusal(message.call, error)
+
+    async def _serve(self, message: Pull, target: RemoteCache) -> Pulled:
+        entry, name, slot = self._find(message)
+        if not self._keeper.is_consumable(entry, name, slot):
+            return await self._write(message, target, entry, name, slot)
+        async with self._keeper.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
+            return await self._write(message, target, *self._find(message))
 
     async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
         layers = _layers(message)
@@ -128,7 +132,8 @@ class Service:
             raise transfer.error
         if transfer.is_cancelled:
             raise TransferError("it was stopped: the destination was taken back")
-        self._keeper.consumed(entry, name, slot, layers.of_source(entry))
+        if message.offsets is None:
+            self._keeper.consumed(entry, name, slot, layers.of_source(entry))
         return _report(message.call, transfer)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
@@ -149,7 +154,8 @@ class Service:
             return blocks_to_blocks(entry, target, message.src_blocks, message.dst_blocks, layers)
         if message.dst_blocks:
             return slot_to_blocks(entry, slot, target, message.dst_blocks, layers)
-        return slot_to_slot(entry, slot, target, message.dst_slot, message.nbytes, layers)
+        src_offset, dst_offset = message.offsets or (0, 0)
+        return slot_to_slot(entry, slot, target, message.dst_slot, message.nbytes, layers, src_offset, dst_offset)
 
 
 def _layers(message: Pull) -> Layers:

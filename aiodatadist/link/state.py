@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,5 +34,9 @@ class Home(Protocol):
     def keeper(self) -> Keeper: ...
     @property
     def timeout(self) -> float: ...
+    def turn(self, cluster_id: int) -> AbstractContextManager[None]:
+        """Around what a peer asked us to write. Raises LLMException: not while something else is under way."""
+        ...
+
     def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
         """A notification came."""

@@ -14,6 +14,7 @@ MAX_NOTE = 64 << 10
 """Bytes of a notification."""
 
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
+UInt63 = Annotated[int, Field(ge=0, lt=2**63)]
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 CacheId = Annotated[int, Field(ge=1, lt=2**63)]
 CallId = Annotated[int, Field(ge=1, lt=2**63)]
@@ -208,7 +209,8 @@ class Pull(_Message):
     """Write the source that ``name`` stands for into a cache of mine that you hold; the receiver answers ``pulled``.
 
     ``slot``: the source's batch slot where the name is an id. ``layers``: half-open, or None for all. With ``dst_blocks``
-    the destination is blocks, else batch slot ``dst_slot``, ``nbytes`` of it.
+    the destination is blocks, else batch slot ``dst_slot``, ``nbytes`` of it, which begin at ``offsets`` in the source's slot
+    and in the destination's; with offsets no key is consumed.
     """
 
     type: Literal["pull"] = "pull"
@@ -223,6 +225,7 @@ class Pull(_Message):
     dst_blocks: Indexes
     dst_slot: UInt32
     nbytes: Annotated[int, Field(ge=0, lt=2**63)]
+    offsets: tuple[UInt63, UInt63] | None = None
     seconds: Seconds
 
 

@@ -511,10 +511,10 @@ def test_without_an_address_nobody_listens(text: str | None) -> None:
 # ---- the rest ----
 
 
-def test_mode_that_is_not_there_yet_says_so() -> None:
+def test_mode_that_only_legacy_has_says_where_it_is() -> None:
     LLMConfig().check_mode()
     LLMConfig(enable_remote_cache_accessible=False).check_mode()
-    with pytest.raises(FeatureNotEnabled, match="is not available"):
+    with pytest.raises(FeatureNotEnabled, match=r"is not available here .*aiodatadist\.legacy\.LLMDataDist"):
         LLMConfig(enable_cache_manager=False).check_mode()
 
 

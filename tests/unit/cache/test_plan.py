@@ -198,7 +198,7 @@ def test_slot_goes_to_blocks_that_exist() -> None:
 
 
 @given(layer_ranges(), st.integers(1, 4), st.integers(1, 4), strides, strides, st.data())
-def test_bytes_of_a_slot_go_to_the_same_place_in_its_slot(
+def test_bytes_of_a_slot_go_from_their_offset_to_the_other_slots(
     chosen: tuple[Layers, int, int, Pairs],
     src_slots: int,
     dst_slots: int,
@@ -208,15 +208,15 @@ def test_bytes_of_a_slot_go_to_the_same_place_in_its_slot(
 ) -> None:
     layers, src_tensors, dst_tensors, pairs = chosen
     src_slot, dst_slot = data.draw(st.integers(0, src_slots - 1)), data.draw(st.integers(0, dst_slots - 1))
-    limit = min(src_stride, dst_stride)
-    offset = data.draw(st.just(0) | st.integers(0, limit - 1))
-    nbytes = data.draw(st.integers(1, limit - offset))
+    src_offset, dst_offset = (data.draw(st.just(0) | st.integers(0, limit - 1)) for limit in (src_stride, dst_stride))
+    nbytes = data.draw(st.integers(1, min(src_stride - src_offset, dst_stride - dst_offset)))
     here, there = (
         source(src_tensors, src_slots, src_stride, blocks=False),
         target(dst_tensors, dst_slots, dst_stride, blocks=False),
     )
-    grid = slot_to_slot(here, src_slot, there, dst_slot, nbytes, layers, offset)
-    assert moved(grid, here, there) == [((f, src_slot, offset), (t, dst_slot, offset), nbytes) for f, t in pairs]
+    grid = slot_to_slot(here, src_slot, there, dst_slot, nbytes, layers, src_offset, dst_offset)
+    places = [((f, src_slot, src_offset), (t, dst_slot, dst_offset), nbytes) for f, t in pairs]
+    assert moved(grid, here, there) == places
     assert (list(here.addresses), list(there.addresses)) == (
         list(source(src_tensors, src_slots, src_stride, blocks=False).addresses),
         list(target(dst_tensors, dst_slots, dst_stride, blocks=False).addresses),
@@ -243,15 +243,14 @@ def test_slot_one_of_two_is_the_second_half_of_each_tensor() -> None:
 def test_bytes_that_do_not_fit_either_slot_are_refused(
     src_stride: int, dst_stride: int, offset: int, nbytes: int, words: str
 ) -> None:
+    here, there = source(1, 1, src_stride, blocks=False), target(1, 1, dst_stride, blocks=False)
     with pytest.raises(ParamInvalid, match=words):
-        slot_to_slot(
-            source(1, 1, src_stride, blocks=False), 0, target(1, 1, dst_stride, blocks=False), 0, nbytes, ALL, offset
-        )
+        slot_to_slot(here, 0, there, 0, nbytes, ALL, offset, offset)
 
 
 def test_seventy_bytes_from_ten_fit_a_slot_of_eighty() -> None:
     here, there = source(1, 1, 100, blocks=False), target(1, 1, 80, blocks=False)
-    assert moved(slot_to_slot(here, 0, there, 0, 70, ALL, 10), here, there) == [((0, 0, 10), (0, 0, 10), 70)]
+    assert moved(slot_to_slot(here, 0, there, 0, 70, ALL, 10, 10), here, there) == [((0, 0, 10), (0, 0, 10), 70)]
 
 
 def test_slots_have_to_exist() -> None:

@@ -1,0 +1,60 @@
+"""What the v1 demo's processes share: a model whose KV cache is slots of tokens, seen as the blocks that it computes in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiodatadist import DataType
+from aiodatadist.cli.model import BLOCK, Array, blocks_for
+from aiodatadist.cli.worker import CONFIG
+from aiodatadist.legacy import KvCache, KvCacheManager, LLMConfig, LLMReq, ModelConfig
+
+PREFIX_ID = 7
+REQ_ID = 1
+
+
+def model_options(batch: int, tokens: int) -> dict[str, str]:
+    """The KV cache of a batch of slots, each of so many tokens; -1: as many as a request has."""
+    config = ModelConfig()
+    config.kv_shapes = [f"{batch},{tokens},{CONFIG.kv_heads},{CONFIG.head_dim}"] * CONFIG.num_tensors
+    config.kv_dtypes = [DataType.DT_FLOAT] * CONFIG.num_tensors
+    config.kv_tensor_format = "BSND"
+    config.enable_shared_system_prefix = True
+    return config.generate_options()
+
+
+def config_for(tokens: int, **options: str) -> LLMConfig:
+    """With a pool that has room for so many tokens of KV cache, and for what is lost to pages."""
+    nbytes = int(1.2 * tokens * CONFIG.num_tensors * CONFIG.block_bytes // BLOCK) + (8 << 20)
+    return LLMConfig(ge_options={"ge.flowGraphMemMaxSize": str(nbytes)}, sync_kv_timeout=10_000, **options)
+
+
+def padded(tokens: int) -> int:
+    """Tokens of the whole blocks that hold so many."""
+    return blocks_for(tokens) * BLOCK
+
+
+def prefix_of(prompt: bytes) -> bytes:
+    """The part of a prompt that is taken for a shared one: whole blocks, about half of it; it may be empty."""
+    return prompt[: len(prompt) // 2 // BLOCK * BLOCK]
+
+
+def request(cluster_id: int, tokens: int, prefix: bytes = b"") -> LLMReq:
+    return LLMReq(REQ_ID, padded(tokens), cluster_id, 0, PREFIX_ID if prefix else 2**64 - 1)
+
+
+def blocks_of(manager: KvCacheManager, cache: KvCache, slot: int) -> list[Array]:
+    """One slot of each tensor as the model sees it: blocks in the order of the sequence."""
+    shape = (-1, BLOCK, CONFIG.kv_heads, CONFIG.head_dim)
+    return [array[slot].reshape(shape) for array in manager.arrays(cache)]
+
+
+def digest(blocks: Sequence[Array], tokens: int) -> str:
+    """A hash over the first blocks of every tensor, those that hold so many tokens."""
+    state = hashlib.blake2b(digest_size=16)
+    for each in blocks:
+        state.update(np.ascontiguousarray(each[: blocks_for(tokens)]).data)
+    return state.hexdigest()

@@ -1,0 +1,72 @@
+"""v1's configuration: the same options, with the modes off unless said otherwise, and a pool from the engine's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
+
+from aiodatadist import config
+from aiodatadist import options as rules
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.options import BufferPoolConfig, PoolConfig
+
+PAGE_SHIFT: Final = 10
+"""Pages of 1 KiB: tensors begin at multiples of 512 bytes, as they do upstream."""
+
+_MODES: Final = ("llm.EnableCacheManager", "llm.EnableRemoteCacheAccessible")
+_IMPLY_MODES: Final = ("llm.localcommres", "llm.transferbackend")
+
+
+class LLMConfig(config.LLMConfig):
+    """Options of a :class:`~aiodatadist.legacy.LLMDataDist`: those of :class:`aiodatadist.LLMConfig`, with both modes off.
+
+    With ``enable_cache_manager`` off, the KvCacheManager mode, the memory pool is as large as ``buf_pool_cfg`` says
+    (``buf_pool_size``, or all ``total_size`` together), or else ``mem_utilization`` of the ``ge.flowGraphMemMaxSize`` bytes,
+    or else ``mem_pool_cfg``. It is one pool: size classes are added up. ``enable_remote_cache_accessible`` says nothing then.
+    On an NPU ``local_comm_res`` is needed there as well, and cannot be in an option dictionary.
+    """
+
+    enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = False
+    enable_remote_cache_accessible: Annotated[bool, rules.flag("enable_remote_cache_accessible")] = False
+
+    def __init__(self, **options: Any) -> None:
+        modes = {"enable_cache_manager": False, "enable_remote_cache_accessible": False}
+        super().__init__(**{**modes, **options})
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """As :meth:`aiodatadist.LLMConfig.from_options`; modes that are absent are off, or both on where
+        ``llm.LocalCommRes`` or ``llm.TransferBackend`` is given."""
+        if isinstance(options, Mapping):
+            given = {key.lower() for key in options if isinstance(key, str)}
+            if given.intersection(_IMPLY_MODES):
+                absent = [key for key in _MODES if key.lower() not in given]
+                options = {**options, **dict.fromkeys(absent, "1")}
+        return super().from_options(options)
+
+
+def engine_config(of: config.LLMConfig) -> config.LLMConfig:
+    """What the engine works with in the KvCacheManager mode: a copy.
+
+    Raises:
+        ParamInvalid: the pool has less than a page, or there is a ``transfer_backend``, which is for the other mode.
+    """
+    if of.transfer_backend is not None:
+        raise ParamInvalid(f"transfer_backend is {of.transfer_backend!r}: it needs enable_cache_manager")
+    mine = of.model_copy(deep=True)
+    mine.enable_cache_manager, mine.enable_remote_cache_accessible = True, False
+    mine.host_mem_pool_cfg = None
+    nbytes = _pool_bytes(of)
+    if nbytes is not None:
+        if nbytes < 1 << PAGE_SHIFT:
+            raise ParamInvalid(f"the KV pool has {nbytes} bytes: it has to have at least {1 << PAGE_SHIFT}")
+        mine.mem_pool_cfg = PoolConfig(memory_size=nbytes, page_shift=PAGE_SHIFT).model_dump_json()
+    return mine
+
+
+def _pool_bytes(of: config.LLMConfig) -> int | None:
+    if of.buf_pool_cfg:
+        pool = BufferPoolConfig.parse(of.buf_pool_cfg, "buf_pool_cfg")
+        return pool.buf_pool_size or sum(each.total_size for each in pool.buf_cfg or ())
+    size = next((text for key, text in of.ge_options.items() if key.lower() == "ge.flowgraphmemmaxsize"), None)
+    return None if size is None else int(int(size) * of.mem_utilization)

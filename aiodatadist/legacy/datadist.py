@@ -1,0 +1,375 @@
+"""LLMDataDist as v1 has it: roles are enforced, links are used by one at a time, and models run on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, ClassVar, Final
+
+import anyio
+
+from aiodatadist import checks, datadist
+from aiodatadist import config as configuration
+from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cluster_info import LLMClusterInfo
+from aiodatadist.descriptors import LLMRole, RegisterMemStatus
+from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.legacy.calls import Calls
+from aiodatadist.legacy.config import LLMConfig, engine_config
+from aiodatadist.legacy.kv_cache_manager import KvCacheManager
+from aiodatadist.legacy.model import LLMModel
+from aiodatadist.legacy.model_config import Layout
+from aiodatadist.legacy.requests import CapacityState, LLMReq
+from aiodatadist.legacy.runner import ModelRunner
+from aiodatadist.legacy.statuses import v1_errors, v1_status
+
+logger = logging.getLogger(__name__)
+
+MAX_CLUSTERS: Final = 16
+Linked = tuple[LLMStatusCode, list[LLMStatusCode]]
+OK: Final = LLMStatusCode.LLM_SUCCESS
+
+
+class LLMDataDist(datadist.LLMDataDist):
+    """One cluster in the KvCacheManager mode: what ``enable_cache_manager`` is when it is absent, or off.
+
+    As :class:`aiodatadist.LLMDataDist` but for this. PROMPT listens, DECODER links, unlinks and pulls. There is a
+    ``kv_cache_manager``, and no ``cache_manager``; ``link``, ``unlink`` and ``query_register_mem_status`` are of the other
+    mode. With ``enable_cache_manager`` on, it is an :class:`aiodatadist.LLMDataDist`, and what is v1's raises
+    ``ParamInvalid``.
+
+    Args:
+        config: what :meth:`init` uses when it is given no options. The default is an ``LLMConfig`` of this package.
+    """
+
+    _config_type: ClassVar[type[configuration.LLMConfig]] = LLMConfig
+
+    def __init__(self, role: LLMRole, cluster_id: int, config: configuration.LLMConfig | None = None) -> None:
+        super().__init__(role, cluster_id, config)
+        self._is_v1 = False
+        self._manager: KvCacheManager | None = None
+        self._models: list[LLMModel] = []
+        self._calls = Calls()
+        self._linking = anyio.Lock()
+        self._adding = anyio.Lock()
+
+    # ---- life ----
+
+    async def init(self, options: Mapping[str, str] | configuration.LLMConfig | None = None) -> None:
+        """As :meth:`aiodatadist.LLMDataDist.init`. Raises ParamInvalid also where PROMPT has no ``listen_ip_info``."""
+        await super().init(options)
+        if self._is_v1 and self._manager is None:
+            engine = self._running()
+            self._manager = KvCacheManager(engine, self._role)
+            engine.turns = self._turn
+
+    def _engine_config(self) -> configuration.LLMConfig:
+        self._is_v1 = not self._config.enable_cache_manager
+        self._manager, self._models, self._calls = None, [], Calls()
+        if not self._is_v1:
+            return super()._engine_config()
+        if self._role is LLMRole.PROMPT and not self._config.listen_ip_info:
+            raise ParamInvalid("listen_ip_info is not set: PROMPT has to listen")
+        return engine_config(self._config)
+
+    async def finalize(self) -> None:
+        """End models, links and everything else. Calls that run a model are cancelled, and waited for. Twice is fine."""
+        engine = self._engine
+        try:
+            if engine is not None and self._is_v1 and not engine.loop.is_closed():
+                engine.check_loop()
+                await self._end_models()
+        finally:
+            await super().finalize()
+
+    async def _end_models(self) -> None:
+        if not await self._calls.end():
+            logger.error("cluster %d: a model still runs while its memory is given back", self.cluster_id)
+        models, self._models = self._models, []
+        for model in models:
+            try:
+                await model.close()
+            except Exception:
+                logger.exception("cluster %d: on_cache_deallocated() failed", self.cluster_id)
+
+    def _v1(self, what: str) -> KvCacheManager:
+        """Raises RuntimeError: not initialised. ParamInvalid: it is in the other mode."""
+        self._running()
+        if self._manager is None:
+            raise ParamInvalid(f"{what} is of the KvCacheManager mode: enable_cache_manager is on")
+        return self._manager
+
+    @contextmanager
+    def _turn(self, cluster_id: int) -> Iterator[None]:
+        if self._manager is None:
+            yield
+            return
+        with self._manager.turns.turn(cluster_id, "a pull that it asked for"):
+            yield
+
+    def _v2(self, what: str) -> None:
+        self._running()
+        if self._is_v1:
+            raise ParamInvalid(f"{what} is of the CacheManager mode: enable_cache_manager is off")
+
+    # ---- what it is ----
+
+    @property
+    def kv_cache_manager(self) -> KvCacheManager:
+        """Raises RuntimeError: not initialised. ParamInvalid: ``enable_cache_manager`` is on."""
+        return self._v1("kv_cache_manager")
+
+    @property
+    def cache_manager(self) -> CacheManager:
+        """Raises RuntimeError: not initialised. ParamInvalid: ``enable_cache_manager`` is off."""
+        self._v2("cache_manager")
+        return super().cache_manager
+
+    async def switch_role(self, role: LLMRole, switch_options: Any = None) -> None:
+        """Take another role, and listen as the options say; PROMPT has to.
+
+        Raises:
+            TypeError, ParamInvalid: an argument is wrong, it is the same role, or PROMPT without ``llm.listenIpInfo``.
+            FeatureNotEnabled: ``enable_switch_role`` is off.
+            LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on.
+        """
+        self._running()
+        if self._is_v1:
+            checks.instance(role, "role", LLMRole)
+            options = {} if switch_options is None else checks.instance(switch_options, "switch_options", dict)
+            if not self._config.enable_switch_role:
+                raise FeatureNotEnabled("switching roles is off", hint="set LLMConfig.enable_switch_role")
+            if role is self._role:
+                raise ParamInvalid(f"role is {role}: this cluster has that role")
+            if role is LLMRole.PROMPT and not any(str(key).lower() == "llm.listenipinfo" for key in options):
+                raise ParamInvalid("switch_options has no llm.listenIpInfo: PROMPT has to listen")
+        await super().switch_role(role, switch_options)
+        if self._manager is not None:
+            self._manager.switch_role(role)
+
+    # ---- links ----
+
+    async def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> Linked:
+        """DECODER: link to peers that listen.
+
+        Args:
+            timeout: milliseconds for each peer; and before that, as long for another call of this kind to end.
+
+        Returns:
+            ``LLM_LINK_FAILED`` if one of them was not linked, or success; and one status per peer, in order. What failed has
+            left nothing behind. The log has the reasons. Nothing was started, and the list is empty, with
+            ``LLM_PARAM_INVALID`` (there are no clusters), ``LLM_CLUSTER_NUM_EXCEED_LIMIT`` (more than 16),
+            ``LLM_REPEAT_REQUEST`` (one is there twice), ``LLM_PROCESSING_LINK`` (another call did not end).
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument or the role is wrong, or local addresses differ.
+        """
+        self._running()
+        if not self._is_v1:
+            return await super().link_clusters(clusters, timeout)
+        self._v1("link_clusters").want_role(LLMRole.DECODER, "link_clusters")
+        refusal = _check(clusters)
+        _check_local(clusters)
+        if refusal is not None:
+            return refusal, []
+        async with self._alone(timeout) as is_alone:
+            if not is_alone:
+                return LLMStatusCode.LLM_PROCESSING_LINK, []
+            _, each = await super().link_clusters(clusters, timeout)
+        each = [v1_status(status) for status in each]
+        return (OK if all(status is OK for status in each) else LLMStatusCode.LLM_LINK_FAILED), each
+
+    async def unlink_clusters(
+        self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False
+    ) -> Linked:
+        """End links.
+
+        Args:
+            force: end only this half, at once, whatever is under way on it.
+
+        Returns:
+            The last failure, or success; and one status per peer, in order: ``LLM_NOT_YET_LINK`` counts as success,
+            ``LLM_LINK_BUSY`` says that the link is in use, and stays, ``LLM_NOTIFY_PROMPT_UNLINK_FAILED`` that our half is
+            gone and the peer does not know. An empty list as :meth:`link_clusters`.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong.
+        """
+        self._running()
+        if not self._is_v1:
+            return await super().unlink_clusters(clusters, timeout, force)
+        checks.instance(force, "force", bool)
+        refusal = _check(clusters)
+        if refusal is not None:
+            return refusal, []
+        async with self._alone(timeout) as is_alone:
+            if not is_alone:
+                return LLMStatusCode.LLM_PROCESSING_LINK, []
+            each = await _gather([self._unlink(info, timeout, force) for info in clusters])
+        harmless = {OK, LLMStatusCode.LLM_NOT_YET_LINK}
+        return next((status for status in reversed(each) if status not in harmless), OK), each
+
+    async def check_link_status(self, remote_cluster_id: int) -> None:
+        """DECODER: exchange a word with a peer.
+
+        Raises:
+            ParamInvalid: the role is wrong.
+            NotLinked, PeerLost, LinkClosed: there is no link (any more).
+            LLMException: ``LLM_LINK_BUSY``: the link is in use. ``LLM_WAIT_PROCESS_TIMEOUT``: no answer within
+                ``sync_kv_timeout``.
+        """
+        self._running()
+        if not self._is_v1:
+            await super().check_link_status(remote_cluster_id)
+            return
+        manager = self._v1("check_link_status")
+        manager.want_role(LLMRole.DECODER, "check_link_status")
+        checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)
+        with manager.turns.turn(remote_cluster_id, "check_link_status"), v1_errors():
+            await super().check_link_status(remote_cluster_id)
+
+    async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMStatusCode:
+        cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
+        if self._running().peek_link(cluster_id) is None:
+            return LLMStatusCode.LLM_NOT_YET_LINK
+        if force:
+            return (await super().unlink_clusters([info], timeout, force=True))[0]
+        try:
+            with self._v1("unlink_clusters").turns.turn(cluster_id, "unlink_clusters"):
+                status, _ = await super().unlink_clusters([info], timeout)
+                if status is OK:
+                    return OK
+                await super().unlink_clusters([info], timeout, force=True)
+        except LLMException as error:
+            logger.warning("cluster %d: %s", self.cluster_id, error)
+            return error.status_code
+        return LLMStatusCode.LLM_NOTIFY_PROMPT_UNLINK_FAILED
+
+    @asynccontextmanager
+    async def _alone(self, timeout: int) -> AsyncIterator[bool]:
+        """While no other call links or unlinks; False: one did for as long as the timeout."""
+        if checks.integer(timeout, "timeout", checks.INT32) <= 0:
+            raise ParamInvalid(f"timeout is {timeout}: it has to be above 0 milliseconds")
+        with anyio.move_on_after(timeout / 1000) as limit:
+            await self._linking.acquire()
+        if limit.cancelled_caught:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._linking.release()
+
+    # ---- what the other mode has ----
+
+    async def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        self._v2("link")
+        return await super().link(comm_name, cluster_rank_info, rank_table)
+
+    def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        self._v2("query_register_mem_status")
+        return super().query_register_mem_status(comm_id)
+
+    async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        self._v2("wait_register_mem_status")
+        return await super().wait_register_mem_status(comm_id)
+
+    async def unlink(self, comm_id: int) -> None:
+        self._v2("unlink")
+        await super().unlink(comm_id)
+
+    # ---- models ----
+
+    async def add_model(self, model_options: dict[str, str], model_runner: ModelRunner | None = None) -> LLMModel:
+        """Make a model. On DECODER its cache is allocated, and the runner is told; PROMPT allocates for each request.
+
+        Args:
+            model_options: of a :class:`ModelConfig`: shapes and types of the KV cache have to be there. At most one dimension
+                behind the batch is -1, on PROMPT: the tokens, as many as the request says.
+            model_runner: has to be given; the vendor's own, which runs model files, is not here.
+
+        Raises:
+            TypeError, ParamInvalid: an argument or the role is wrong.
+            FeatureNotEnabled: there is no runner, or no memory pool.
+            OutOfMemory: ``LLM_DEVICE_OUT_OF_MEMORY``; with paged attention ``LLM_BLOCKS_OUT_OF_MEMORY``.
+            Exception: whatever ``on_cache_allocated`` raises.
+
+        When it raises or is cancelled, there is no model, and nothing of its memory is taken.
+        """
+        manager = self._v1("add_model")
+        if self._role is LLMRole.MIX:
+            raise ParamInvalid("add_model is for PROMPT and DECODER: this cluster is LLMRole.MIX")
+        layout = Layout.of(model_options)
+        if model_runner is None:
+            raise FeatureNotEnabled("there is no built-in runner", hint="give add_model a ModelRunner")
+        checks.instance(model_runner, "model_runner", ModelRunner)
+        async with self._adding:
+            model = LLMModel(manager, self._calls, self.cluster_id, len(self._models), layout, model_runner)
+            with self._calls.open("add_model"):
+                await model.open(self._role)
+            self._models.append(model)
+        return model
+
+    async def complete_request(self, llm_req: LLMReq) -> None:
+        """A request is over: what it still has here is given back: on PROMPT a cache that was not pulled, on DECODER what is
+        staged, and its slot. An unknown request is fine.
+
+        Raises:
+            TypeError, ParamInvalid: the argument or the mode is wrong.
+            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``: its cache goes back later.
+        """
+        manager = self._v1("complete_request")
+        checks.instance(llm_req, "llm_req", LLMReq)
+        if llm_req.is_idle:
+            return
+        for key in [model.complete(llm_req) for model in self._models]:
+            if self._role is LLMRole.PROMPT and manager.keeper.table.is_bound(key):
+                await manager.remove_cache_key(key)
+
+    def check_capacity(self, seq_len: int) -> CapacityState:
+        """PROMPT: whether a request of so many tokens can be cached now; of several, the longest times their number.
+
+        For the first model that was added, whose ``kv_tensor_format`` is needed.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: the argument or the role is wrong, or there is no such model.
+        """
+        manager = self._v1("check_capacity")
+        manager.want_role(LLMRole.PROMPT, "check_capacity")
+        if checks.integer(seq_len, "seq_len", checks.INT64) < 1:
+            raise ParamInvalid(f"seq_len is {seq_len}: it has to be above 0")
+        if not self._models:
+            raise ParamInvalid("there is no model: add_model() says how large a token is")
+        return self._models[0].capacity(seq_len)
+
+
+def _check(clusters: Any) -> LLMStatusCode | None:
+    """What is wrong with the list as a whole."""
+    ids = [info.remote_cluster_id for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+    for each in ids:
+        checks.integer(each, "remote_cluster_id", checks.UINT64)
+    if not ids:
+        return LLMStatusCode.LLM_PARAM_INVALID
+    if len(ids) > MAX_CLUSTERS:
+        return LLMStatusCode.LLM_CLUSTER_NUM_EXCEED_LIMIT
+    return None if len(set(ids)) == len(ids) else LLMStatusCode.LLM_REPEAT_REQUEST
+
+
+def _check_local(clusters: Sequence[LLMClusterInfo]) -> None:
+    """Raises ParamInvalid: local addresses, where they are given, have to be the one of our one device."""
+    given = {tuple(info.local_ip_info_list) for info in clusters if info.local_ip_info_list}
+    if len(given) > 1 or any(len(addresses) != 1 for addresses in given):
+        raise ParamInvalid(f"local addresses are {sorted(given)}: there is one device, and one list for all clusters")
+
+
+async def _gather(calls: Sequence[Coroutine[Any, Any, LLMStatusCode]]) -> list[LLMStatusCode]:
+    results = [LLMStatusCode.LLM_FAILED] * len(calls)
+
+    async def one(index: int, call: Coroutine[Any, Any, LLMStatusCode]) -> None:
+        results[index] = await call
+
+    async with anyio.create_task_group() as group:
+        for index, call in enumerate(calls):
+            group.start_soon(one, index, call)
+    return results

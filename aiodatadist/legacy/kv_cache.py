@@ -1,0 +1,95 @@
+"""KvCache: a cache as v1 shows it, which deallocates itself when nobody has it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from aiodatadist import checks
+from aiodatadist.descriptors import Cache, CacheDesc, Placement
+from aiodatadist.errors import ParamInvalid
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.keeper import Keeper
+    from aiodatadist.legacy.kv_cache_manager import KvCacheManager
+
+
+class KvCache(Cache):
+    """Made by a :class:`KvCacheManager`, or with :meth:`create_cpu_cache`.
+
+    When the last reference to one that was allocated is dropped it is deallocated: keys that are bound to it keep the memory
+    as they do after ``deallocate_cache``, and so do arrays over it.
+
+    Args:
+        per_device_tensor_addrs: one list of addresses per device. A process has one.
+        kv_cache_manager: None for memory that no manager knows.
+    """
+
+    def __init__(
+        self,
+        cache_id: int,
+        cache_desc: CacheDesc,
+        per_device_tensor_addrs: Sequence[Sequence[int]],
+        kv_cache_manager: KvCacheManager | None,
+        *,
+        is_blocks_cache: bool = False,
+    ) -> None:
+        first = per_device_tensor_addrs[0] if per_device_tensor_addrs else []
+        super().__init__(cache_id, cache_desc, first, is_blocks_cache)
+        self._per_device = [list(addresses) for addresses in per_device_tensor_addrs]
+        if kv_cache_manager is not None:
+            cache = Cache(cache_id, cache_desc, first, is_blocks_cache)
+            loop, keeper = kv_cache_manager.place
+            weakref.finalize(self, _dropped, loop, keeper, cache).atexit = False
+
+    @classmethod
+    def create_cpu_cache(cls, cache_desc: CacheDesc, addrs: list[int] | list[list[int]]) -> KvCache:
+        """A blocks cache over host memory of the caller's, for ``swap_blocks`` only; its id is -1.
+
+        Args:
+            addrs: the address of each tensor, or one list of them per device.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong, lists are mixed with addresses, or too few.
+        """
+        if not isinstance(addrs, (list, tuple)):
+            raise TypeError(f"addrs is of type {type(addrs).__name__}: it has to be a list of addresses, or of lists")
+        given: list[Any] = list(addrs)
+        if not given:
+            raise ParamInvalid("addrs is empty: there has to be an address per tensor")
+        lists = [each for each in given if isinstance(each, (list, tuple))]
+        if lists and len(lists) != len(given):
+            raise ParamInvalid(f"addrs has {len(lists)} lists among {len(given)} elements: all are lists, or none")
+        per_device = lists or [given]
+        made = [Cache.create_cpu_cache(cache_desc, list(addresses)) for addresses in per_device]
+        return cls(-1, cache_desc, [cache.tensor_addrs for cache in made], None, is_blocks_cache=True)
+
+    @property
+    def per_device_tensor_addrs(self) -> list[list[int]]:
+        """Start address of each tensor, per device; empty once the cache was deallocated."""
+        return self._per_device
+
+    def empty(self) -> None:
+        super().empty()
+        self._per_device = []
+
+    def __repr__(self) -> str:
+        kind = "blocks" if self.is_blocks_cache else "contiguous"
+        return f"<KvCache {self.cache_id} {kind} {self.cache_desc}>"
+
+
+def _dropped(loop: asyncio.AbstractEventLoop, keeper: Keeper, cache: Cache) -> None:
+    """From whatever thread the garbage collector runs in."""
+    with suppress(RuntimeError):  # the loop is closed: everything was given back
+        loop.call_soon_threadsafe(keeper.drop, cache)
+
+
+def want_device(cache_desc: Any) -> CacheDesc:
+    """Raises ParamInvalid: v1 has caches on the device only."""
+    checks.instance(cache_desc, "cache_desc", CacheDesc)
+    if cache_desc.placement is not Placement.DEVICE:
+        raise ParamInvalid(f"cache_desc has {cache_desc.placement}: only device caches are supported")
+    return cache_desc  # type: ignore[no-any-return]

@@ -1,0 +1,441 @@
+"""LLMModel: a model of the user's and its KV cache, from the prompt to the slot of a batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from aiodatadist import checks
+from aiodatadist.descriptors import UNSET, BlocksCacheKey, CacheDesc, CacheKey, LLMRole
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
+from aiodatadist.legacy.calls import Calls
+from aiodatadist.legacy.kv_cache import KvCache
+from aiodatadist.legacy.kv_cache_manager import KvCacheManager
+from aiodatadist.legacy.model_config import Layout
+from aiodatadist.legacy.requests import CapacityState, LLMReq, check_requests
+from aiodatadist.legacy.runner import ModelRunner, call
+
+
+class LLMModel:
+    """Made by ``LLMDataDist.add_model``. The n-th model of a PROMPT and the n-th of a DECODER are the same one.
+
+    On PROMPT each ``predict`` makes a cache, slot ``i`` for the i-th request, and leaves it to be pulled by
+    ``CacheKey(cluster_id, req_id, model_id)``. On DECODER there is one cache, with a slot for each request of the batch, and
+    beside it a staging area of one slot. With paged attention there is one blocks cache at either end, and the user keeps
+    the tables.
+    """
+
+    def __init__(
+        self, manager: KvCacheManager, calls: Calls, cluster_id: int, model_id: int, layout: Layout, runner: ModelRunner
+    ) -> None:
+        self._manager = manager
+        self._calls = calls
+        self._cluster_id = cluster_id
+        self._model_id = model_id
+        self._layout = layout
+        self._runner = runner
+        self._cache: KvCache | None = None  # DECODER's, or that of paged attention
+        self._is_told = False
+        self._staging: KvCache | None = None
+        self._staged: tuple[int, int] | None = None  # whose, and how many bytes of each tensor
+        self._stage = anyio.Lock()
+        self._slots: dict[int, int] = {}
+        self._scheduled: set[int] = set()
+        self._completed: set[int] = set()
+        self._prefixes: dict[int, KvCache | None] = {}  # None while it is being loaded
+
+    @property
+    def model_id(self) -> int:
+        """The number that its keys have."""
+        return self._model_id
+
+    # ---- its life ----
+
+    async def open(self, role: LLMRole) -> None:
+        """Make the caches that live as long as the model, and tell the runner on DECODER. All of it or nothing."""
+        layout = self._layout
+        if (role is LLMRole.DECODER or layout.has_paged_attention) and (layout.is_dynamic or layout.shape[0] < 1):
+            raise ParamInvalid(f"the shape is {layout.shape}: DECODER, and paged attention, need all dimensions")
+        try:
+            if layout.has_paged_attention:
+                await self._open_blocks(role)
+            elif role is LLMRole.DECODER:
+                self._cache = await self._manager.allocate_cache(layout.desc(layout.shape[0], 0))
+                one = CacheDesc(layout.num_tensors, [1, *layout.shape[1:]], layout.data_type)
+                self._staging = await self._manager.allocate_cache(one)
+            if role is LLMRole.DECODER and self._cache is not None:
+                await call(self._runner.on_cache_allocated, self._cache)
+                self._is_told = True
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open_blocks(self, role: LLMRole) -> None:
+        key = BlocksCacheKey(self._cluster_id, self._model_id) if role is LLMRole.PROMPT else None
+        desc = self._layout.desc(self._layout.shape[0], 0)
+        try:
+            self._cache = await self._manager.allocate_blocks_cache(desc, key)
+        except OutOfMemory as error:
+            raise error.with_status(LLMStatusCode.LLM_BLOCKS_OUT_OF_MEMORY) from error
+
+    async def close(self) -> None:
+        """Tell the runner if it was told that the cache came, and give everything back. Raises what the runner raises."""
+        try:
+            if self._is_told and self._cache is not None:
+                self._is_told = False
+                await call(self._runner.on_cache_deallocated, self._cache)
+        finally:
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        mine = [cache for cache in (self._cache, self._staging, *self._prefixes.values()) if cache is not None]
+        self._cache = self._staging = self._staged = None
+        self._prefixes.clear()
+        for cache in mine:
+            self._manager.keeper.drop(cache)
+        for cache in mine:
+            await self._manager.give_up(cache)
+
+    # ---- both roles ----
+
+    async def predict(self, llm_req: LLMReq | list[LLMReq] | tuple[LLMReq, ...], inputs: Any, **kwargs: Any) -> Any:
+        """Run the model over the KV cache of these requests, and return what it returns.
+
+        On PROMPT the i-th request has slot ``i`` of a fresh cache; a shared prefix is in it before the model runs. When the
+        model is done the cache can be pulled. Trailing idle slots may be left out. A request that is completed meanwhile
+        leaves no cache.
+
+        On DECODER there is a request for each slot; an idle one has req_id 2**64-1, the others are where ``merge_kv`` put
+        them.
+
+        Args:
+            inputs, kwargs: for the runner.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong, or a request is not at its slot.
+            LLMException: ``LLM_REPEAT_REQUEST``: a request twice, or one that has a cache already. ``LLM_PREFIX_NOT_EXIST``.
+                ``LLM_DEVICE_OUT_OF_MEMORY``. ``LLM_REQUEST_ALREADY_COMPLETED``: before the model ran.
+                ``LLM_SEQ_LENOVERLIMIT``: more tokens than all blocks hold. ``LLM_ENGINE_FINALIZED``: meanwhile.
+            Exception: whatever the runner raises.
+
+        When it raises or is cancelled, keys and slots are as before, and on PROMPT the cache is gone. A cancellation is
+        delivered when the runner is over. What a DECODER's slots hold then is up to the runner.
+        """
+        requests = check_requests(llm_req)
+        if not requests:
+            raise ParamInvalid("llm_req is empty: there is nobody to predict for")
+        self._check_twice([each.req_id for each in requests if not each.is_idle])
+        with self._calls.open("predict"):
+            if self._layout.has_paged_attention:
+                return await self._run_paged(requests, inputs, kwargs)
+            if self._cache is None:
+                return await self._predict_prompt(requests, inputs, kwargs)
+            self._check_slots(requests)
+            return await call(self._runner.run_model, self._shared(), inputs, **kwargs)
+
+    @staticmethod
+    def _check_twice(req_ids: Sequence[int]) -> None:
+        twice = sorted({each for each in req_ids if req_ids.count(each) > 1})
+        if twice:
+            raise _repeated(twice[0], "it is named twice")
+
+    def _shared(self) -> KvCache:
+        if self._cache is None:
+            raise ParamInvalid("this model has no cache of its own: it was added on another role")
+        return self._cache
+
+    async def _run_paged(self, requests: list[LLMReq], inputs: Any, kwargs: dict[str, Any]) -> Any:
+        limit = self._layout.shape[0] * self._layout.slot_tokens
+        for request in requests:
+            if limit and request.prompt_length > limit:
+                raise LLMException(
+                    f"prompt_length is {request.prompt_length}: {self._layout.shape[0]} blocks hold {limit} tokens",
+                    status_code=LLMStatusCode.LLM_SEQ_LENOVERLIMIT,
+                )
+        return await call(self._runner.run_model, self._shared(), inputs, **kwargs)
+
+    def complete(self, llm_req: LLMReq) -> CacheKey:
+        """The request is over: its slot and its staged cache are free. The key that is to be removed."""
+        req_id = llm_req.req_id
+        if req_id in self._scheduled:
+            self._completed.add(req_id)
+        self._slots = {slot: each for slot, each in self._slots.items() if each != req_id}
+        if self._staged is not None and self._staged[0] == req_id:
+            self._staged = None
+        return CacheKey(self._cluster_id, req_id, self._model_id)
+
+    # ---- PROMPT ----
+
+    async def _predict_prompt(self, requests: list[LLMReq], inputs: Any, kwargs: dict[str, Any]) -> Any:
+        if all(each.is_idle for each in requests):
+            raise ParamInvalid("all requests of llm_req are idle: there is nobody to predict for")
+        keys = [CacheKey(self._cluster_id, each.req_id, self._model_id) for each in requests]
+        prefixes = [(slot, self._prefix(each)) for slot, each in enumerate(requests) if each.has_prefix]
+        desc = self._layout.desc(len(requests), max(each.prompt_length for each in requests))
+        mine = {each.req_id for each in requests if not each.is_idle}
+        self._check_new(mine, keys)
+        self._scheduled |= mine
+        try:
+            async with self._cache_for_now(desc) as cache:
+                for slot, prefix in prefixes:
+                    await self._copy_prefix(prefix, cache, slot)
+                self._check_not_completed(mine)
+                result = await call(self._runner.run_model, cache, inputs, **kwargs)
+                self._leave(cache, desc, [self._unless_completed(key) for key in keys])
+                return result
+        finally:
+            self._scheduled -= mine
+            self._completed -= mine
+
+    def _check_new(self, req_ids: set[int], keys: list[CacheKey]) -> None:
+        for req_id in sorted(req_ids & self._scheduled):
+            raise _repeated(req_id, "it is being predicted")
+        table = self._manager.keeper.table
+        for key in keys:
+            if not key.is_placeholder and table.is_bound(key):
+                raise _repeated(key.req_id, "it has a cache that was not pulled yet")
+
+    def _check_not_completed(self, req_ids: set[int]) -> None:
+        for req_id in sorted(req_ids & self._completed):
+            raise LLMException(
+                f"request {req_id} was completed before the model ran",
+                status_code=LLMStatusCode.LLM_REQUEST_ALREADY_COMPLETED,
+            )
+
+    def _unless_completed(self, key: CacheKey) -> CacheKey:
+        return CacheKey(self._cluster_id, UNSET) if key.req_id in self._completed else key
+
+    @asynccontextmanager
+    async def _cache_for_now(self, desc: CacheDesc) -> AsyncIterator[KvCache]:
+        """A cache whose id ends with this; what is bound to it then keeps its memory."""
+        cache = await self._manager.allocate_cache(desc)
+        try:
+            yield cache
+        finally:
+            await self._manager.give_up(cache)
+
+    def _leave(self, cache: KvCache, desc: CacheDesc, keys: list[CacheKey]) -> None:
+        """From now on peers find it."""
+        keeper = self._manager.keeper
+        keeper.bind(cache, lambda: keeper.table.check_slots(desc, keys))
+
+    def _prefix(self, request: LLMReq) -> KvCache:
+        prefix = self._prefixes.get(request.prefix_id)
+        if prefix is None:
+            raise _no_prefix(request.prefix_id)
+        if self._layout.is_dynamic and not self._layout.is_prefix_of_slot:
+            raise ParamInvalid(f"the shape is {self._layout.shape}: with a shared prefix tokens are dimension 1")
+        if prefix.cache_desc.shape[self._layout.seq_dim] > request.prompt_length and self._layout.is_dynamic:
+            raise ParamInvalid(f"prompt_length is {request.prompt_length}: its prefix alone is longer")
+        return prefix
+
+    async def _copy_prefix(self, prefix: KvCache, cache: KvCache, slot: int) -> None:
+        size = prefix.cache_desc.stride
+        await self._manager.copy_cache(cache, prefix, dst_batch_index=slot, size=size)
+
+    async def preload_prompt_prefix(self, llm_req: LLMReq, inputs: Any, **kwargs: Any) -> None:
+        """PROMPT: run the model once, on a cache of one slot, and keep that under ``llm_req.prefix_id``.
+
+        Requests with this ``prefix_id`` begin with it, and a DECODER may pull it by
+        ``CacheKey(cluster_id, 2**64-1, model_id, prefix_id)`` any number of times.
+
+        Raises:
+            TypeError, ParamInvalid: an argument or the role is wrong.
+            LLMException: ``LLM_PREFIX_ALREADY_EXIST``, ``LLM_FEATURE_NOT_ENABLED`` (see
+                ``ModelConfig.enable_shared_system_prefix``), ``LLM_DEVICE_OUT_OF_MEMORY``, ``LLM_ENGINE_FINALIZED``.
+            Exception: whatever the runner raises. Then, and when it is cancelled, there is no such prefix.
+        """
+        self._want_prefixes("preload_prompt_prefix", llm_req)
+        prefix_id = llm_req.prefix_id
+        if prefix_id in self._prefixes:
+            raise LLMException(
+                f"prefix {prefix_id} is loaded",
+                status_code=LLMStatusCode.LLM_PREFIX_ALREADY_EXIST,
+                hint="use it, or release_prompt_prefix() first",
+            )
+        desc = self._layout.desc(1, llm_req.prompt_length)
+        one = CacheDesc(desc.num_tensors, [1, *desc.shape[1:]], desc.data_type)
+        self._prefixes[prefix_id] = None
+        try:
+            with self._calls.open("preload_prompt_prefix"):
+                self._prefixes[prefix_id] = await self._loaded(one, prefix_id, inputs, kwargs)
+        finally:
+            if self._prefixes.get(prefix_id) is None:
+                self._prefixes.pop(prefix_id, None)
+
+    async def _loaded(self, desc: CacheDesc, prefix_id: int, inputs: Any, kwargs: dict[str, Any]) -> KvCache:
+        cache = await self._manager.allocate_cache(desc)
+        try:
+            await call(self._runner.run_model, cache, inputs, **kwargs)
+            self._leave(cache, desc, [self._prefix_key(prefix_id)])
+        except BaseException:
+            await self._manager.give_up(cache)
+            raise
+        return cache
+
+    def _prefix_key(self, prefix_id: int) -> CacheKey:
+        return CacheKey(self._cluster_id, UNSET, self._model_id, prefix_id)
+
+    def _want_prefixes(self, what: str, llm_req: LLMReq) -> None:
+        self._manager.want_role(LLMRole.PROMPT, what)
+        checks.instance(llm_req, "llm_req", LLMReq)
+        if not self._layout.has_prefixes or self._layout.has_paged_attention:
+            raise FeatureNotEnabled(
+                "this model has no shared prefixes",
+                hint="set ModelConfig.enable_shared_system_prefix; paged attention has none",
+            )
+        if not llm_req.has_prefix:
+            raise ParamInvalid(f"prefix_id is {llm_req.prefix_id}: it has to be below 2**64-1")
+
+    async def release_prompt_prefix(self, llm_req: LLMReq) -> None:
+        """PROMPT: give a shared prefix up. Requests that were predicted with it have their own copies.
+
+        Raises:
+            TypeError, ParamInvalid, FeatureNotEnabled: as :meth:`preload_prompt_prefix`.
+            LLMException: ``LLM_PREFIX_NOT_EXIST``. ``LLM_WAIT_PROCESS_TIMEOUT``: it is given up, and its memory goes back
+                when nobody copies it any more.
+        """
+        self._want_prefixes("release_prompt_prefix", llm_req)
+        cache = self._prefixes.get(llm_req.prefix_id)
+        if cache is None:
+            raise _no_prefix(llm_req.prefix_id)
+        del self._prefixes[llm_req.prefix_id]
+        self._manager.keeper.drop(cache)
+        await self._manager.remove_cache_key(self._prefix_key(llm_req.prefix_id))
+
+    # ---- DECODER ----
+
+    def _check_slots(self, requests: list[LLMReq]) -> None:
+        batch = self._layout.shape[0]
+        if len(requests) != batch:
+            raise ParamInvalid(f"{len(requests)} requests: the batch has {batch} slots, idle ones count")
+        for slot, request in enumerate(requests):
+            if not request.is_idle and self._slots.get(slot) != request.req_id:
+                raise ParamInvalid(
+                    f"request {request.req_id} is at index {slot}: merge_kv() put {self._slots.get(slot, 'nobody')} there"
+                )
+
+    async def pull_kv(self, llm_req: LLMReq) -> None:
+        """DECODER: fetch a request's cache from ``prompt_cluster_id`` into the staging area. Its key is consumed.
+
+        Where tokens are the dimension behind the batch only ``prompt_length`` of them travel, if that is said. Pulls run one
+        after the other; each takes the place of what was staged before.
+
+        Raises:
+            TypeError, ParamInvalid: an argument or the role is wrong, or the two caches do not fit together.
+            CacheNotFound: the peer has no such request (any more).
+            LLMException: ``LLM_NOT_YET_LINK``, ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT`` and the like.
+
+        When it raises or is cancelled, nothing is staged; and the peer has the request still, unless all had arrived.
+        """
+        key = self._staged_key("pull_kv", llm_req)
+        size = self._pull_bytes(llm_req)
+        async with self._stage:
+            if self._staging is None:
+                raise ParamInvalid("this model has no staging area: it was added on another role")
+            self._staged = None
+            with self._calls.open("pull_kv"):
+                await self._manager.pull_cache(key, self._staging, size=size)
+            self._staged = llm_req.req_id, size
+
+    def _staged_key(self, what: str, llm_req: LLMReq) -> CacheKey:
+        self._manager.want_role(LLMRole.DECODER, what)
+        checks.instance(llm_req, "llm_req", LLMReq)
+        if llm_req.is_idle:
+            raise ParamInvalid("req_id is 2**64-1: an idle slot has no cache")
+        if self._layout.has_paged_attention:
+            raise ParamInvalid(f"{what} with paged attention: use pull_blocks")
+        return CacheKey(llm_req.prompt_cluster_id, llm_req.req_id, self._model_id)
+
+    def _pull_bytes(self, llm_req: LLMReq) -> int:
+        layout, tokens = self._layout, llm_req.prompt_length
+        if tokens > layout.slot_tokens > 0:
+            raise ParamInvalid(f"prompt_length is {tokens}: a slot has {layout.slot_tokens} tokens")
+        return tokens * layout.token_bytes if tokens and layout.is_prefix_of_slot else -1
+
+    async def merge_kv(self, llm_req: LLMReq, batch_index: int, batch_id: int = 0) -> None:
+        """DECODER: copy what is staged into a slot, which is this request's from now on, and empty the staging area.
+
+        Args:
+            batch_id: there is one batch: 0.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument or the role is wrong: the slot, or the batch, is not there.
+            CacheNotFound: what is staged is not this request's.
+            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
+
+        When the copy fails or is cancelled, it can be repeated; until then the slot is nobody's.
+        """
+        self._staged_key("merge_kv", llm_req)
+        checks.integer(batch_index, "batch_index", checks.UINT32)
+        if checks.integer(batch_id, "batch_id", checks.UINT32) != 0:
+            raise ParamInvalid(f"batch_id is {batch_id}: there is one batch, 0")
+        if batch_index >= self._layout.shape[0]:
+            raise ParamInvalid(f"batch_index is {batch_index}: the batch has {self._layout.shape[0]} slots")
+        async with self._stage:
+            if self._staging is None or self._staged is None or self._staged[0] != llm_req.req_id:
+                whose = "nothing" if self._staged is None else f"request {self._staged[0]}"
+                raise CacheNotFound(f"request {llm_req.req_id} is not staged: {whose} is", hint="pull_kv() first")
+            size = self._staged[1]
+            self._slots.pop(batch_index, None)
+            with self._calls.open("merge_kv"):
+                await self._manager.copy_cache(self._shared(), self._staging, dst_batch_index=batch_index, size=size)
+            self._slots[batch_index] = llm_req.req_id
+            self._staged = None
+
+    async def pull_blocks(
+        self,
+        llm_req: LLMReq,
+        prompt_blocks: list[int] = [],  # noqa: B006 - upstream's default, which nobody changes
+        decoder_blocks: list[int] = [],  # noqa: B006
+    ) -> None:
+        """DECODER, with paged attention: fetch ``prompt_blocks[i]`` of ``prompt_cluster_id`` into ``decoder_blocks[i]``.
+
+        Errors as :meth:`KvCacheManager.pull_blocks`. When it raises or is cancelled, what these blocks hold is undefined.
+        """
+        self._manager.want_role(LLMRole.DECODER, "pull_blocks")
+        checks.instance(llm_req, "llm_req", LLMReq)
+        if not self._layout.has_paged_attention:
+            raise ParamInvalid("pull_blocks without paged attention: use pull_kv and merge_kv")
+        key = BlocksCacheKey(llm_req.prompt_cluster_id, self._model_id)
+        with self._calls.open("pull_blocks"):
+            await self._manager.pull_blocks(key, self._shared(), prompt_blocks, decoder_blocks)
+
+    # ---- capacity ----
+
+    def capacity(self, seq_len: int) -> CapacityState:
+        """Whether so many tokens can be cached now. Raises ParamInvalid: the model does not say what a token is."""
+        layout = self._layout
+        if layout.tensor_format is None or layout.seq_dim < 1:
+            raise ParamInvalid("kv_tensor_format is not set, or has no S: check_capacity needs to know what a token is")
+        used = self._manager.pool_usage()
+        if used is None:
+            return CapacityState(False, 0, 0)
+        whole = 0 if layout.is_dynamic else layout.slot_tokens * max(1, layout.shape[0])
+        total = used.total // layout.num_tensors // layout.token_bytes
+        free = bisect_right(range(1, total + 1), False, key=lambda tokens: not self._is_room_for(tokens))
+        is_available = seq_len <= free if not whole else seq_len <= whole <= free
+        return CapacityState(is_available, free, total)
+
+    def _is_room_for(self, tokens: int) -> bool:
+        return self._manager.room_for(tokens * self._layout.token_bytes) >= self._layout.num_tensors
+
+
+def _repeated(req_id: int, why: str) -> LLMException:
+    return LLMException(
+        f"request {req_id}: {why}",
+        status_code=LLMStatusCode.LLM_REPEAT_REQUEST,
+        hint="give each request an id of its own; complete_request() ends one",
+    )
+
+
+def _no_prefix(prefix_id: int) -> LLMException:
+    return LLMException(
+        f"prefix {prefix_id} is not loaded",
+        status_code=LLMStatusCode.LLM_PREFIX_NOT_EXIST,
+        hint="preload_prompt_prefix() first",
+    )

@@ -1,0 +1,79 @@
+"""What v1 calls things: the same errors, with v1's status codes, and tasks that tell of them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.errors import LLMException, LLMStatusCode
+
+V1: Final = {
+    LLMStatusCode.LLM_TIMEOUT: LLMStatusCode.LLM_WAIT_PROCESS_TIMEOUT,
+    LLMStatusCode.LLM_OUT_OF_MEMORY: LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY,
+}
+"""Statuses that v1 does not have, and what it says instead."""
+
+
+def v1_status(status: LLMStatusCode) -> LLMStatusCode:
+    return V1.get(status, status)
+
+
+def v1_error(error: LLMException) -> LLMException:
+    """The same error with v1's status."""
+    status = v1_status(error.status_code)
+    return error if status is error.status_code else error.with_status(status)
+
+
+@contextmanager
+def v1_errors() -> Iterator[None]:
+    """What is raised inside has v1's status."""
+    try:
+        yield
+    except LLMException as error:
+        other = v1_error(error)
+        if other is error:
+            raise
+        raise other from error
+
+
+def busy(what: str, other: str, cluster_id: int) -> LLMException:
+    """A link does one thing at a time."""
+    return LLMException(
+        f"the link to cluster {cluster_id} is in use: {other}",
+        status_code=LLMStatusCode.LLM_LINK_BUSY,
+        peer=cluster_id,
+        operation=what,
+        hint="try again when that is over",
+    )
+
+
+class KvTask(CacheTask):
+    """A :class:`~aiodatadist.CacheTask` whose statuses are v1's: ``LLM_WAIT_PROCESS_TIMEOUT`` where that has ``LLM_TIMEOUT``.
+
+    Args:
+        ended: called when it has ended, before anybody who waits for it is told.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, task: CacheTask, ended: Callable[[], object] | None = None) -> None:
+        super().__init__(task._operation, task.peer, task._transfer)
+        if ended is not None:
+            self._transfer.add_done_callback(lambda _: ended())
+
+    def __await__(self) -> Generator[Any, None, TransferReport]:
+        with v1_errors():
+            return (yield from super().__await__())
+
+    def exception(self) -> LLMException | None:
+        error = super().exception()
+        return None if error is None else v1_error(error)
+
+    def result(self) -> TransferReport:
+        with v1_errors():
+            return super().result()
+
+    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
+        return [v1_status(status) for status in await super().get_results(timeout_in_millis)]
