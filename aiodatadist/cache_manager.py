@@ -41,7 +41,7 @@ from aiodatadist.layout import Grid, indexes
 from aiodatadist.link import Job, LayerReceiver
 from aiodatadist.link.notes import check_payload
 from aiodatadist.link.operation import Ranges, Words
-from aiodatadist.synchronizers import EventLayerSynchronizer
+from aiodatadist.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
@@ -524,7 +524,8 @@ class CacheManager:
             raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
         wanted = [request.wanted(config, self._link) for config in configs]
         needed = max(each.layers.stop for each in wanted)
-        if isinstance(layer_synchronizer, EventLayerSynchronizer) and layer_synchronizer.num_layers < needed:
+        ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
+        if ours and layer_synchronizer.num_layers < needed:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
         self._engine.start_job(job)

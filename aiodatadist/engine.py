@@ -170,9 +170,10 @@ class Engine:
 
     def start_job(self, job: LayeredTransfer) -> None:
         """Start a layered transfer; it ends when we do, at the latest."""
+        group = self._tasks()
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
-        job.start(self._tasks().start_soon)
+        job.start(group.start_soon)
 
     async def _open_pools(self) -> None:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):

@@ -35,12 +35,12 @@ class GatedByEvent(Protocol):
 
 
 class AwaitableLayerSynchronizer(LayerSynchronizer):
-    """Model code on the same event loop says which layer is ready."""
+    """Model code on the same event loop says which layer is ready. ``num_layers``: of the source cache."""
 
     def __init__(self, num_layers: int) -> None:
         self._said: dict[int, bool] = {}
         self._listeners: list[Callable[[], None]] = []
-        self._num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
         self._events: dict[int, anyio.Event] = {}
 
     def ready(self, layer_index: int) -> None:
@@ -62,7 +62,8 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
     @property
     def is_plain(self) -> bool:
         """Nobody has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
-        return type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
+        is_ours = type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
+        return is_ours and "synchronize_layer" not in vars(self)
 
     def said(self, layer_index: int) -> bool | None:
         """Whether the layer is final, or will not come; None: nothing was said so far."""
@@ -78,8 +79,8 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
             self._listeners.remove(listener)
 
     def _check(self, layer_index: int) -> None:
-        if not 0 <= layer_index < self._num_layers:
-            raise ParamInvalid(f"layer_index is {layer_index}: there are {self._num_layers} layers")
+        if not 0 <= layer_index < self.num_layers:
+            raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
         self._check(layer_index)
@@ -136,23 +137,19 @@ class EventLayerSynchronizer(LayerSynchronizer):
         an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it."""
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
+        open_gates(self._device, self._gates, layer_index, stream)
         self._streams[layer_index] = stream
-        shut = [notify for gate in self._gates if (notify := gate.shut(layer_index)) is not None]
-        if shut:
-            open_gates(self._device, shut, stream)
 
     def gate(self, layers: range) -> Gate:
         """For a destination: one more set of gates. Layers recorded already open at once, behind their streams' work."""
-        gate = Gate(self._device, layers)
+        gate = Gate(self._device, layers, self._gates.remove)
+        self._gates.append(gate)
         try:
             for layer_index, stream in self._streams.items():
-                notify = gate.shut(layer_index)
-                if notify is not None:
-                    open_gates(self._device, [notify], stream)
+                open_gates(self._device, [gate], layer_index, stream)
         except BaseException:
             gate.close(0)
             raise
-        self._gates.append(gate)
         return gate
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:

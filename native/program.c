@@ -236,19 +236,27 @@ static void quiesce(device *d, program *p)
 
 /* ---- issuing ---- */
 
-/* So many layers have landed: tell who watches, and give the rest of the program a time limit of its own. */
-static void pass(device *d, program *p, uint32_t layers)
+/* So many layers have landed; false: that is no news. */
+static bool stamp(program *p, uint32_t layers)
 {
     uint32_t before = atomic_load_explicit(&p->landed, memory_order_relaxed);
     if (layers == before)
-        return;
+        return false;
     int64_t now = ring_now_ns();
     for (uint32_t i = before; p->layers->landed_ns && i < layers; i++)
         p->layers->landed_ns[i] = now;
+    atomic_store(&p->landed, layers);
+    return true;
+}
+
+/* Tells who watches, and gives the rest of the program a time limit of its own. */
+static void pass(device *d, program *p, uint32_t layers)
+{
+    if (!stamp(p, layers))
+        return;
     if (!p->stopping)
         p->deadline_ns = ring_after_ns(p->timeout_ms);
-    atomic_store(&p->landed, layers);     /* before the look at who watches, as ring_watch() has it the other way round */
-    if (atomic_load(&p->watched))
+    if (atomic_load(&p->watched))         /* behind the stamp: ring_watch() does the two the other way round */
         ring_signal(d->fd);
 }
 
@@ -421,7 +429,7 @@ static bool begin(device *d, program *p, aclrtContext *before)
 static void settle(device *d, program *p)
 {
     if (p->done.state == RING_DONE && drain(d, p)) {
-        pass(d, p, p->sent);
+        stamp(p, p->sent);                /* the completion is news enough */
         if (p->step < p->count)
             p->done.state = RING_CANCELLED;   /* stopped half-way; what was issued has landed */
     }

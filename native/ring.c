@@ -234,7 +234,7 @@ int ring_cancel(ring *r, uint64_t id)
     return s != NULL;
 }
 
-uint32_t ring_watch(ring *r, uint64_t id, int on)
+uint32_t ring_watch(ring *r, uint64_t id)
 {
     uint32_t landed = 0;
     pthread_mutex_lock(&r->lock);
@@ -243,7 +243,7 @@ uint32_t ring_watch(ring *r, uint64_t id, int on)
         for (s = r->queued.first; s && s->program.done.id != id;)
             s = s->next;
     if (s) {
-        atomic_store(&s->program.watched, on != 0);
+        atomic_store(&s->program.watched, true);
         landed = s->program.told = atomic_load(&s->program.landed);
     }
     pthread_mutex_unlock(&r->lock);

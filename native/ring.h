@@ -109,7 +109,7 @@ enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INV
 int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
-uint32_t ring_watch(ring *r, uint64_t id, int on);    /* layers of it that have landed; 0, too, if it is not under way */
+uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);
 int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */

@@ -43,13 +43,34 @@ class Entry:
         has_id: its id was not deallocated.
         epoch: how young a channel has to be to reach it.
         keep: what keeps the caller's memory alive.
-        compute_seconds: that its layers took to be computed the last time they were sent as they came, or None.
+        layer_seconds: that a layer took to be computed the last time layers were sent as they came, or None.
         views: gives something that is alive as long as an array over the cache's memory is, or None.
     """
 
-    __slots__ = ("_change", "addresses", "blocks", "cache", "cache_id", "compute_seconds", "coverage", "epoch", "has_id",
-                 "holders", "is_live", "is_poisoned", "keep", "leases", "names", "nbytes", "pieces", "placement", "pool",
-                 "remote_accessible", "stride", "views")  # fmt: skip
+    __slots__ = (
+        "_change",
+        "addresses",
+        "blocks",
+        "cache",
+        "cache_id",
+        "coverage",
+        "epoch",
+        "has_id",
+        "holders",
+        "is_live",
+        "is_poisoned",
+        "keep",
+        "layer_seconds",
+        "leases",
+        "names",
+        "nbytes",
+        "pieces",
+        "placement",
+        "pool",
+        "remote_accessible",
+        "stride",
+        "views",
+    )  # fmt: skip
 
     def __init__(self, cache: Cache, remote_accessible: bool, names: dict[Name, int], pool: PagePool | None) -> None:
         desc = cache.cache_desc
@@ -69,7 +90,7 @@ class Entry:
         self.is_live = False
         self.has_id = True
         self.keep: list[object] = []
-        self.compute_seconds: float | None = None
+        self.layer_seconds: float | None = None
         self.views: Callable[[], object] = lambda: None
         self._change: anyio.Event | None = None
 

@@ -137,14 +137,24 @@ class Device:
             while len(self._spare_notifies) < count:
                 self.runtime.check("aclrtCreateNotify", self.runtime.acl.aclrtCreateNotify(made, 0))
                 self._spare_notifies.append(made[0])
-        taken, self._spare_notifies[-count:] = self._spare_notifies[-count:], []
+        first = len(self._spare_notifies) - count
+        taken, self._spare_notifies = self._spare_notifies[first:], self._spare_notifies[:first]
         return taken
 
-    def give_notifies(self, reset: Sequence[Handle], others: Sequence[Handle]) -> None:
-        """Those that were waited for after they had been recorded may be used again. The others may be recorded yet, by work
-        that is queued: they are destroyed with the device."""
-        self._spare_notifies.extend(reset)
-        self._notifies.extend(others)
+    def give_notifies(self, notifies: Sequence[Handle]) -> None:
+        """Those that were waited for after they had been recorded may be used again."""
+        self._spare_notifies.extend(notifies)
+
+    def keep_notify(self, notify: Handle) -> None:
+        """Destroy it with the device: work that records it, or waits for it, may be queued until then."""
+        self._notifies.append(notify)
+
+    def destroy_notify(self, notify: Handle) -> None:
+        """Nothing records it or waits for it any more."""
+        if self._closed:
+            return
+        with self.current():
+            self.runtime.acl.aclrtDestroyNotify(notify)
 
     def open_stream(self, name: str) -> Stream:
         """A new stream, for the running event loop. The caller closes it before the device."""

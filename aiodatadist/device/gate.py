@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.device.program import Program
-from aiodatadist.device.stream import Stream
+from aiodatadist.device.stream import Stream, Transfer
 
 if TYPE_CHECKING:
     from aiodatadist.device.device import Device
@@ -17,37 +18,73 @@ OPENING = 86400.0
 
 
 class Gate:
-    """As many notifies as there are layers. Each is recorded at most once, and waited for once."""
+    """As many notifies as there are layers. Each is recorded at most once, and waited for once.
 
-    def __init__(self, device: Device, layers: range) -> None:
+    Args:
+        layers: that there are gates for.
+        forget: called when nobody waits any more.
+    """
+
+    def __init__(self, device: Device, layers: range, forget: Callable[[Gate], object] = lambda _: None) -> None:
         self._device = device
         self._layers = layers
+        self._forget = forget
         self._shut = set(layers)
+        self._records: dict[int, Transfer] = {}
         self.notifies: list[Handle] = device.take_notifies(len(layers))
 
-    def shut(self, layer: int) -> Handle | None:
-        """What opens the gate of a layer, for once; None: there is no such gate, or it is open."""
-        if layer not in self._shut:
-            return None
-        self._shut.discard(layer)
+    @property
+    def is_shut(self) -> bool:
+        """Somebody has to open a gate yet."""
+        return bool(self._shut)
+
+    def is_shut_at(self, layer: int) -> bool:
+        return layer in self._shut
+
+    def notify(self, layer: int) -> Handle:
         return self.notifies[layer - self._layers.start]
 
-    def close(self, passed: int) -> None:
-        """Nobody waits any more. The first ``passed`` gates have been waited for."""
+    def opened(self, layer: int, record: Transfer | None) -> None:
+        """Its notify has been, or is being recorded; None: on a stream of somebody else's."""
+        self._shut.discard(layer)
+        if record is not None:
+            self._records[layer] = record
+
+    def close(self, passed: int, is_stuck: bool = False) -> None:
+        """Nobody waits any more. The first ``passed`` gates have been waited for, and are used again. The others are
+        destroyed when nothing is queued that records them; where nobody can tell, with the device."""
         notifies, self.notifies = self.notifies, []
+        self._device.give_notifies(notifies[:passed])
+        for layer, notify in list(zip(self._layers, notifies, strict=False))[passed:]:
+            record = self._records.get(layer)
+            if is_stuck or (record is None and layer not in self._shut):
+                self._device.keep_notify(notify)
+            elif record is None:
+                self._device.destroy_notify(notify)
+            else:
+                record.add_done_callback(partial(self._destroy, notify))
+        if notifies:
+            self._forget(self)
         self._shut.clear()
-        self._device.give_notifies(notifies[:passed], notifies[passed:])
+        self._records.clear()
+
+    def _destroy(self, notify: Handle, _: Transfer) -> None:
+        self._device.destroy_notify(notify)
 
 
-def open_gates(device: Device, notifies: Sequence[Handle], stream: Stream | int) -> None:
-    """Record them when everything submitted to the stream so far is done."""
-    if isinstance(stream, Stream):
+def open_gates(device: Device, gates: Sequence[Gate], layer: int, stream: Stream | int) -> None:
+    """Open those of a layer that are shut, when everything submitted to the stream so far is done."""
+    shut = [gate for gate in gates if gate.is_shut_at(layer)]
+    if shut and isinstance(stream, Stream):
         program = Program()
-        for notify in notifies:
-            program.open(notify)
-        stream.submit(program, OPENING)
-        return
-    runtime, handle = device.runtime, ffi.cast("void *", stream)
-    with device.current():
-        for notify in notifies:
-            runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(notify, handle))
+        for gate in shut:
+            program.open(gate.notify(layer))
+        record = stream.submit(program, OPENING)
+        for gate in shut:
+            gate.opened(layer, record)
+    elif shut:
+        runtime, handle = device.runtime, ffi.cast("void *", stream)
+        with device.current():
+            for gate in shut:
+                runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(gate.notify(layer), handle))
+                gate.opened(layer, None)

@@ -131,7 +131,10 @@ class Outcome(ABC):
         self.error = error
         self._let_go()
         for callback in self._callbacks:  # before the waiters: a callback may know better what happened
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # its own affair: others wait for theirs
+                logger.exception("%s: a done callback failed", self._what())
         self._callbacks.clear()
         if self.error is not None:
             logger.warning("%s ended: %s", self._what(), self.error)

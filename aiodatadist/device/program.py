@@ -40,6 +40,11 @@ class Layering:
         stamps = ffi.from_buffer("int64_t[]", self.landed_ns)
         self.layers = ffi.new("ring_layers *", [tensors, group, self._gates, stamps])
 
+    @property
+    def landed(self) -> int:
+        """Layers that are known to have landed, also before anybody was told."""
+        return next((i for i, stamp in enumerate(self.landed_ns) if not stamp), len(self.landed_ns))
+
 
 class Program:
     """Steps in order. Add them, then submit it once; it keeps everything that C reads alive.

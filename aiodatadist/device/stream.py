@@ -173,8 +173,8 @@ class Stream:
             transfer._complete(self._ran)
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
-            if transfer._watcher is not None:  # it waited in the backlog
-                self._watch(transfer)
+            if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog
+                transfer._pass(landed)
         elif status == ring.RING_FULL:
             self._backlog.appendleft((transfer, timeout_ms))
             return False
@@ -197,7 +197,7 @@ class Stream:
     def _watch(self, transfer: Transfer) -> int:
         if transfer._id not in self._pending:
             return 0
-        return int(ring.ring_watch(self._ring, transfer._id, True))
+        return int(ring.ring_watch(self._ring, transfer._id))
 
     def _drain(self) -> None:
         """The eventfd is readable: take all completions, resolve their transfers, start what waits."""

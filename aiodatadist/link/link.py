@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
@@ -272,6 +273,14 @@ class Link:
         transfer.add_done_callback(ended)
         return transfer
 
+    def idle_stream(self, kind: str) -> str:
+        """The name of a stream of the link's on which nothing is under way."""
+        for number in itertools.count():
+            name = f"{kind} {number}"
+            if name not in self._streams or self._streams[name].is_idle:
+                return name
+        raise AssertionError
+
     def _settle(self, transfer: Transfer, entry: Entry) -> None:
         """Give the lease back, if the device let go, and say what a failure means for the link."""
         if transfer.state is TransferState.STUCK:
@@ -331,9 +340,11 @@ class Link:
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
             try:
-                return await work()
+                result = await work()
             finally:
                 self._waiting.discard(scope)
+            if self.failure is None:  # else it ended in the tick in which the work did
+                return result
         raise self.copy_of_failure()
 
     async def notify(self, payload: bytes) -> None:

@@ -63,7 +63,7 @@ TEST(test_landed_layers_are_told_while_the_program_runs)
     layered s;
     set_layers(&s, 1, 4, 1);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-    CHECK_EQ(ring_watch(r, 1, true), 0);
+    CHECK_EQ(ring_watch(r, 1), 0);
     fake_reached(SYNC_EVENT, 1);                            /* two layers are on the device, the first is awaited */
     CHECK(!is_readable(r));
     let_layers(1);
@@ -74,7 +74,7 @@ TEST(test_landed_layers_are_told_while_the_program_runs)
     fake_reached(SYNC_STREAM, 1);                           /* three have landed, all is issued */
     CHECK_EQ(layers_landed(r, 1), 3);                        /* the latest news only */
     fake_let_all();
-    CHECK_DONE(next_completion(r), 1, RING_DONE, 400, 4);
+    CHECK_DONE(end_of(r), 1, RING_DONE, 400, 4);
     CHECK(!is_readable(r));
     close_ring(r);
 }
@@ -86,7 +86,7 @@ TEST(test_the_end_comes_after_all_news_of_the_program)
     layered s;
     set_layers(&s, 1, 4, 1);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);   /* layers are for the worker, however small they are */
-    ring_watch(r, 1, true);
+    ring_watch(r, 1);
     ring_completion news;
     do {
         news = next_completion(r);
@@ -109,7 +109,7 @@ TEST(test_news_are_not_lost_when_there_is_no_room_for_them)
     fake_hold();
     set_layers(&second, 2, 3, 1);
     CHECK_EQ(submit_layers(r, 2, &second, PATIENCE_MS), RING_QUEUED);
-    CHECK_EQ(ring_watch(r, 2, true), 0);
+    CHECK_EQ(ring_watch(r, 2), 0);
     fake_reached(SYNC_EVENT, 1);
     let_layers(1);
     fake_reached(COPY_ASYNC, 4);
@@ -190,18 +190,14 @@ TEST(test_nobody_is_woken_for_what_nobody_watches)
     fake_reached(COPY_ASYNC, 4);
     CHECK(!is_readable(r));
     CHECK_EQ(layers_landed(r, 1), 0);
-    CHECK_EQ(ring_watch(r, 1, true), 2);                    /* how far it is, to begin with */
+    CHECK_EQ(ring_watch(r, 1), 2);                    /* how far it is, to begin with */
     CHECK_EQ(layers_landed(r, 1), 0);
     let_layers(1);
     fake_reached(COPY_ASYNC, 5);
     CHECK_EQ(layers_landed(r, 1), 3);
-    ring_watch(r, 1, false);
-    let_layers(1);
-    fake_reached(COPY_ASYNC, 6);
-    CHECK(!is_readable(r));
-    CHECK_EQ(ring_watch(r, 2, true), 0);                    /* no such program */
+    CHECK_EQ(ring_watch(r, 2), 0);                    /* no such program */
     fake_let_all();
-    CHECK_DONE(next_completion(r), 1, RING_DONE, 600, 6);
+    CHECK_DONE(end_of(r), 1, RING_DONE, 600, 6);
     close_ring(r);
 }
 
@@ -217,7 +213,7 @@ TEST(test_layers_are_stamped_when_they_land_and_travel_in_groups)
     CHECK_EQ(fake_calls(COPY_ASYNC), 4);                    /* two groups are on the device */
     fake_let(3);                                            /* two ranges, and the end of their window */
     fake_reached(COPY_ASYNC, 5);
-    CHECK_EQ(ring_watch(r, 1, false), 2);
+    CHECK_EQ(ring_watch(r, 1), 2);
     CHECK(s.landed_ns[0] && s.landed_ns[0] == s.landed_ns[1]);
     CHECK_EQ(s.landed_ns[2], 0);
     fake_let_all();

@@ -171,7 +171,7 @@ TEST(test_notifies_gate_layers_that_are_not_ready_when_they_are_asked_for)
         remote[i] = (uintptr_t)(from.bytes + i * LAYER);
     }
     CHECK_EQ(ring_submit(wire, 1, &send, 1, PATIENCE_MS, &news), RING_QUEUED);
-    ring_watch(wire, 1, 1);
+    ring_watch(wire, 1);
     for (int i = 0; i < LAYERS; i++) {
         const ring_step ready = { .op = RING_RECORD, .kind = RING_NOTIFY, .handle = gates[i] };
         CHECK(memcmp(to.bytes + i * LAYER, from.bytes + i * LAYER, LAYER) != 0);

@@ -256,3 +256,71 @@ async def test_cancelled_at_every_await(
 
         send: Operation = Send(all_of, way, is_first)
         await at_every_await(spot, how, send, oracle)
+
+
+# ---- one transfer does not stand in another's way ----
+
+
+async def test_gates_of_one_transfer_do_not_hold_up_the_next_on_the_same_link() -> None:
+    async with scene() as all_of:
+        first, second = (Opened("gates", all_of.decoder, 1) for _ in range(2))
+        tasks = [
+            all_of.manager.transfer_cache_async(all_of.target, opened.synchronizer, config(all_of), [block], [block])
+            for opened, block in ((first, 1), (second, 2))
+        ]
+        second.open(0)
+        async with asyncio.timeout(5):
+            assert (await tasks[1]).bytes == 2 * 4096
+        assert not tasks[0].done()
+        first.open(0)
+        await tasks[0]
+        for opened in (first, second):
+            await opened.aclose()
+
+
+@pytest.mark.parametrize("who", ["source", "target"])
+async def test_an_unlink_in_good_order_does_not_wait_for_gates_that_nobody_opens(who: str) -> None:
+    async with scene() as all_of:
+        opened = Opened("gates", all_of.decoder, 1)
+        task = all_of.manager.transfer_cache_async(all_of.target, opened.synchronizer, config(all_of), [1], [2])
+        mine, theirs = all_of.decoder, all_of.prompt
+        if who == "target":
+            mine, theirs = theirs, mine
+        before = anyio.current_time()
+        await mine.datadist._running().find_link(theirs.datadist.cluster_id).disconnect("over", 5)
+        with pytest.raises(LinkClosed):
+            await task
+        assert anyio.current_time() - before < TOLD
+        await opened.aclose()
+
+
+async def test_gates_of_cancelled_transfers_are_given_back() -> None:
+    async with scene() as all_of:
+        device = all_of.decoder.datadist.device
+        for turn in range(6):
+            opened = Opened("gates", all_of.decoder, 1)
+            task = all_of.manager.transfer_cache_async(all_of.target, opened.synchronizer, config(all_of), [1], [2])
+            if turn % 2:
+                opened.open(0)
+            task.cancel()
+            await task.get_results()
+            await opened.aclose()
+        assert device._notifies == []
+        assert len(device._spare_notifies) <= 1
+
+
+async def test_an_event_of_somebody_elses_that_raises_fails_its_own_transfer() -> None:
+    class Raising(AwaitableLayerSynchronizer):
+        def device_event(self, layer_index: int) -> int:
+            raise IndexError("no such event")
+
+    async with scene() as all_of:
+        for is_ready_before in (True, False):
+            synchronizer = Raising(1)
+            if is_ready_before:
+                synchronizer.ready(0)
+            task = all_of.manager.transfer_cache_async(all_of.target, synchronizer, config(all_of), [1], [2])
+            synchronizer.ready(0)
+            assert await task.get_results() == [LLMStatusCode.LLM_FAILED]
+            assert "no such event" in str(task.exception())
+        await all_of.all_is_back()

@@ -103,9 +103,10 @@ async def test_gates_of_the_device() -> None:
         gate = synchronizer.gate(range(2))
         first, second = gate.notifies
         assert first != second
-        assert gate.shut(0) is None, "what was recorded opens at once"
+        assert not gate.is_shut_at(0), "what was recorded opens at once"
+        assert gate.is_shut_at(1)
         synchronizer.record(1, stream)
-        assert gate.shut(1) is None, "a gate opens once"
+        assert not gate.is_shut
         gate.close(1)
         synchronizer.record(1, stream)  # nobody waits any more
         later = synchronizer.gate(range(1, 2))

@@ -1,0 +1,294 @@
+"""All destinations of one layered transfer, and who says that a layer is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist.cache.table import Entry
+from aiodatadist.device import Outcome, TransferState
+from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
+from aiodatadist.layered.part import Part
+from aiodatadist.layered.request import Wanted
+from aiodatadist.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDone:
+    """One layer is at one destination.
+
+    Attributes:
+        config_index: the destination's place in ``transfer_configs``.
+        cluster_id: the peer.
+        layer_index: of the source.
+        seconds: since the transfer was asked for.
+    """
+
+    config_index: int
+    cluster_id: int
+    layer_index: int
+    seconds: float
+
+
+class LayeredTransfer(Outcome):
+    """It ends when all destinations have; one that fails, or is slow to be found, does not concern the others."""
+
+    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_task", "_landed", "_ready_seconds", "_scope", "_started",
+                 "_synchronizer", "_verdicts", "parts")  # fmt: skip
+
+    def __init__(self, entry: Entry, synchronizer: object, wanted: Sequence[Wanted], seconds: float) -> None:
+        super().__init__()
+        self._entry = entry
+        self._synchronizer = synchronizer
+        self._scope = anyio.CancelScope()
+        self._changed: anyio.Event | None = None
+        self._started = perf_counter()
+        self._has_task = self._has_concluded = False
+        self._landed: list[tuple[Part, int, int, float]] = []  # some layers of a part: first, stop, when we heard of it
+        self._verdicts: dict[int, LLMException | None] = {}
+        self._ready_seconds: dict[int, float] = {}
+        event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
+        self.parts = [Part(i, each, entry, event, seconds, self._news) for i, each in enumerate(wanted)]
+        entry.lease()
+
+    @property
+    def quiesce_seconds(self) -> float:
+        return 6.0
+
+    def _cancel(self) -> bool:
+        self._scope.cancel()
+        for part in self.parts:
+            part.cancel()
+        return True
+
+    def _what(self) -> str:
+        return f"layered transfer of cache {self._entry.cache_id}"
+
+    def _let_go(self) -> None:
+        pass
+
+    def results(self) -> list[tuple[TransferState, LLMException | None]]:
+        return [(part.state, part.error) for part in self.parts]
+
+    # ---- the beginning ----
+
+    def start(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]) -> None:
+        """Destinations that are known begin at once. A task looks for the others, and waits for layers if somebody has to."""
+        unknown = []
+        for part in self.parts:
+            if part.prepare_at_once():
+                self._prepared(part)
+            else:
+                unknown.append(part)
+        if self._listens and not self.is_done:
+            self._ready_seconds.clear()  # what was ready before says nothing about compute
+            self._listener.listen(self._offer_ready)
+        if (unknown or self._walks) and not self.is_done:
+            self._has_task = True
+            spawn(lambda: self._run(unknown))
+
+    @property
+    def _listener(self) -> AwaitableLayerSynchronizer:
+        return self._synchronizer  # type: ignore[return-value]
+
+    @property
+    def _listens(self) -> bool:
+        """The synchronizer tells us of layers."""
+        return isinstance(self._synchronizer, AwaitableLayerSynchronizer) and self._synchronizer.is_plain
+
+    @property
+    def _walks(self) -> bool:
+        """Somebody has to wait for the layers."""
+        return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
+
+    async def _run(self, unknown: Sequence[Part]) -> None:
+        """In a task of the engine's."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    for part in unknown:
+                        group.start_soon(self._find, part)
+                    if self._walks:
+                        group.start_soon(self._walk)
+        except Exception as error:
+            logger.exception("%s failed", self._what())
+            self.fail(InternalError(repr(error)))
+        finally:
+            self._has_task = False
+            self._check_end()
+
+    async def _find(self, part: Part) -> None:
+        await part.prepare()
+        self._prepared(part)
+
+    def _prepared(self, part: Part) -> None:
+        """The destination is known, or has failed: what is ready goes out."""
+        part.choose_group(self._entry.layer_seconds)
+        if part.is_open and isinstance(self._synchronizer, EventLayerSynchronizer):
+            try:
+                gate = self._synchronizer.gate(part.layers)
+            except LLMException as error:
+                part.fail(error)
+            else:
+                part.launch_gated(gate, self._synchronizer.seconds)
+        elif part.is_open:
+            self._offer(part)
+
+    # ---- layers become ready ----
+
+    def _offer_ready(self) -> None:
+        """Every destination that is known takes what it can have, in order."""
+        for part in self.parts:
+            if part.is_open and part.is_known:
+                self._offer(part)
+
+    def _offer(self, part: Part) -> None:
+        for layer in part.unready:
+            if layer not in self._verdicts and self._listens:
+                said = self._listener.said(layer)
+                if said is not None:
+                    self._judge(layer, None if said else _given_up(layer))
+            if layer not in self._verdicts:
+                return
+            error = self._verdicts[layer]
+            if error is not None:
+                part.fail(error)
+                return
+            part.offer(layer)
+
+    def _judge(self, layer: int, error: LLMException | None) -> None:
+        """The layer is ready, or will not be."""
+        self._verdicts[layer] = error
+        self._ready_seconds[layer] = perf_counter()
+
+    async def _walk(self) -> None:
+        """Layer by layer, in ascending order, those that somebody wants."""
+        limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
+        for layer in sorted({layer for part in self.parts for layer in part.layers}):
+            if any(part.is_open and layer in part.layers for part in self.parts):
+                self._judge(layer, await self._synchronize(layer, limiter))
+                self._offer_ready()
+
+    async def _synchronize(self, layer: int, limiter: anyio.CapacityLimiter) -> LLMException | None:
+        """Wait until a layer is final; why it will not be."""
+        call: Any = self._synchronizer.synchronize_layer  # type: ignore[attr-defined]
+        try:
+            if inspect.iscoroutinefunction(call):
+                is_ready = await _apart(call(layer, None))
+            else:
+                is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True, limiter=limiter)
+                if inspect.isawaitable(is_ready):
+                    is_ready = await _apart(is_ready)
+        except Exception as error:
+            logger.exception("synchronize_layer(%d) failed", layer)
+            failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
+            failure.__cause__ = error
+            return failure
+        return None if is_ready else _given_up(layer)
+
+    # ---- the end ----
+
+    def _news(self, part: Part) -> None:
+        if part.told < part.landed:
+            self._landed.append((part, part.told, part.landed, perf_counter()))
+            part.told = part.landed
+        self._wake()
+        if not any(each.is_open for each in self.parts):
+            if self._has_task:
+                self._scope.cancel()  # nobody wants further layers
+            self._check_end()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def fail(self, error: LLMException) -> None:
+        """Whatever has not ended yet ends with this."""
+        for part in self.parts:
+            part.fail(error)
+
+    def abandon(self) -> None:
+        """Its task will never run, if it had one."""
+        self._has_task = False
+        self.fail(LinkClosed("the cluster was finalized"))
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if not self._has_task and not self._has_concluded and all(part.is_quiet for part in self.parts):
+            self._has_concluded = True
+            self._conclude()
+
+    def _conclude(self) -> None:
+        for part in self.parts:
+            part.give_back_gate()
+        if self._listens:
+            self._listener.unlisten(self._offer_ready)
+        self.nbytes = sum(part.nbytes for part in self.parts)
+        self.ranges = sum(part.ranges for part in self.parts)
+        self.transfer_seconds = max((part.transfer_seconds for part in self.parts), default=0.0)
+        self._remember_compute()
+        self._entry.release()
+        stuck = next((part for part in self.parts if part.state is TransferState.STUCK), None)
+        failed = stuck or next((part for part in self.parts if part.error is not None), None)
+        if failed is not None:
+            self._finish(failed.state, failed.error)
+        elif any(part.state is TransferState.CANCELLED for part in self.parts):
+            self._finish(TransferState.CANCELLED, None)
+        else:
+            self._finish(TransferState.DONE, None)
+        self._wake()
+
+    def _remember_compute(self) -> None:
+        """How long a layer took to be computed: the next transfer of this cache is planned with it."""
+        stamps = self._ready_seconds.values()
+        if len(stamps) > 1:
+            self._entry.layer_seconds = (max(stamps) - min(stamps)) / (len(stamps) - 1)
+
+    async def progress(self) -> AsyncIterator[LayerDone]:
+        """What has arrived, and what arrives, layer by layer and destination by destination; ends with the transfer."""
+        told = 0
+        for part in self.parts:
+            part.watch()
+        while True:
+            while told < len(self._landed):
+                part, first, stop, heard = self._landed[told]
+                for offset in range(first, stop):
+                    seconds = part.landed_at(offset, heard) - self._started
+                    yield LayerDone(part.index, part.cluster_id, part.layers[offset], seconds)
+                told += 1
+            if self.is_done:
+                return
+            if self._changed is None:
+                self._changed = anyio.Event()
+            await self._changed.wait()
+
+
+def _given_up(layer: int) -> ParamInvalid:
+    return ParamInvalid(f"synchronize_layer({layer}) gave the layer up")
+
+
+async def _apart(call: Any) -> Any:
+    """Await somebody else's code in a task of its own: what it does with cancellation stays its own affair.
+
+    Raises RuntimeError: it was cancelled, and not by us.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.cancelled():
+        raise RuntimeError("it was cancelled")
+    return task.result()
