@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -276,15 +277,7 @@ class CacheManager:
         entry = self._local(dst_cache, "dst_cache")
         if not entry.blocks:
             raise ParamInvalid("dst_cache is a contiguous cache: pull_blocks fills blocks, use pull_cache")
-        sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
-        if not targets:
-            raise ParamInvalid("dst_blocks is empty: there is nothing to pull into")
-        if isinstance(src_cache_key, BlocksCacheKey) and not sources:
-            raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
-        if isinstance(src_cache_key, CacheKey) and sources:
-            raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
-        if sources and len(sources) != len(targets):
-            raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+        sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
         check_below(targets, entry.pieces, "dst_blocks", "destination")
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
@@ -403,11 +396,7 @@ class CacheManager:
         entry = self._pushable(src_cache)
         if not entry.blocks:
             raise ParamInvalid("src_cache is a contiguous cache: push_blocks takes blocks, use push_cache")
-        sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
-        if not targets or len(sources) != len(targets):
-            raise ParamInvalid(
-                f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
-            )
+        sources, targets = blocks_to_push(src_blocks, dst_blocks)
         check_below(sources, entry.pieces, "src_blocks", "source")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
@@ -687,6 +676,30 @@ def _offset(value: int | None, which: str) -> int:
     if checks.integer(value, f"{which}cache_offset", checks.INT64) < 0:
         raise ValueError(f"{which}cache_offset is {value}: it has to be at least 0")
     return value
+
+
+def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
+    """The two lists of a ``pull_blocks``, as C reads them. Raises TypeError, ValueError, ParamInvalid: they are none."""
+    sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
+    if not targets:
+        raise ParamInvalid("dst_blocks is empty: there is nothing to pull into")
+    if isinstance(key, BlocksCacheKey) and not sources:
+        raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
+    if isinstance(key, CacheKey) and sources:
+        raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
+    if sources and len(sources) != len(targets):
+        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+    return sources, targets
+
+
+def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
+    """The same of a ``push_blocks``."""
+    sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
+    if not targets or len(sources) != len(targets):
+        raise ParamInvalid(
+            f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
+        )
+    return sources, targets
 
 
 def _blocks_key(key: BlocksCacheKey | None) -> BlocksCacheKey | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class CacheTask:
     def done(self) -> bool:
         """It has ended, one way or another."""
         return self._transfer.is_done
+
+    def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
+        """Call it on the event loop when the task has ended; at once if it has."""
+        self._transfer.add_done_callback(lambda _: callback(self))
 
     def cancel(self) -> bool:
         """Ask it to stop; False if it is done. Its memory is free to use only once it is done."""

@@ -1,0 +1,70 @@
+"""LLM-DataDist for code that does not await: the names, parameters, return values and exceptions of ``llm_datadist``.
+
+The engine is the awaitable one, on an event loop in a thread that the first ``LLMDataDist.init`` starts and the last
+``finalize`` ends. Beside upstream's calls, which wait, there are calls for busy loops, which do not::
+
+    handle = manager.submit_pull_blocks(BlocksCacheKey(1), cache, [3, 9], [0, 1], tag=request)
+    for ended in manager.drain():
+        finish(ended.tag, ended.failed_blocks())
+
+``python -m aiodatadist.blocking run script.py`` runs a script that imports ``llm_datadist``, unchanged.
+"""
+
+from aiodatadist.blocking.cache_manager import CacheManager
+from aiodatadist.blocking.cache_task import CacheTask
+from aiodatadist.blocking.config import LLMConfig, LlmConfig
+from aiodatadist.blocking.datadist import LLMDataDist
+from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
+from aiodatadist.blocking.stats import Stats
+from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
+from aiodatadist.cluster_info import LLMClusterInfo
+from aiodatadist.descriptors import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheKeyByIdAndIndex,
+    DataType,
+    LLMRole,
+    MemInfo,
+    Memtype,
+    Placement,
+    PushType,
+    RegisterMemStatus,
+    Status,
+)
+from aiodatadist.errors import LLMException, LLMStatusCode
+from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+
+__all__ = [
+    "BlocksCacheKey",
+    "Cache",
+    "CacheDesc",
+    "CacheKey",
+    "CacheKeyByIdAndIndex",
+    "CacheManager",
+    "CacheTask",
+    "DataType",
+    "Handle",
+    "HandleState",
+    "LLMClusterInfo",
+    "LLMConfig",
+    "LLMDataDist",
+    "LLMException",
+    "LLMRole",
+    "LLMStatusCode",
+    "LayerReceiver",
+    "LayerSynchronizer",
+    "LayersHandle",
+    "LlmConfig",
+    "MemInfo",
+    "Memtype",
+    "Placement",
+    "PushType",
+    "QueueFull",
+    "RegisterMemStatus",
+    "Stats",
+    "Status",
+    "TransferConfig",
+    "TransferWithCacheKeyConfig",
+]

@@ -1,0 +1,303 @@
+"""CacheManager without await: calls that wait, and submissions that do not."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodatadist import cache_manager as awaitable
+from aiodatadist import checks
+from aiodatadist.blocking.cache_task import CacheTask
+from aiodatadist.blocking.facade import blocking, moving
+from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
+from aiodatadist.blocking.stats import Counters
+from aiodatadist.blocking.submitted import Handle, Submissions
+from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.cache import task as awaitable_task
+from aiodatadist.cache.names import Key
+from aiodatadist.cache.plan import check_below, layers_of
+from aiodatadist.cache_manager import blocks_to_pull, blocks_to_push
+from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.link.notes import check_payload
+from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+
+
+class CacheManager:
+    """Obtained from ``LLMDataDist.cache_manager``. May be used from any thread but the loop's own.
+
+    Calls with upstream's names return when all is done. ``submit_*`` return a :class:`Handle` at once; :meth:`drain` gives
+    it back when it has ended, however it ended. What is certainly wrong with the arguments is raised by ``submit_*`` itself,
+    and then nothing was submitted; all else is in the handle.
+
+    Transfers that are called or submitted from one thread to one peer begin in that order.
+    """
+
+    def __init__(self, thread: LoopThread, inner: awaitable.CacheManager) -> None:
+        """On the loop."""
+        self._thread = thread
+        self._inner = inner
+        self._counters = Counters()
+        self._submissions = Submissions(thread, self._counters)
+
+    # ---- upstream's calls ----
+
+    allocate_cache = blocking(awaitable.CacheManager.allocate_cache)
+    allocate_blocks_cache = blocking(awaitable.CacheManager.allocate_blocks_cache)
+    register_cache = blocking(awaitable.CacheManager.register_cache)
+    register_blocks_cache = blocking(awaitable.CacheManager.register_blocks_cache)
+    deallocate_cache = blocking(awaitable.CacheManager.deallocate_cache)
+    deallocate_blocks_cache = blocking(awaitable.CacheManager.deallocate_blocks_cache)
+    remove_cache_key = blocking(awaitable.CacheManager.remove_cache_key)
+    unregister_cache = blocking(awaitable.CacheManager.unregister_cache)
+    pull_cache = moving(awaitable.CacheManager.pull_cache)
+    pull_blocks = moving(awaitable.CacheManager.pull_blocks)
+    push_cache = moving(awaitable.CacheManager.push_cache)
+    push_blocks = moving(awaitable.CacheManager.push_blocks)
+    copy_cache = moving(awaitable.CacheManager.copy_cache)
+    copy_blocks = moving(awaitable.CacheManager.copy_blocks)
+    swap_blocks = moving(awaitable.CacheManager.swap_blocks)
+    remap_registered_memory = blocking(awaitable.CacheManager.remap_registered_memory)
+    set_is_call_linked = blocking(awaitable.CacheManager.set_is_call_linked)
+    check_cache_key = staticmethod(awaitable.CacheManager.check_cache_key)
+
+    def transfer_cache_async(
+        self,
+        src_cache: Cache,
+        layer_synchronizer: LayerSynchronizer | Any,
+        transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
+        src_block_indices: Sequence[int] | None = None,
+        dst_block_indices: Sequence[int] | None = None,
+        dst_block_memory_size: int | None = None,
+    ) -> CacheTask:
+        """Begin to write a cache to peers, layer by layer, and return. Arguments and errors as the awaitable one.
+
+        ``synchronize_layer`` is called in a thread, and may block.
+        """
+
+        async def start() -> awaitable_task.CacheTask:
+            return self._watched(
+                self._inner.transfer_cache_async(
+                    src_cache,
+                    layer_synchronizer,
+                    transfer_configs,
+                    src_block_indices,
+                    dst_block_indices,
+                    dst_block_memory_size,
+                )
+            )
+
+        return CacheTask(self._thread, self._thread.call(start))
+
+    # ---- ours ----
+
+    arrays = blocking(awaitable.CacheManager.arrays)
+    tensors = blocking(awaitable.CacheManager.tensors)
+    pool_usage = blocking(awaitable.CacheManager.pool_usage)
+
+    def receive_layers(self, cluster_id: int, cache: Cache) -> LayerReceiver:
+        """``with manager.receive_layers(1, cache) as receiver:`` watch a cache being filled by a peer's layered transfer.
+
+        Open it before the peer's transfer can be over. Errors as the awaitable one, when it is opened.
+        """
+        return LayerReceiver(self._thread, self._inner.receive_layers(cluster_id, cache))
+
+    # ---- submitting ----
+
+    @property
+    def max_submitted(self) -> int:
+        """Handles that may be submitted and not drained; one more is :class:`~aiodatadist.blocking.QueueFull`."""
+        return self._submissions.limit
+
+    @max_submitted.setter
+    def max_submitted(self, value: int) -> None:
+        if checks.integer(value, "max_submitted", checks.UINT32) == 0:
+            raise ParamInvalid("max_submitted is 0: at least one handle is needed")
+        self._submissions.limit = value
+
+    def submit_pull_blocks(
+        self,
+        src_cache_key: Key,
+        dst_cache: Cache,
+        src_blocks: Sequence[int] = (),
+        dst_blocks: Sequence[int] = (),
+        *,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        notify: bytes | None = None,
+        tag: object = None,
+    ) -> Handle:
+        """Submit a ``pull_blocks``. The lists are copied. ``tag`` is for the caller: the handle has it.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is certainly wrong. Nothing was submitted.
+            QueueFull: too many handles are not drained. Nothing was submitted.
+            LLMException: ``LLM_ENGINE_FINALIZED``: the cluster is finalized.
+        """
+        checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
+        sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
+        _check_blocks(targets, dst_cache, "dst_cache", "dst_blocks", "destination")
+        layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def start() -> awaitable_task.CacheTask:
+            return self._inner.pull_blocks(
+                src_cache_key, dst_cache, sources, targets, src_layer_range=src_layer_range,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+            )  # fmt: skip
+
+        return self._submit("pull_blocks", start, targets, tag, notify)
+
+    def submit_pull_cache(
+        self,
+        cache_key: CacheKey | CacheKeyByIdAndIndex,
+        cache: Cache,
+        batch_index: int = 0,
+        size: int = -1,
+        *,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        notify: bytes | None = None,
+        tag: object = None,
+    ) -> Handle:
+        """Submit a ``pull_cache``. As :meth:`submit_pull_blocks`; the handle's block is ``batch_index``."""
+        checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
+        checks.integer(size, "size", checks.INT64)
+        _check_slot(cache, "cache", batch_index, "batch_index")
+        layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def start() -> awaitable_task.CacheTask:
+            return self._inner.pull_cache(
+                cache_key, cache, batch_index, size, src_layer_range=src_layer_range,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+            )  # fmt: skip
+
+        return self._submit("pull_cache", start, (batch_index,), tag, notify)
+
+    def submit_push_blocks(
+        self,
+        dst_cache_key: BlocksCacheKey | CacheKeyByIdAndIndex,
+        src_cache: Cache,
+        src_blocks: Sequence[int] = (),
+        dst_blocks: Sequence[int] = (),
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        *,
+        notify: bytes | None = None,
+        tag: object = None,
+    ) -> Handle:
+        """Submit a ``push_blocks``. As :meth:`submit_pull_blocks`; the handle's blocks are the peer's."""
+        checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
+        sources, targets = blocks_to_push(src_blocks, dst_blocks)
+        _check_blocks(sources, src_cache, "src_cache", "src_blocks", "source")
+        layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def start() -> awaitable_task.CacheTask:
+            return self._inner.push_blocks(
+                dst_cache_key, src_cache, sources, targets, src_layer_range, dst_layer_range, tensor_num_per_layer,
+                notify=notify,
+            )  # fmt: skip
+
+        return self._submit("push_blocks", start, targets, tag, notify)
+
+    def submit_push_cache(
+        self,
+        dst_cache_key: CacheKeyByIdAndIndex,
+        src_cache: Cache,
+        src_batch_index: int = 0,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        size: int = -1,
+        tensor_num_per_layer: int = 2,
+        *,
+        notify: bytes | None = None,
+        tag: object = None,
+    ) -> Handle:
+        """Submit a ``push_cache``. As :meth:`submit_pull_blocks`; the handle's block is the peer's slot."""
+        checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
+        checks.integer(size, "size", checks.INT64)
+        _check_slot(src_cache, "src_cache", src_batch_index, "src_batch_index")
+        layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+
+        def start() -> awaitable_task.CacheTask:
+            return self._inner.push_cache(
+                dst_cache_key, src_cache, src_batch_index, src_layer_range, dst_layer_range, size,
+                tensor_num_per_layer, notify=notify,
+            )  # fmt: skip
+
+        return self._submit("push_cache", start, (dst_cache_key.batch_index,), tag, notify)
+
+    def submit_layers(
+        self,
+        src_cache: Cache,
+        transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
+        src_block_indices: Sequence[int] | None = None,
+        dst_block_indices: Sequence[int] | None = None,
+        dst_block_memory_size: int | None = None,
+        *,
+        tag: object = None,
+    ) -> LayersHandle:
+        """Submit a ``transfer_cache_async`` whose layers the caller calls ready: ``handle.layer_ready(i, event)``.
+
+        As :meth:`submit_pull_blocks`; the handle's blocks are the peers'.
+        """
+        kind = (TransferConfig, TransferWithCacheKeyConfig)
+        for i, config in enumerate(checks.sequence(transfer_configs, "transfer_configs", object)):
+            checks.instance(config, f"transfer_configs[{i}]", kind)
+        layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // 2
+        handle = LayersHandle(self._submissions, layers, list(dst_block_indices or ()), tag)
+        handle.start_with(
+            lambda synchronizer: self._inner.transfer_cache_async(
+                src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size
+            )
+        )
+        self._submissions.submit(handle)
+        return handle
+
+    def drain(self, max_items: int | None = None) -> list[Handle]:
+        """Handles that have ended since the last call, oldest first, at most ``max_items``; each comes out once. Never waits.
+
+        Also after the cluster was finalized: then all that were submitted and not drained have ended.
+        """
+        return self._submissions.drain(max_items)
+
+    def _submit(
+        self,
+        operation: str,
+        start: Callable[[], awaitable_task.CacheTask],
+        blocks: Sequence[int],
+        tag: object,
+        notify: bytes | None,
+    ) -> Handle:
+        if notify is not None:
+            check_payload(notify)
+        handle = Handle(self._submissions, operation, start, blocks, tag)
+        self._submissions.submit(handle)
+        return handle
+
+    def _watched(self, task: awaitable_task.CacheTask) -> awaitable_task.CacheTask:
+        self._counters.watch(task)
+        return task
+
+
+def _pieces(cache: Cache, name: str, blocks: bool) -> int:
+    """How many blocks, or slots, a cache has. Raises TypeError, ParamInvalid: it is none of this kind."""
+    if checks.instance(cache, name, Cache).is_blocks_cache is not blocks:
+        kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
+        raise ParamInvalid(f"{name} is a {other} cache: it has to be a {kind} cache here")
+    return cache.cache_desc.shape[0]
+
+
+def _check_blocks(numbers: array[int], cache: Cache, name: str, numbers_name: str, whose: str) -> None:
+    blocks = _pieces(cache, name, True)
+    if max(numbers) >= blocks:  # C would find it sooner, and let go of the interpreter lock for that
+        check_below(numbers, blocks, numbers_name, whose)
+
+
+def _check_slot(cache: Cache, name: str, batch_index: int, index_name: str) -> None:
+    slots = _pieces(cache, name, False)
+    if checks.integer(batch_index, index_name, checks.UINT32) >= slots:
+        raise ParamInvalid(f"{index_name} is {batch_index}: the cache has {slots} slots")

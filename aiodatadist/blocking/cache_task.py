@@ -1,0 +1,63 @@
+"""The CacheTask that upstream's transfer_cache_async returns: ask it, or wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+
+from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.cache import task as awaitable
+from aiodatadist.errors import LLMException, LLMStatusCode
+
+LET_GO = 30_000
+"""Milliseconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
+
+
+class CacheTask:
+    """A layered transfer under way. Dropping it leaks nothing: the transfer goes on."""
+
+    def __init__(self, thread: LoopThread, inner: awaitable.CacheTask) -> None:
+        self._thread = thread
+        self._inner = inner
+
+    def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
+        """Wait; the first destination's failure, or success. ``LLM_TIMEOUT`` when the wait is over first.
+
+        An interrupt cancels the transfer, and is re-raised when no byte can land any more.
+        """
+        results = self.get_results(timeout_in_millis)
+        success = LLMStatusCode.LLM_SUCCESS
+        return next((status for status in results if status is not success), success)
+
+    def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
+        """The same with one status per destination, in the order in which they were given."""
+        return self._thread.call(lambda: self._wait(timeout_in_millis))
+
+    async def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode]:
+        try:
+            return await self._inner.get_results(timeout_in_millis)
+        except asyncio.CancelledError:
+            self._inner.cancel()
+            with anyio.CancelScope(shield=True):
+                await self._inner.get_results(LET_GO)
+            raise
+
+    def done(self) -> bool:
+        """It has ended, one way or another."""
+        return self._inner.done()
+
+    def cancel(self) -> None:
+        """Ask it to stop, without waiting. Its memory is free to use when it is done."""
+        if not self.done():
+            self._thread.post(self._inner.cancel)
+
+    def cancelled(self) -> bool:
+        return self._inner.cancelled()
+
+    def exception(self) -> LLMException | None:
+        """Why it failed; None while it runs, when it succeeded, and when it was cancelled."""
+        return self._inner.exception()
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._inner!r}>"

@@ -1,0 +1,73 @@
+"""LLMConfig with upstream's defaults: a mode that was not switched on is off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from aiodatadist import checks, config
+from aiodatadist import options as rules
+from aiodatadist.errors import ParamInvalid
+
+_MODES: Final = {
+    "enable_cache_manager": "llm.EnableCacheManager",
+    "enable_remote_cache_accessible": "llm.EnableRemoteCacheAccessible",
+}
+_NEED_BOTH: Final = {"llm.localcommres", "llm.transferbackend"}
+KEY_FILE: Final = "AIODATADIST_AUTH_KEY_FILE"
+
+
+class LLMConfig(config.LLMConfig):
+    """Upstream's options; see :class:`aiodatadist.LLMConfig`, which has both modes on unless they were switched off.
+
+    Here they read as off until they are set, and are in the option dictionary only then.
+    """
+
+    enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = False
+    enable_remote_cache_accessible: Annotated[bool, rules.flag("enable_remote_cache_accessible")] = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**dict.fromkeys(_MODES, False), **options})
+        self.model_fields_set.difference_update(_MODES.keys() - options.keys())
+
+    def generate_options(self) -> dict[str, str]:
+        """The option dictionary that ``LLMDataDist.init`` takes; a fresh one each time."""
+        unset = {key for field, key in _MODES.items() if field not in self.model_fields_set}
+        return {key: value for key, value in super().generate_options().items() if key not in unset}
+
+
+LlmConfig = LLMConfig
+
+
+def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig:
+    """What a cluster is initialised with.
+
+    In a dictionary a mode that is absent is off, unless another option needs it. The key for listening on a network, which
+    no dictionary has, is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names.
+
+    Raises:
+        TypeError, ValueError, ParamInvalid: an option is wrong, or the file cannot be read.
+    """
+    if isinstance(options, config.LLMConfig):
+        return options
+    checks.instance(options, "options", dict)
+    given = {str(key).lower() for key in options}
+    absent = str(int(bool(given & _NEED_BOTH)))
+    modes = {key: absent for key in _MODES.values() if key.lower() not in given}
+    wanted = config.LLMConfig.from_options({**options, **modes})
+    file = os.environ.get(KEY_FILE)
+    if file:
+        wanted.auth_key = _key_in(file)  # type: ignore[assignment]
+    return wanted
+
+
+def _key_in(file: str) -> bytes:
+    try:
+        key = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which cannot be read: {error}") from error
+    if not key:
+        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: it has to hold the key")
+    return key

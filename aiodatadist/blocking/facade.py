@@ -1,0 +1,75 @@
+"""Blocking calls made of awaitable ones: the same parameters and errors, and a return value where upstream has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from inspect import isawaitable, signature
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.cache.task import CacheTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Facade(Protocol):
+    """What lives on the loop, for those who do not.
+
+    To wrap a further class, give it these two and ``name = blocking(TheClass.name)`` for each call.
+    """
+
+    @property
+    def _inner(self) -> Any:
+        """The awaitable one."""
+
+    @property
+    def _thread(self) -> LoopThread:
+        """Where it lives. Raises RuntimeError: it does not live."""
+
+
+class Mover(Facade, Protocol):
+    """One that moves bytes."""
+
+    def _watched(self, task: CacheTask) -> CacheTask:
+        """Count what becomes of it."""
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]: ...
+@overload
+def blocking(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]: ...
+def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that runs ``method`` of the inner object on the loop, and waits for it."""
+
+    @wraps(method)
+    def call(self: Facade, *args: Any, **kwargs: Any) -> Any:
+        inner = self._inner
+
+        async def run() -> Any:
+            result = method(inner, *args, **kwargs)
+            return await result if isawaitable(result) else result
+
+        return self._thread.call(run)
+
+    return call
+
+
+def moving(method: Callable[Concatenate[Any, P], CacheTask]) -> Callable[Concatenate[Any, P], None]:
+    """A method that waits until all bytes are there, and returns None, as upstream."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        mover: Mover = self
+        inner = mover._inner
+
+        async def run() -> None:
+            await mover._watched(method(inner, *args, **kwargs))
+
+        mover._thread.call(run)
+
+    call.__signature__ = signature(method).replace(return_annotation="None")  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,272 @@
+"""Transfers that are submitted, polled and drained, by loops that never wait.
+
+What is submitted is posted to the loop; what ended lies in an outbox until :meth:`Submissions.drain` takes it. Both are
+bounded together: whoever submits, drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import anyio
+
+from aiodatadist.blocking.stats import Counters
+from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.errors import ForkError, LinkClosed, LLMException, LLMStatusCode
+
+LIMIT = 4096
+"""Handles that may be submitted and not drained."""
+LET_GO = 30.0
+"""Seconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
+
+
+class QueueFull(LLMException):
+    """Too many handles are submitted and not drained. Nothing was started; ``drain()`` makes room."""
+
+    default_status = LLMStatusCode.LLM_FAILED
+    retryable = True
+
+
+class HandleState(StrEnum):
+    """``PENDING`` until the loop took it up, then ``RUNNING``; it ends in exactly one of the others."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_OPEN = frozenset({HandleState.PENDING, HandleState.RUNNING})
+
+
+class Handle:
+    """A submitted transfer. All of it may be asked from any thread; only :meth:`wait` waits.
+
+    Attributes:
+        operation: the call, for instance ``"pull_blocks"``.
+        tag: what the caller submitted it with: a request, say.
+    """
+
+    __slots__ = ("_blocks", "_error", "_report", "_start", "_state", "_submissions", "_task", "_waiters", "operation",
+                 "tag")  # fmt: skip
+
+    def __init__(
+        self,
+        submissions: Submissions,
+        operation: str,
+        start: Callable[[], CacheTask],
+        blocks: Sequence[int],
+        tag: object,
+    ) -> None:
+        self.operation = operation
+        self.tag = tag
+        self._submissions = submissions
+        self._start: Callable[[], CacheTask] | None = start
+        self._blocks = blocks
+        self._state = HandleState.PENDING
+        self._error: Exception | None = None
+        self._report: TransferReport | None = None
+        self._task: CacheTask | None = None
+        self._waiters: list[anyio.Event] = []
+
+    def poll(self) -> HandleState:
+        """How it is, in one word."""
+        return self._state
+
+    def done(self) -> bool:
+        """It has ended, one way or another."""
+        return self._state not in _OPEN
+
+    def exception(self) -> Exception | None:
+        """Why it failed; None while it is under way, when it succeeded, and when it was cancelled."""
+        return self._error
+
+    def failed_blocks(self) -> list[int]:
+        """Destination blocks that may not be used, because it failed or was cancelled: all of them, or none.
+
+        Of a slot its number. Empty while it is under way, when nothing is known yet.
+        """
+        return list(self._blocks) if self._state in {HandleState.FAILED, HandleState.CANCELLED} else []
+
+    def report(self) -> TransferReport | None:
+        """Bytes, ranges and times of one that succeeded; else None."""
+        return self._report
+
+    def cancel(self) -> None:
+        """Ask it to stop, without waiting. Its memory is free to use when it is done."""
+        if not self.done():
+            self._start = None
+            self._submissions.post(self._cancel)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end, whatever it is, at most ``timeout`` seconds; whether it has ended.
+
+        An interrupt cancels the transfer, and is re-raised when no byte can land any more.
+        """
+        return self.done() or self._submissions.call(lambda: self._join(timeout))
+
+    # ---- on the loop ----
+
+    def _begin(self) -> None:
+        start, self._start = self._start, None
+        if start is None:  # it was cancelled, or abandoned
+            self._finish(HandleState.CANCELLED)
+            return
+        try:
+            task = start()
+        except Exception as error:
+            self._submissions.counters.refused(error)
+            self._finish(HandleState.FAILED, error)
+            return
+        self._task, self._state = task, HandleState.RUNNING
+        self._submissions.counters.watch(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: CacheTask) -> None:
+        error = task.exception()
+        if error is not None:
+            self._finish(HandleState.FAILED, error)
+        elif task.cancelled():
+            self._finish(HandleState.CANCELLED)
+        else:
+            self._report = task.result()
+            self._finish(HandleState.DONE)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._finish(HandleState.CANCELLED)
+
+    def _finish(self, state: HandleState, error: Exception | None = None) -> None:
+        """Once. Other threads see the state last, when all that belongs to it is there."""
+        if self.done():
+            return
+        self._start = None
+        self._error = error
+        self._state = state
+        self._submissions._ended(self)
+        for waiter in self._waiters:
+            waiter.set()
+
+    async def _join(self, seconds: float | None) -> bool:
+        if self.done():
+            return True
+        ended = anyio.Event()
+        self._waiters.append(ended)
+        try:
+            with anyio.move_on_after(seconds):
+                await ended.wait()
+        except asyncio.CancelledError:
+            self._cancel()
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LET_GO):
+                await ended.wait()
+            raise
+        finally:
+            self._waiters.remove(ended)
+        return self.done()
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.operation} {self._state}{'' if self.tag is None else f' {self.tag!r}'}>"
+
+
+class Submissions:
+    """Those of one cluster, while it is initialised.
+
+    Its lock is held by submitting and draining threads for a few instructions at a time; the data path never has it.
+    """
+
+    def __init__(self, thread: LoopThread, counters: Counters) -> None:
+        self.limit = LIMIT
+        self.counters = counters
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._outbox: deque[Handle] = deque()
+        self._undrained = 0
+        self._is_closed = False
+        self._under_way: set[Handle] = set()
+        self._news = anyio.Event()
+
+    def submit(self, handle: Handle) -> None:
+        """Let the loop begin it. Never waits.
+
+        Raises:
+            QueueFull: ``limit`` handles are not drained yet.
+            LLMException: ``LLM_ENGINE_FINALIZED``: it is closed.
+            ForkError: this is a child of the process that it belongs to.
+        """
+        if self._thread.pid != os.getpid():
+            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+        with self._lock:
+            if self._is_closed:
+                raise LLMException(
+                    "nothing can be submitted: the cluster is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+                )
+            if self._undrained >= self.limit:
+                raise QueueFull(
+                    f"{self._undrained} handles are submitted and not drained: the limit is {self.limit}",
+                    operation=handle.operation,
+                    hint="drain() takes those that have ended",
+                )
+            self._undrained += 1
+            self._under_way.add(handle)
+            self.post(handle._begin)
+
+    def drain(self, max_items: int | None = None) -> list[Handle]:
+        """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once."""
+        count = len(self._outbox) if max_items is None else min(max_items, len(self._outbox))
+        taken: list[Handle] = []
+        try:
+            for _ in range(count):
+                taken.append(self._outbox.popleft())
+        except IndexError:  # another thread drains, too
+            pass
+        if taken:
+            with self._lock:
+                self._undrained -= len(taken)
+        return taken
+
+    def post(self, function: Callable[[], object]) -> None:
+        self._thread.post(function)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return self._thread.call(function)
+
+    # ---- on the loop ----
+
+    def _ended(self, handle: Handle) -> None:
+        self._under_way.discard(handle)
+        self._outbox.append(handle)
+        if not self._under_way:
+            self._news.set()
+            self._news = anyio.Event()
+
+    async def close(self, seconds: float) -> None:
+        """Refuse what is new, let what is under way finish for so long, and stop what is left then."""
+        with self._lock:
+            self._is_closed = True
+        with anyio.move_on_after(seconds):
+            await self._wait_idle()
+        for handle in list(self._under_way):
+            handle._cancel()
+        with anyio.move_on_after(LET_GO):
+            await self._wait_idle()
+
+    async def _wait_idle(self) -> None:
+        while self._under_way:
+            await self._news.wait()
+
+    def abandon(self) -> None:
+        """The engine is gone, and whatever is still here with it."""
+        with self._lock:
+            self._is_closed = True
+        for handle in list(self._under_way):
+            handle._finish(HandleState.FAILED, LinkClosed("the cluster was finalized"))

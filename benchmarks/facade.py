@@ -1,0 +1,206 @@
+"""What does it cost to call from a busy loop that does not await?
+
+Two clusters in this process, linked; the calls are made by the main thread, the event loop runs in its own. Every row has its
+budget, for a machine of two cores: a submission at most 50 us plus 1 us per 16 blocks, a drain of nothing at most 20 us.
+`idle`: one submission after the other has ended, so that each wakes the loop. `burst`: 32 in a row, which share wake-ups.
+`beside`: each while 64 MiB are being pulled. For scale, the blocking call of the same transfer.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aiodatadist.blocking import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheManager,
+    DataType,
+    Handle,
+    LLMClusterInfo,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    LLMStatusCode,
+    TransferWithCacheKeyConfig,
+)
+from benchmarks.common import arguments, now, percentile, report
+
+SMALL = CacheDesc(2, [2048, 64], DataType.DT_UINT8)
+LARGE = CacheDesc(2, [32, 1 << 20], DataType.DT_UINT8)
+BURST = 32
+LAYERS = 64
+LAYERED = CacheDesc(2 * LAYERS, [4, 64], DataType.DT_UINT8)
+NEVER = 10.0
+"""Seconds: longer than anything here takes."""
+
+
+@dataclass
+class Ends:
+    """Caches of cluster 2, which pulls by keys of the same model id from cluster 1."""
+
+    datadist: LLMDataDist
+    source: LLMDataDist
+    caches: list[Cache]
+    source_caches: list[Cache]
+
+    @property
+    def manager(self) -> CacheManager:
+        return self.datadist.cache_manager
+
+    def submit(self, blocks: list[int], model: int = 0) -> Handle:
+        return self.manager.submit_pull_blocks(BlocksCacheKey(1, model), self.caches[model], blocks, blocks)
+
+
+def initialised(cluster_id: int) -> LLMDataDist:
+    config = LLMConfig(enable_cache_manager=True, enable_remote_cache_accessible=True, sync_kv_timeout=10_000)
+    config.device_id = cluster_id - 1
+    config.listen_ip_info = "127.0.0.1:0"
+    datadist = LLMDataDist(LLMRole.MIX, cluster_id)
+    datadist.init(config.generate_options())
+    return datadist
+
+
+@contextmanager
+def linked() -> Iterator[Ends]:
+    datadists = [initialised(1), initialised(2)]
+    try:
+        caches: list[list[Cache]] = [[], []]
+        for datadist, made in zip(datadists, caches, strict=True):
+            for model, desc in enumerate((SMALL, LARGE, LAYERED)):
+                tensors = [np.zeros(desc.shape, np.uint8) for _ in range(desc.num_tensors)]
+                key = BlocksCacheKey(datadist.cluster_id, model)
+                made.append(datadist.cache_manager.register_blocks_cache(desc, tensors, key))
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info(*(datadists[0].listen_address or ("", 0)))
+        status, _ = datadists[1].link_clusters([info])
+        if status is not LLMStatusCode.LLM_SUCCESS:
+            raise SystemExit(f"the clusters could not be linked: {status.name}")
+        yield Ends(datadists[1], datadists[0], caches[1], caches[0])
+    finally:
+        for datadist in datadists:
+            datadist.finalize()
+
+
+def row(name: str, seconds: list[float], budget: float | None = None) -> dict[str, Any]:
+    return {
+        "what": name,
+        "median us": f"{percentile(seconds, 50) * 1e6:.2f}",
+        "p90 us": f"{percentile(seconds, 90) * 1e6:.2f}",
+        "p99 us": f"{percentile(seconds, 99) * 1e6:.2f}",
+        "budget us": "-" if budget is None else f"{budget:.0f}",
+    }
+
+
+def timed(call: Callable[[], object], count: int, between: Callable[[], object] | None = None) -> list[float]:
+    seconds = []
+    gc.collect()
+    for _ in range(count):
+        start = now()
+        call()
+        seconds.append(now() - start)
+        if between is not None:
+            between()
+    return seconds
+
+
+def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
+    for blocks in (1, 64, 1024):
+        numbers = list(range(0, 2 * blocks, 2))
+        budget = 50 + blocks / 16
+        last: list[Handle] = []
+
+        def submit(numbers: list[int] = numbers, last: list[Handle] = last) -> None:
+            last[:] = [ends.submit(numbers)]
+
+        def settle(last: list[Handle] = last) -> None:
+            last[0].wait(NEVER)
+            ends.manager.drain()
+
+        timed(submit, count // 10, settle)
+        yield row(f"submit a pull of {blocks} blocks, idle", timed(submit, count, settle), budget)
+        bursts: list[float] = []
+        for _ in range(count // BURST):
+            bursts += timed(submit, BURST)
+            settle()
+        yield row(f"submit a pull of {blocks} blocks, burst", bursts, budget)
+        beside: list[float] = []
+        for _ in range(max(1, count // 100)):
+            large = ends.submit(list(range(32)), 1)
+            beside += timed(submit, 8)
+            large.wait(NEVER)
+            settle()
+        yield row(f"submit a pull of {blocks} blocks, beside", beside, budget)
+
+    def call() -> None:
+        ends.manager.pull_blocks(BlocksCacheKey(1), ends.caches[0], [0], [0])
+
+    yield row("call pull_blocks of 1 block, and wait", timed(call, count))
+
+
+def questions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
+    handle = ends.submit([0])
+    handle.wait(NEVER)
+    yield row("handle.done()", timed(handle.done, count))
+    yield row("handle.poll()", timed(handle.poll, count))
+    ends.manager.drain()
+    yield row("drain() of nothing", timed(ends.manager.drain, count), 20)
+    each: list[float] = []
+    for _ in range(count // 100):
+        handles = [ends.submit([i]) for i in range(100)]
+        handles[-1].wait(NEVER)
+        start = now()
+        drained = ends.manager.drain()
+        each.append((now() - start) / len(drained))
+    yield row("drain(), for each of 100", each)
+    yield row("stats()", timed(ends.datadist.stats, count))
+
+
+def layers(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
+    everything = range(LAYERS)
+    ready: list[float] = []
+    here: list[float] = []
+    for _ in range(max(1, count // LAYERS // 4)):
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(2, 2), everything, everything)
+        with ends.manager.receive_layers(1, ends.caches[2]) as receiver:
+            handle = ends.source.cache_manager.submit_layers(ends.source_caches[2], [config], [0, 1], [1, 0])
+            for layer in everything:
+                start = now()
+                handle.layer_ready(layer)
+                ready.append(now() - start)
+            receiver.wait_layer(LAYERS - 1, NEVER)
+            here += [timed(lambda layer=layer: receiver.wait_layer(layer, NEVER), 1)[0] for layer in everything]  # type: ignore[misc]
+        handle.wait(NEVER)
+        ends.source.cache_manager.drain()
+    yield row("layer_ready()", ready, 50)
+    yield row("wait_layer() of one that is here", here)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--count", type=int, default=2000)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with linked() as ends:
+        for part in (submissions, questions, layers):
+            rows += part(ends, args.count)
+    closing = []
+    for _ in range(5):
+        with linked() as ends:
+            for i in range(100):
+                ends.submit([i])
+            start = now()
+            ends.datadist.close(drain=NEVER)
+            closing.append(now() - start)
+    rows.append(row("close(), 100 submitted", closing))
+    report("facade: calls of a loop that does not await", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

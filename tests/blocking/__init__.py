@@ -1,0 +1,1 @@
+"""The blocking calls, on asyncio's own loop and on uvloop."""

@@ -1,0 +1,75 @@
+"""What the samples share. Each is one script for two processes, ``<sample>.py server PORT`` and ``<sample>.py client PORT``;
+what one prints the other reads."""
+
+import ctypes
+import sys
+
+from llm_datadist import LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
+
+IS_SERVER = sys.argv[1] == "server"
+PORT = int(sys.argv[2])
+SERVER, CLIENT = 1, 2
+
+
+def say(word):
+    print(word, flush=True)
+
+
+def hear(word):
+    heard = input()
+    assert heard == word, heard
+
+
+def initialise(**options):
+    """An initialised LLMDataDist; the server listens."""
+    config = LLMConfig()
+    config.device_id = 0 if IS_SERVER else 1
+    config.enable_cache_manager = True
+    config.sync_kv_timeout = 5000
+    if IS_SERVER:
+        config.listen_ip_info = f"127.0.0.1:{PORT}"
+    for name, value in options.items():
+        setattr(config, name, value)
+    role, cluster_id = (LLMRole.PROMPT, SERVER) if IS_SERVER else (LLMRole.DECODER, CLIENT)
+    datadist = LLMDataDist(role, cluster_id)
+    datadist.init(config.generate_options())
+    return datadist
+
+
+def peer(cluster_id=SERVER, port=PORT):
+    info = LLMClusterInfo()
+    info.remote_cluster_id = cluster_id
+    info.append_local_ip_info("127.0.0.1", 0)
+    info.append_remote_ip_info("127.0.0.1", port)
+    return info
+
+
+def link(datadist, *infos):
+    status, each = datadist.link_clusters(list(infos) or [peer()], 5000)
+    assert status == LLMStatusCode.LLM_SUCCESS, each
+
+
+def unlink(datadist, *infos):
+    status, each = datadist.unlink_clusters(list(infos) or [peer()], 5000)
+    assert status == LLMStatusCode.LLM_SUCCESS, each
+
+
+def status_of(call, *args):
+    try:
+        call(*args)
+    except LLMException as error:
+        return error.status_code
+    return LLMStatusCode.LLM_SUCCESS
+
+
+def write(address, contents):
+    ctypes.memmove(address, contents, len(contents))
+
+
+def read(address, nbytes):
+    return ctypes.string_at(address, nbytes)
+
+
+def stamp(owner, tensor, piece, nbytes):
+    """Contents that say whose they are, and where they belong."""
+    return bytes([owner, tensor, piece, 0xA5]) * (nbytes // 4)

@@ -1,0 +1,117 @@
+"""Scripts written for LLM-DataDist run unchanged, two processes each, and find the bytes where they should be."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))
+RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
+
+
+def play(sample: str) -> list[str]:
+    """Both ends, each reading what the other prints; their stderr. What they assert is their exit code."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    from_server, to_client = os.pipe()
+    from_client, to_server = os.pipe()
+    command = [*RUN, str(HERE / f"{sample}.py")]
+    server = subprocess.Popen(
+        [*command, "server", port], stdin=from_client, stdout=to_client, stderr=subprocess.PIPE, text=True
+    )
+    client = subprocess.Popen(
+        [*command, "client", port], stdin=from_server, stdout=to_server, stderr=subprocess.PIPE, text=True
+    )
+    for end in (from_server, to_client, from_client, to_server):
+        os.close(end)
+    with server, client:
+        try:
+            words = [client.communicate(timeout=40)[1], server.communicate(timeout=40)[1]]
+        finally:
+            server.kill()
+            client.kill()
+    assert (client.returncode, server.returncode) == (0, 0), "\n".join(words)
+    return words
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
+    if sample == "torch_npu_sample" and find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    words = play(sample)
+    if sample == "torch_npu_sample" and find_spec("torch_npu") is None:
+        told = "aiodatadist: torch_npu is not installed: npu tensors are CPU tensors, and softnpu moves them\n"
+        assert words == [told, told]
+    else:
+        assert words == ["", ""]
+
+
+def test_no_sample_knows_who_runs_it() -> None:
+    assert len(SAMPLES) == 9
+    assert not [
+        path.name for path in HERE.glob("*sample*.py") if path != Path(__file__) and "aiodatadist" in path.read_text()
+    ]
+
+
+def run_text(text: str, *args: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [*RUN, str(script), *args], capture_output=True, text=True, check=False, timeout=40, cwd=folder.parent
+    )
+
+
+def test_a_script_has_its_arguments_its_folder_and_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("word = 'found'", encoding="utf-8")
+    text = "import sys, neighbour; print(__name__, sys.argv[1:], neighbour.word); sys.exit(7)"
+    done = run_text(text, "--flag", "x", folder=tmp_path)
+    assert done.stdout == "__main__ ['--flag', 'x'] found\n", done.stderr
+    assert done.returncode == 7
+
+
+def test_every_way_of_importing_the_library_finds_ours(tmp_path: Path) -> None:
+    text = """
+from llm_datadist import *
+from llm_datadist.v2.llm_types import Cache as SameCache, Memtype
+from llm_datadist.status import LLMStatusCode as SameCode
+from llm_datadist.configs import LLMRole as SameRole
+import llm_datadist, llm_datadist_v1
+assert LLMDataDist is llm_datadist.LLMDataDist is llm_datadist_v1.LLMDataDist
+assert SameCache is Cache and SameCode is LLMStatusCode and SameRole is LLMRole
+print(LLMDataDist.__module__)
+"""
+    done = run_text(text, folder=tmp_path)
+    assert done.stdout == "aiodatadist.blocking.datadist\n", done.stderr
+
+
+def test_torch_is_optional_and_its_absence_is_said_once(tmp_path: Path) -> None:
+    text = """
+import sys
+sys.path[:] = [p for p in sys.path if not p.endswith("-packages")]
+for name in ("torch", "torch_npu", "torch"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        print(error.name)
+"""
+    done = run_text(text, folder=tmp_path)
+    assert done.stdout == "torch\ntorch_npu\ntorch\n"
+    assert done.stderr == (
+        "aiodatadist: torch is not installed: caches can be made of addresses, numpy arrays and buffers\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nowhere.py"], ["walk", "x.py"]])
+def test_a_wrong_command_is_told_what_is_wrong(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "aiodatadist.blocking", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "usage: python -m aiodatadist.blocking" in done.stderr
