@@ -1,0 +1,83 @@
+"""Memory of the process's own heap for values on their way. What was used is used again for a value of the same size.
+
+Fresh memory costs half as much as a transfer on one machine: the kernel clears every page when it is first touched. But what
+an abandoned call may still be reading is not used again; it goes when nobody refers to it any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from aiodatadist.context_caching.engines.lending import Budget
+
+
+class Buffer:
+    """Memory for one value.
+
+    Attributes:
+        address, nbytes: where it is, and how long.
+        is_idle: nobody but its user knows it, so that it can be used again. Whoever sends from it says when that is not so.
+    """
+
+    def __init__(self, buffers: Buffers, memory: Any, nbytes: int) -> None:
+        self._buffers: Buffers | None = buffers
+        self._memory = memory
+        self.address = ctypes.addressof(memory)
+        self.nbytes = nbytes
+        self.is_idle = True
+
+    def view(self) -> memoryview:
+        """The bytes, writable. Raises ValueError: it was given back."""
+        if self._buffers is None:
+            raise ValueError("this stage was put or released")
+        return memoryview(self._memory).cast("B")
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        buffers, self._buffers = self._buffers, None
+        if buffers is not None:
+            memory, self._memory = self._memory, None
+            buffers.give(memory, self.nbytes, again=self.is_idle)
+
+
+class Buffers:
+    """As many bytes as ``capacity``, lent and kept together, and no more."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._budget = Budget(capacity)
+        self._kept: defaultdict[int, list[Any]] = defaultdict(list)  # by size
+        self._kept_bytes = 0
+
+    async def lend(self, sizes: Sequence[int]) -> list[Buffer]:
+        """All of them, when they are to be had. Cancelled: none."""
+        await self._budget.take(sum(sizes))
+        lent = [Buffer(self, self._memory(size), size) for size in sizes]
+        self._trim()
+        return lent
+
+    def _memory(self, nbytes: int) -> Any:
+        if not self._kept[nbytes]:
+            return (ctypes.c_char * nbytes)()
+        self._kept_bytes -= nbytes
+        return self._kept[nbytes].pop()
+
+    def give(self, memory: Any, nbytes: int, *, again: bool) -> None:
+        if again:
+            self._kept[nbytes].append(memory)
+            self._kept_bytes += nbytes
+        self._budget.give(nbytes)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Memory of sizes that nobody asked for lately makes room for others."""
+        while self._kept_bytes > self._budget.free:
+            size = next(iter(self._kept))
+            if self._kept[size]:
+                self._kept[size].pop()
+                self._kept_bytes -= size
+            else:
+                del self._kept[size]

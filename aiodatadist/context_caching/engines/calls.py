@@ -1,0 +1,153 @@
+"""Blocking calls of an engine, in a few threads of our own.
+
+Such a call cannot be stopped. Whoever waits for it may give up, and it goes on: it keeps its thread, and the memory that it
+works on, until it returns. So that a peer which hangs does not get all threads, each has a share of them; and once all of a
+share are with calls that nobody waits for any more, further calls are refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """All that this peer may have is taken by calls that hang."""
+
+
+@dataclass(eq=False)
+class _Share:
+    permits: anyio.Semaphore
+    abandoned: int = 0
+
+
+class Calls:
+    """Threads for blocking calls. They start when they are first needed.
+
+    Args:
+        threads: how many at most.
+        share: how many of them are busy for one peer at most.
+    """
+
+    def __init__(self, threads: int, share: int) -> None:
+        self._limit = threads
+        self._share = share
+        self._permits = anyio.Semaphore(threads, fast_acquire=True)
+        self._shares: defaultdict[str, _Share] = defaultdict(lambda: _Share(anyio.Semaphore(share, fast_acquire=True)))
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ended = 0
+        self._all_ended = anyio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.running = 0
+        self.abandoned = 0
+
+    async def run(self, peer: str, call: Callable[[], T], over: Callable[[], object]) -> T:
+        """What ``call`` returns or raises.
+
+        Args:
+            over: called once, on the event loop, when the call returned or was never made; perhaps after a cancelled wait.
+
+        Raises:
+            Refused: nothing was started.
+        """
+        share = self._shares[peer]
+        try:
+            if share.abandoned >= self._share or self.abandoned >= self._limit:
+                raise Refused(f"{share.abandoned} calls to {peer}, {self.abandoned} in all, hang in the engine")
+            await share.permits.acquire()
+            try:
+                await self._permits.acquire()
+            except BaseException:
+                share.permits.release()
+                raise
+        except BaseException:
+            over()
+            raise
+        future = self._start(call)
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            if not future.done():
+                share.abandoned += 1
+                self.abandoned += 1
+                future.add_done_callback(lambda _: self._forgive(share))
+            raise
+        finally:
+            if future.done():
+                self._finish(share, future, over)
+            else:
+                future.add_done_callback(lambda done: self._finish(share, done, over))
+        return future.result()
+
+    def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def job() -> None:
+            settle: Callable[..., None]
+            try:
+                settle, outcome = future.set_result, call()
+            except BaseException as error:
+                settle, outcome = future.set_exception, error  # type: ignore[assignment]
+            self._tell(settle, outcome)
+
+        self.running += 1
+        self._jobs.put(job)
+        if len(self._threads) < min(self._limit, self.running):
+            thread = threading.Thread(target=self._work, name="aiodatadist engine call", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def _forgive(self, share: _Share) -> None:
+        share.abandoned -= 1
+        self.abandoned -= 1
+
+    def _finish(self, share: _Share, future: asyncio.Future[Any], over: Callable[[], object]) -> None:
+        self.running -= 1
+        share.permits.release()
+        self._permits.release()
+        if (error := future.exception()) is not None:
+            logger.debug("a call of the engine raised %r", error)
+        over()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        self._tell(self._thread_ended)
+
+    def _tell(self, what: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            logger.debug("a call of the engine returned after its event loop")
+
+    def _thread_ended(self) -> None:
+        self._ended += 1
+        if self._ended == len(self._threads):
+            self._all_ended.set()
+
+    async def aclose(self, seconds: float) -> bool:
+        """End the threads: whether all ended within this time. Those whose calls hang end when these return."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        if self._threads:
+            with anyio.move_on_after(seconds, shield=True):
+                await self._all_ended.wait()
+            if not self._all_ended.is_set():
+                return False
+        for thread in self._threads:
+            thread.join()  # has said that it ends
+        return True

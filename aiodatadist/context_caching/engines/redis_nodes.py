@@ -1,0 +1,226 @@
+"""Redis servers: one connection for one caller at a time, and which server has which slot.
+
+redis-py's ``Connection`` speaks and parses, with TLS and ACLs. Its cluster client is not used: after an error of one server
+nobody's next call begins before the cluster has been learnt anew, and a cluster that is down closes everybody's connections.
+Here a server that does not answer costs the calls that wanted it, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+
+try:
+    import hiredis  # noqa: F401 - redis-py parses a MiB with it, or fifty times slower without
+    from redis.asyncio.connection import Connection, SSLConnection, parse_url
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.crc import key_slot
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import RedisError, ResponseError
+except ImportError as missing:
+    raise ImportError(
+        f"RedisPool needs the packages redis and hiredis ({missing}): pip install 'aiodatadist[redis]'"
+    ) from missing
+
+__all__ = [
+    "SLOTS",
+    "Account",
+    "Command",
+    "Node",
+    "NodeDown",
+    "ResponseError",
+    "SSLConnection",
+    "View",
+    "key_slot",
+    "parse_nodes",
+    "parse_url",
+]
+
+if TYPE_CHECKING:
+    Base: TypeAlias = Connection
+else:
+    Base = object
+
+SLOTS: Final = 16384
+READ: Final = 1 << 18
+"""Bytes that are read from a socket at a time."""
+CLOSE: Final = 1.0
+"""Seconds that closing a connection may take."""
+
+Command: TypeAlias = tuple[Any, ...]
+
+
+class NodeDown(ConnectionError):
+    """This server does not answer."""
+
+
+class _Wire(Base):
+    """A connection that is dropped at once: ``close()`` would first send what is buffered, perhaps never."""
+
+    _transport: Any = None
+
+    async def _connect(self) -> None:
+        await super()._connect()  # type: ignore[no-untyped-call]
+        self._transport = self._writer.transport if self._writer is not None else None
+
+    def drop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
+    async def aclose(self) -> None:
+        """Drop it, and wait until its socket is closed."""
+        writer = self._writer
+        self.drop()
+        if writer is not None:
+            with anyio.move_on_after(CLOSE, shield=True):
+                await self.disconnect()
+
+
+class _PlainWire(_Wire, Connection):
+    pass
+
+
+class _TlsWire(_Wire, SSLConnection):
+    pass
+
+
+@dataclass(frozen=True)
+class Account:
+    """How to talk to each server of a pool."""
+
+    options: Mapping[str, Any]
+    is_tls: bool
+    connections: int
+
+    def wire(self, host: str, port: int) -> _Wire:
+        """Raises TypeError: redis-py does not know an option."""
+        kind = _TlsWire if self.is_tls else _PlainWire
+        return kind(
+            host=host,
+            port=port,
+            **self.options,
+            protocol=2,
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            socket_read_size=READ,
+            health_check_interval=0,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+
+class Node:
+    """One server.
+
+    Attributes:
+        name: ``host:port``.
+        is_down: it did not answer the last time.
+    """
+
+    def __init__(self, host: str, port: int, account: Account) -> None:
+        self.host = host
+        self.port = port
+        self.name = f"{host}:{port}"
+        self.is_down = False
+        self._account = account
+        self._idle: list[_Wire] = []
+        self._is_closed = False
+        self._busy: set[_Wire] = set()
+        self._permits = anyio.Semaphore(account.connections, fast_acquire=True)
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Send commands at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
+
+        A cancelled call drops its connection, so nobody reads what it did not.
+
+        Raises:
+            NodeDown: the server is gone, or went in the middle.
+        """
+        async with self._permits:
+            try:
+                while self._idle:
+                    try:
+                        return await self._talk(self._idle.pop(), commands)
+                    except (RedisConnectionError, OSError):  # closed since it was last used: the server was restarted
+                        continue
+                return await self._talk(self._account.wire(self.host, self.port), commands)
+            except (RedisError, OSError) as error:
+                self.is_down = True
+                raise NodeDown(f"redis at {self.name}: {error}") from error
+
+    async def _talk(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
+        self._busy.add(wire)
+        try:
+            await wire.send_packed_command(wire.pack_commands(commands))
+            replies = [await self._read(wire) for _ in commands]
+        except BaseException:
+            wire.drop()
+            raise
+        else:
+            self.is_down = False
+            if self._is_closed:
+                wire.drop()
+            else:
+                self._idle.append(wire)
+            return replies
+        finally:
+            self._busy.discard(wire)
+
+    @staticmethod
+    async def _read(wire: _Wire) -> Any:
+        try:
+            return await wire.read_response()
+        except ResponseError as refused:
+            return refused
+
+    def drop(self) -> None:
+        """It is not part of the pool any more: no connection is kept. Calls that are under way come to their end."""
+        self._is_closed = True
+        for wire in self._idle:
+            wire.drop()
+        self._idle.clear()
+
+    async def aclose(self) -> None:
+        """Drop all connections, and wait until their sockets are closed. Calls that are under way fail."""
+        wires = [*self._idle, *self._busy]
+        self.drop()
+        for wire in wires:
+            await wire.aclose()
+
+
+@dataclass(frozen=True)
+class View:
+    """What a cluster says of itself.
+
+    Attributes:
+        owners: address of the server of each slot, or None.
+        failed: addresses of servers that the others have given up.
+    """
+
+    owners: list[tuple[str, int] | None]
+    failed: set[tuple[str, int]] = field(default_factory=set)
+
+
+def parse_nodes(text: str, asked: str) -> View:
+    """The answer to ``CLUSTER NODES`` of the server at host ``asked``."""
+    view = View([None] * SLOTS)
+    for line in text.splitlines():
+        _, place, flags, _, _, _, _, _, *ranges = line.split()
+        place, _, hostname = place.partition(",")
+        host, _, port = place.partition("@")[0].rpartition(":")
+        kinds = flags.split(",")
+        if "noaddr" in kinds or "master" not in kinds:
+            continue
+        address = (hostname.partition(",")[0] or host or asked, int(port))
+        if "fail" in kinds:
+            view.failed.add(address)
+        for part in ranges:
+            if not part.startswith("["):  # a slot on its way: it is still at home
+                first, _, last = part.partition("-")
+                for slot in range(int(first), int(last or first) + 1):
+                    view.owners[slot] = address
+    return view

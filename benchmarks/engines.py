@@ -1,0 +1,216 @@
+"""What do the pools of ContextCaching cost on top of their engines?
+
+64 values of 1 MiB are stored in a Redis server, a Redis cluster of three and a Mooncake store of two nodes on this machine,
+and read again, 8 at a time: by the pool, and in turns with it by a bare client of the same engine, with the same values,
+batches and placement, in the same process. Bare means redis-py's own clients with as many callers, and Mooncake's
+``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. The pool's time has in it what its contract
+asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it. Bar:
+the pool has at least 0.9 of the bare client's speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+
+from aiodatadist.context_caching.engines import mooncake_store
+from aiodatadist.context_caching.engines.arena import Arena
+from aiodatadist.context_caching.engines.keys import flat, group, rendezvous
+from aiodatadist.context_caching.engines.mooncake import MooncakePool
+from aiodatadist.context_caching.engines.redis import RedisPool
+from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolKey, PutStatus
+from benchmarks.common import Spread, arguments, now, report
+from tests.context_caching.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
+
+MIB = 1 << 20
+VALUES = 64
+BATCH = 8
+PATIENCE = 60.0
+"""Seconds for a call."""
+
+
+@dataclass
+class Case:
+    """A pool, and how to do the same without it."""
+
+    name: str
+    pool: KVPool
+    bare_put: Callable[[list[PoolKey], list[bytes]], Awaitable[object]]
+    bare_get: Callable[[list[PoolKey]], Awaitable[list[Any]]]
+
+
+class Together:
+    """Redis without a pool: a coroutine for each value."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def put(self, keys: list[PoolKey], values: list[bytes]) -> None:
+        pairs = zip(keys, values, strict=True)
+        assert all(await asyncio.gather(*(self._client.set(flat(key), value, nx=True) for key, value in pairs)))
+
+    async def get(self, keys: list[PoolKey]) -> list[bytes]:
+        return list(await asyncio.gather(*(self._client.get(flat(key)) for key in keys)))
+
+
+class InThread:
+    """Mooncake without a pool: a call for all values of a node, and one for reading them, in a thread."""
+
+    def __init__(self, store: Any, memory: Arena, segments: list[str]) -> None:
+        self._module = mooncake_store.load()
+        self._store = store
+        self._segments = segments
+        self._places = [memory.scratch + 4096 + i * MIB for i in range(BATCH)]
+        self._memory = memory
+
+    def fill(self, values: list[bytes]) -> None:
+        for place, value in zip(self._places, values, strict=True):
+            self._memory.view(place, MIB)[:] = value
+
+    async def put(self, keys: list[PoolKey], _: list[bytes]) -> None:
+        by_node: dict[str | None, list[int]] = {}
+        for i, key in enumerate(keys):
+            by_node.setdefault(rendezvous(group(key), self._segments), []).append(i)
+        for node, places in by_node.items():
+            config = self._module.ReplicateConfig()
+            config.preferred_segment = node
+            wanted = [flat(keys[i]) for i in places], [self._places[i] for i in places], [MIB] * len(places), config
+            assert await anyio.to_thread.run_sync(self._store.batch_put_from, *wanted) == [0] * len(places)
+
+    async def get(self, keys: list[PoolKey]) -> list[memoryview]:
+        wanted = [flat(key) for key in keys], self._places, [MIB] * len(keys)
+        assert await anyio.to_thread.run_sync(self._store.batch_get_into, *wanted) == [MIB] * len(keys)
+        return [self._memory.view(place, MIB) for place in self._places]
+
+
+def batches(run: str) -> list[list[PoolKey]]:
+    keys = [PoolKey("benchmark", f"{run} {i}", "") for i in range(VALUES)]
+    return [keys[i : i + BATCH] for i in range(0, VALUES, BATCH)]
+
+
+async def pool_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float, float]:
+    """Seconds for storing all values and for reading them."""
+    put = get = 0.0
+    for keys in batches(run):
+        start = now()
+        stages = [s for s in await case.pool.stage([MIB] * BATCH, deadline=anyio.current_time() + PATIENCE) if s]
+        put += now() - start
+        for stage, content in zip(stages, values, strict=True):
+            stage.view()[:] = content
+        start = now()
+        statuses = await case.pool.put_many(keys, stages, deadline=anyio.current_time() + PATIENCE)
+        put += now() - start
+        assert statuses == [PutStatus.STORED] * BATCH, statuses
+    for keys in batches(run):
+        start = now()
+        found = await case.pool.get_many(keys, [MIB] * BATCH, deadline=anyio.current_time() + PATIENCE)
+        get += now() - start
+        for value, content in zip(found, values, strict=True):
+            assert not isinstance(value, GetStatus), value
+            assert value.view() == content
+            value.release()
+    return put, get
+
+
+async def bare_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float, float]:
+    put = get = 0.0
+    for keys in batches(run):
+        start = now()
+        await case.bare_put(keys, values)
+        put += now() - start
+    for keys in batches(run):
+        start = now()
+        found = await case.bare_get(keys)
+        get += now() - start
+        assert all(value == wanted for value, wanted in zip(found, values, strict=True))
+    return put, get
+
+
+async def measure(case: Case, repeats: int) -> list[dict[str, str]]:
+    values = [bytes([i]) * MIB for i in range(BATCH)]
+    times: dict[tuple[str, str], list[float]] = {who: [] for who in itertools.product(("pool", "bare"), ("put", "get"))}
+    for turn in range(repeats + 1):
+        for who, seconds in (("pool", pool_seconds), ("bare", bare_seconds))[:: 1 if turn % 2 else -1]:
+            put, get = await seconds(case, f"{who} {turn}", values)
+            if turn:  # the first connects, and touches memory for the first time
+                times[who, "put"].append(put)
+                times[who, "get"].append(get)
+            for keys in batches(f"{who} {turn}"):
+                await case.pool.remove_many(keys, deadline=anyio.current_time() + PATIENCE)
+    rows = []
+    for what in ("put", "get"):
+        pool, bare = times["pool", what], times["bare", what]
+        ratio = Spread.of([b / p for p, b in zip(pool, bare, strict=True)])
+        rows.append(
+            {
+                "engine": case.name,
+                "call": what,
+                "pool MB/s": f"{VALUES * MIB / Spread.of(pool).median / 1e6:.0f}",
+                "bare MB/s": f"{VALUES * MIB / Spread.of(bare).median / 1e6:.0f}",
+                "pool/bare": f"{ratio}",
+            }
+        )
+    return rows
+
+
+@asynccontextmanager
+async def redis_case() -> AsyncIterator[Case]:
+    with running(server := RedisServer()):
+        async with Redis(port=server.port) as client, aclosing(await RedisPool.open(server.url)) as pool:
+            bare = Together(client)
+            yield Case("redis", pool, bare.put, bare.get)
+
+
+@asynccontextmanager
+async def cluster_case() -> AsyncIterator[Case]:
+    with redis_cluster(512 * MIB) as servers:
+        async with (
+            RedisCluster(host="127.0.0.1", port=servers[0].port) as client,
+            aclosing(await RedisPool.open(servers[0].url)) as pool,
+        ):
+            bare = Together(client)
+            yield Case("redis cluster of 3", pool, bare.put, bare.get)
+
+
+@asynccontextmanager
+async def mooncake_case() -> AsyncIterator[Case]:
+    master = MooncakeMaster()
+    with running(master, MooncakeLender(master, 512 * MIB), MooncakeLender(master, 512 * MIB)):
+        async with aclosing(await MooncakePool.open(master.url)) as pool:
+            store, memory = pool._store, Arena(2 * BATCH * MIB)
+            store.register_buffer(memory.address, memory.nbytes)
+            bare = InThread(store, memory, master.segments())
+            bare.fill([bytes([i]) * MIB for i in range(BATCH)])
+            try:
+                yield Case("mooncake", pool, bare.put, bare.get)
+            finally:
+                store.unregister_buffer(memory.address)
+
+
+async def run(repeats: int) -> list[dict[str, str]]:
+    rows = []
+    for opened in (redis_case, cluster_case, mooncake_case):
+        async with opened() as case:
+            rows += await measure(case, repeats)
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    mooncake_store.load()
+    report("engines: 64 values of 1 MiB, 8 at a time", asyncio.run(run(args.repeats)), args.json)
+
+
+if __name__ == "__main__":
+    main()

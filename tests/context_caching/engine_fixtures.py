@@ -1,0 +1,54 @@
+"""Running engines as fixtures, shared by the tests of a module. Import the names where they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from aiodatadist.context_caching.engines import mooncake_store
+from tests.context_caching.servers import (
+    MooncakeLender,
+    MooncakeMaster,
+    RedisServer,
+    need_mooncake,
+    need_redis,
+    redis_cluster,
+    running,
+)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    need_redis()
+    server = RedisServer()
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis_servers() -> Iterator[list[RedisServer]]:
+    """A cluster of three."""
+    need_redis()
+    with redis_cluster() as servers:
+        yield servers
+
+
+@contextmanager
+def store_open(master: MooncakeMaster) -> Iterator[None]:
+    """Pools that are opened and closed inside share a store that stays open: to close it takes a second."""
+    mooncake_store.borrow(mooncake_store.Settings("127.0.0.1", f"127.0.0.1:{master.port}", 0, "tcp", ""))
+    try:
+        yield
+    finally:
+        mooncake_store.give_back()
+
+
+@pytest.fixture(scope="module")
+def mooncake_master() -> Iterator[MooncakeMaster]:
+    """A master and two lenders."""
+    need_mooncake()
+    master = MooncakeMaster()
+    with running(master, MooncakeLender(master), MooncakeLender(master)):
+        yield master

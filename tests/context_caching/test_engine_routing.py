@@ -1,0 +1,142 @@
+"""One distribute key, one node; many distribute keys, all nodes alike; and what of a URL is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+
+from aiodatadist.context_caching.engines.keys import group, rendezvous
+from aiodatadist.context_caching.engines.mooncake import MooncakePool
+from aiodatadist.context_caching.pool import NodeInfo, PoolKey, PoolUnreachable, PutStatus
+from aiodatadist.testing.pools import new_key, soon, store
+from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
+from tests.context_caching.servers import MooncakeMaster, RedisServer, running
+
+__all__ = ["mooncake_master", "redis_server", "redis_servers"]
+
+KEYS = 3000
+
+
+def assert_even(counts: Counter[str], nodes: int) -> None:
+    assert sum(counts.values()) == KEYS
+    assert len(counts) == nodes
+    assert all(abs(count - KEYS / nodes) <= 0.1 * KEYS / nodes for count in counts.values()), counts
+
+
+def held(server: RedisServer) -> int:
+    return int(server.ask("DBSIZE").strip(b":\r\n"))
+
+
+async def test_redis_nodes_have_about_as_many_distribute_keys_each(redis_servers: list[RedisServer]) -> None:
+    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    for server in redis_servers:
+        server.ask("FLUSHALL")
+    async with aclosing(await RedisPool.open(redis_servers[1].url)) as pool:
+        keys = [PoolKey("even", f"block {i}", "rank 0") for i in range(KEYS)]
+        assert set(await store(pool, keys, [b"value"] * KEYS)) == {PutStatus.STORED}
+    assert_even(Counter({server.url: held(server) for server in redis_servers}), 3)
+
+
+async def test_attribute_keys_of_one_distribute_key_are_on_one_redis_node(redis_servers: list[RedisServer]) -> None:
+    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    async with aclosing(await RedisPool.open(redis_servers[2].url)) as pool:
+        for distribute_key in ("plain", "{a}", "}", ""):
+            for server in redis_servers:
+                server.ask("FLUSHALL")
+            keys = [PoolKey(namespace, distribute_key, f"rank {{{i}}}") for i in range(50) for namespace in "ab"]
+            assert set(await store(pool, keys, [b"value"] * 100)) == {PutStatus.STORED}
+            assert sorted(held(server) for server in redis_servers) == [0, 0, 100]
+
+
+async def test_attribute_keys_of_one_distribute_key_are_on_one_mooncake_segment(
+    mooncake_master: MooncakeMaster,
+) -> None:
+    def used(nodes: list[NodeInfo]) -> dict[str, int | None]:
+        return {node.name: node.used for node in nodes}
+
+    with store_open(mooncake_master):
+        async with aclosing(await MooncakePool.open(mooncake_master.url)) as pool:
+            seen = set()
+            for _ in range(8):
+                distribute_key, before = new_key().distribute_key, used(await pool.nodes(deadline=soon()))
+                keys = [PoolKey("one", distribute_key, f"rank {i}") for i in range(20)]
+                assert set(await store(pool, keys, [b"value" * 1000] * 20)) == {PutStatus.STORED}
+                after = used(await pool.nodes(deadline=soon()))
+                (grown,) = [name for name in after if after[name] != before[name]]
+                seen.add(grown)
+            assert seen == set(mooncake_master.segments())
+
+
+def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
+    nodes = [f"10.0.0.{i}:12345" for i in range(3)]
+    names = [group(PoolKey("even", f"block {i}", "")) for i in range(KEYS)]
+    places = {name: rendezvous(name, nodes) for name in names}
+    assert_even(Counter(str(place) for place in places.values()), 3)
+    fewer = {name: rendezvous(name, nodes[:2]) for name in names}
+    assert all(fewer[name] == places[name] for name in names if places[name] != nodes[2])
+    assert rendezvous("name", []) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1", "redis://host:port"),
+        ("redis://", "redis://host:port"),
+        ("redis://127.0.0.1?cluster=maybe", "cluster is 'maybe'"),
+        ("redis://127.0.0.1/3?cluster=yes", "db is 3"),
+        ("redis://127.0.0.1?connections=0", "connections is 0"),
+        ("redis://127.0.0.1?memory=many", "memory is 'many'"),
+        ("redis://127.0.0.1?memory=1&memory=2", "twice"),
+        ("redis://127.0.0.1?socket_timeout=3", "socket_timeout is not for the URL"),
+        ("redis://127.0.0.1?colour=red", "colour"),
+    ],
+)
+async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:
+    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    with pytest.raises(ValueError, match=why):
+        await RedisPool.open(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://127.0.0.1", "mooncake://host:port"),
+        ("mooncake://127.0.0.1?segments=3", "option segments is unknown"),
+        ("mooncake://127.0.0.1?metrics=http", "metrics is 'http'"),
+        ("mooncake://127.0.0.1?metrics=70000", "metrics is 70000"),
+        ("mooncake://127.0.0.1?memory=1MiB", "memory is 1048576 bytes"),
+    ],
+)
+async def test_a_mooncake_url_that_makes_no_sense(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        await MooncakePool.open(url)
+
+
+@pytest.fixture
+def guarded() -> Iterator[RedisServer]:
+    with running(server := RedisServer(options=["--requirepass", "open sesame"])):
+        yield server
+
+
+async def test_redis_is_opened_with_the_account_and_the_kind_that_the_url_says(
+    redis_server: RedisServer, guarded: RedisServer
+) -> None:
+    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    for url, why in (
+        (f"{redis_server.url}?cluster=yes", "not part of a cluster"),
+        (guarded.url, "Authentication required"),
+        (f"redis://:wrong@127.0.0.1:{guarded.port}", "[Pp]assword"),
+        ("redis://127.0.0.1:1", "127.0.0.1:1"),
+    ):
+        with pytest.raises(PoolUnreachable, match=why):
+            await RedisPool.open(url)
+    async with aclosing(await RedisPool.open(f"redis://default:open%20sesame@127.0.0.1:{guarded.port}/1")) as pool:
+        assert pool.capabilities.auth
+        assert await store(pool, [new_key()], [b"value"]) == [PutStatus.STORED]
