@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing as mp
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported; the other core is the transfer's
 import numpy as np
 
 from aiodatadist import (
