@@ -131,16 +131,18 @@ class Model:
         cache: Cache,
         block_table: Sequence[int],
         on_layer: Callable[[int], None] | None = None,
+        start: int = 0,
     ) -> Array:
-        """Run the whole prompt and leave its keys and values in the blocks of ``block_table``.
+        """Run the prompt and leave its keys and values in the blocks of ``block_table``.
 
         Args:
+            start: position of the first of ``tokens``; everything before it is in the cache already.
             on_layer: called with the number of layers done, in this thread; an exception from it ends the run.
 
         Returns:
             Logits ``[VOCABULARY]`` for the token after the prompt.
         """
-        return self._forward(tokens, 0, cache, block_table, on_layer)
+        return self._forward(tokens, start, cache, block_table, on_layer)
 
     def decode_step(self, token: int, position: int, cache: Cache, block_table: Sequence[int]) -> Array:
         """Append ``token`` at ``position`` to the cached sequence; logits ``[VOCABULARY]`` for the one after it."""
