@@ -42,6 +42,7 @@ bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.context_cache
 
 wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
 from aiodatadist.cli.errors import wrong_input
+
+WORKERS = ("prefill", "decode", "prefill-v1", "decode-v1", "context")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,6 +38,8 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
         return partial(_run_doctor, arguments.json)
     if arguments.worker:
         return partial(_run_worker, arguments.worker)
+    if arguments.context_cache is not None:
+        return _context_demo(arguments)
     return partial(
         run_demo,
         DemoOptions(
@@ -67,7 +72,24 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--v1", action="store_true", help="with the v1 interface: LLMModel, pull_kv, merge_kv, predict")
     demo.add_argument("--plot", type=Path, metavar="FILE", help="with --layered: draw the timeline (needs matplotlib)")
     demo.add_argument("--trace", type=Path, metavar="FILE", help="with --layered: the timeline for Perfetto, as JSON")
-    demo.add_argument("--worker", choices=("prefill", "decode", "prefill-v1", "decode-v1"), help=argparse.SUPPRESS)
+    demo.add_argument(
+        "--context-cache",
+        nargs="?",
+        const="memory:",
+        metavar="URL",
+        help="read the prompt twice, and load its KV cache the second time (memory:)",
+    )
+    demo.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
+
+
+def _context_demo(arguments: argparse.Namespace) -> Callable[[], int]:
+    for name in ("layered", "v1", "plot", "trace", "port"):
+        if getattr(arguments, name):
+            raise wrong_input(f"--{name} does not go with --context-cache: nothing travels between two workers there")
+    options = ContextOptions(
+        arguments.context_cache, arguments.prompt, arguments.tokens, arguments.seed, arguments.json
+    )
+    return partial(run_context_demo, options)
 
 
 def _integer(least: int, most: int) -> Callable[[str], int]:
@@ -93,6 +115,10 @@ def _run_doctor(as_json: bool) -> int:
 
 def _run_worker(name: str) -> int:
     # Here and not at the top: the workers need numpy, and the other commands do not.
+    if name == "context":
+        from aiodatadist.cli.context_worker import run_context_worker  # noqa: PLC0415
+
+        return run_context_worker()
     from aiodatadist.cli.decode import decode  # noqa: PLC0415
     from aiodatadist.cli.decode_v1 import decode_v1  # noqa: PLC0415
     from aiodatadist.cli.prefill import prefill  # noqa: PLC0415

@@ -133,10 +133,10 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
         start: int = 0,
     ) -> Array:
-        """Run the whole prompt and leave its keys and values in the blocks of ``block_table``.
+        """Run the prompt and leave its keys and values in the blocks of ``block_table``.
 
         Args:
-            start: so many tokens before the prompt are in the cache already.
+            start: position of the first of ``tokens``; everything before it is in the cache already.
             on_layer: called with the number of layers done, in this thread; an exception from it ends the run.
 
         Returns:

@@ -1,0 +1,52 @@
+"""EMS ContextCaching: KV blocks kept in a pool, so that a later request with the same prefix loads what it would compute.
+
+Read from the ground up: ``pool`` is the contract of whatever keeps values, ``shelf`` and ``memory`` are the embedded one,
+``engines`` adapt stores of others; ``names``, ``layout`` and ``places`` say what is moved, ``mover`` moves it, ``work`` makes
+saves and loads of that; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers without an event loop.
+"""
+
+from aiodatadist.context_caching.cache import ContextCache
+from aiodatadist.context_caching.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType
+from aiodatadist.context_caching.errors import (
+    EmsErrorCode,
+    EmsException,
+    EmsInternalError,
+    EmsInvalidArgument,
+    EmsIoError,
+    EmsTimeout,
+)
+from aiodatadist.context_caching.health import HealthGate, HealthRules
+from aiodatadist.context_caching.layout import LayerGroup
+from aiodatadist.context_caching.memory import MemoryPool
+from aiodatadist.context_caching.names import PrimaryKey
+from aiodatadist.context_caching.places import KvBufferWrapper
+from aiodatadist.context_caching.pool import KVPool
+from aiodatadist.context_caching.pools import open_pool
+from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
+from aiodatadist.context_caching.transfer import Transfer
+
+__all__ = [
+    "CcCacheConfig",
+    "CcConfig",
+    "CcConfig_v1",
+    "CcResult",
+    "CcStatus",
+    "ContextCache",
+    "EmsErrorCode",
+    "EmsException",
+    "EmsInternalError",
+    "EmsInvalidArgument",
+    "EmsIoError",
+    "EmsTimeout",
+    "HealthGate",
+    "HealthRules",
+    "KVCacheType",
+    "KVPool",
+    "KvBufferWrapper",
+    "LayerGroup",
+    "MemoryPool",
+    "PrimaryKey",
+    "Statistics",
+    "Transfer",
+    "open_pool",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from aiodatadist._native.library import Handle, ffi
@@ -120,6 +120,18 @@ class Device:
                 self.runtime.acl.softnpu_release(ffi.cast("void *", address), nbytes)
             if not self._adopted[address, nbytes]:
                 del self._adopted[address, nbytes]
+
+    def placements_of(self, addresses: Iterable[int]) -> list[Placement]:
+        """Where the memory at each address is. What the runtime does not know is ordinary memory of the host."""
+        found, attributes = [], ffi.new("aclrtPtrAttributes *")
+        look, pointer = self.runtime.acl.aclrtPointerGetAttributes, ffi.typeof("void *")
+        with self.current():
+            for address in addresses:
+                code = look(ffi.cast(pointer, address), attributes)
+                if code:
+                    self.runtime.check("aclrtPointerGetAttributes", code)
+                found.append(_PLACES.get(attributes.location.type, Placement.HOST))
+        return found
 
     def want_gates(self) -> None:
         """Raises FeatureNotEnabled: the runtime has no notifies."""

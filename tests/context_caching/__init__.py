@@ -1,0 +1,1 @@
+"""ContextCaching: the acceptance checks over every pool, the rules, the embedded pool, pools that fail, the EMS interface."""

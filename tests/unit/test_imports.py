@@ -41,7 +41,7 @@ STORY: list[set[str]] = [
 ]
 PLACE = {room: number for number, rooms in enumerate(STORY) for room in rooms}
 
-SEES_C = ("_native", "device", "transport", "cache.plan", "testing")
+SEES_C = ("_native", "device", "transport", "cache.plan", "context_caching.slots", "testing")
 """Who may know that there is C."""
 
 

@@ -1,0 +1,150 @@
+"""``aiodatadist demo --context-cache``: a prompt is read twice, and the second time its KV cache is there already.
+
+With the embedded pool both runs are in this process, because the pool is. With any other each run is a process of its own,
+and what the first one saved is all that they share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aiodatadist.cli.children import Command, worker_command
+from aiodatadist.cli.errors import CommandError, wrong_input
+from aiodatadist.cli.figures import duration, quantity
+from aiodatadist.cli.messages import Bytes
+from aiodatadist.cli.prompt import load_prompt, shown
+from aiodatadist.cli.screen import Screen, open_screen
+
+
+class ContextJob(BaseModel):
+    """Parent to worker, as JSON on its stdin."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    prompt: Bytes
+    tokens: int
+    seed: int
+
+
+class ContextRun(BaseModel):
+    """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
+
+    Attributes:
+        error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: Bytes = ""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    computed_tokens: int = 0
+    compute_seconds: float = 0.0
+    saved_tokens: int = 0
+    saved_bytes: int = 0
+    save_seconds: float = 0.0
+    error: str = ""
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """What the command line asks for."""
+
+    url: str
+    prompt: Path | None
+    tokens: int
+    seed: int
+    json: bool
+
+
+def run_context_demo(options: ContextOptions, command: Command = worker_command) -> int:
+    """Run the demo and show it on stdout; the exit code.
+
+    Raises:
+        CommandError: wrong input, or a pool that does not work.
+    """
+    if find_spec("numpy") is None:
+        raise wrong_input("the demo's model needs numpy: pip install numpy")
+    prompt = load_prompt(options.prompt)
+    job = ContextJob(url=options.url, prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed)
+    screen = open_screen(sys.stdout, silent=options.json)
+    try:
+        screen.line(f"prompt: {prompt.describe()}")
+        screen.line(f"pool: {options.url}")
+        first, second = anyio.run(_both, job, command)
+        _show(first, second, screen)
+    finally:
+        screen.close()
+    is_equal = first.text == second.text
+    if options.json:
+        runs = [run.model_dump(exclude={"error", "exit_code"}) for run in (first, second)]
+        print(json.dumps({"pool": options.url, "runs": runs, "tokens_equal": is_equal}, indent=2))
+    return 0 if is_equal and second.loaded_tokens else 1
+
+
+async def _both(job: ContextJob, command: Command) -> tuple[ContextRun, ContextRun]:
+    if job.url.startswith("memory:"):
+        from aiodatadist.cli.context_worker import run_twice  # noqa: PLC0415 - needs numpy
+
+        first, second = await run_twice(job)
+    else:
+        first, second = await _in_process(job, command), await _in_process(job, command)
+    for run in (first, second):
+        if run.error:
+            raise CommandError(run.error, exit_code=run.exit_code)
+    return first, second
+
+
+async def _in_process(job: ContextJob, command: Command) -> ContextRun:
+    """One run in a process of its own, which ends with it, or with us."""
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = await anyio.run_process(
+        command("context"), input=job.model_dump_json().encode(), env={**os.environ, **single}, check=False
+    )
+    try:
+        return ContextRun.model_validate_json(done.stdout)
+    except ValidationError:
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise CommandError(f"a run ended with exit code {done.returncode}: {' '.join(words)}") from None
+
+
+def _show(first: ContextRun, second: ContextRun, screen: Screen) -> None:
+    screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
+    screen.line(f"  >>>{shown(second.text)}")
+    for name, run in (("first run", first), ("second run", second)):
+        for left, right in _rows(run):
+            screen.line(f"{name:<12}{left:<10}{right}")
+            name = ""  # noqa: PLW2901 - only on the first line
+    screen.line(_gain(first, second))
+    screen.line(f"tokens equal: {'yes' if first.text == second.text else 'NO'}")
+
+
+def _rows(run: ContextRun) -> Sequence[tuple[str, str]]:
+    rows = [("computed", f"{run.computed_tokens} tokens in {duration(run.compute_seconds)}")]
+    if run.loaded_tokens:
+        what = f"{run.loaded_tokens} tokens, {quantity(run.loaded_bytes)} in {duration(run.load_seconds)}"
+        rows.insert(0, ("loaded", what))
+    if run.saved_tokens:
+        what = f"{run.saved_tokens} tokens, {quantity(run.saved_bytes)} in {duration(run.save_seconds)}"
+        rows.append(("saved", what))
+    return rows
+
+
+def _gain(first: ContextRun, second: ContextRun) -> str:
+    before, after = first.load_seconds + first.compute_seconds, second.load_seconds + second.compute_seconds
+    return (
+        f"the second run did not compute {second.loaded_tokens} tokens again: its first token was there after "
+        f"{duration(after)} instead of {duration(before)}"
+    )

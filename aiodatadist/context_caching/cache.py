@@ -1,0 +1,702 @@
+"""The asyncio interface: KV blocks saved into a pool, and loaded by whoever has the same prefix later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from aiodatadist.context_caching import rules
+from aiodatadist.context_caching.budget import Budget
+from aiodatadist.context_caching.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
+from aiodatadist.context_caching.errors import (
+    EmsException,
+    EmsInternalError,
+    EmsInvalidArgument,
+    EmsIoError,
+    EmsTimeout,
+)
+from aiodatadist.context_caching.health import HealthGate
+from aiodatadist.context_caching.layout import LayerGroup, Layout
+from aiodatadist.context_caching.mover import Mover
+from aiodatadist.context_caching.names import NOTE, Names, PrimaryKey, Shape, check_hashes, parts_of
+from aiodatadist.context_caching.places import BufferMemory, KvBufferWrapper, Memory, SlotMemory
+from aiodatadist.context_caching.pool import KVPool, PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.pools import open_pool
+from aiodatadist.context_caching.read_cache import LocalReadCache
+from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
+from aiodatadist.context_caching.transfer import Transfer
+from aiodatadist.context_caching.turns import Turns
+from aiodatadist.context_caching.work import LATE, Call, Work, in_time
+from aiodatadist.errors import LLMException, TransferTimeout
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT: Final = 5.0
+NOTE_EVERY: Final = 30.0
+"""Seconds after which a save looks again whether its layout is still noted down in the pool."""
+AT_ONCE: Final = 512
+"""Keys asked for at a time."""
+HEALTH: Final = 1.0
+"""Seconds that a health check may take."""
+
+Chunks = Sequence[Sequence[tuple[int, int]]]
+Buffers = Sequence[Sequence[KvBufferWrapper | Any]]
+Key = PrimaryKey | str
+
+
+class ContextCache:
+    """A cache of KV blocks over a pool. It may lose anything at any time, and what it lost is a miss.
+
+    ``cache = await ContextCache.open(config)``, then ``async with cache:``. It belongs to the event loop it was opened on;
+    any number of tasks may call it at the same time. Times are seconds, None is no limit, and 0 means no waiting for anybody.
+
+    Every data call raises :class:`EmsInvalidArgument` before anything starts when an argument is wrong, ``EmsTimeout`` at its
+    deadline, ``EmsIoError`` when the pool does not answer, ``EmsInternalError`` when the device fails; the last three carry
+    what was done as ``partial``. When it has raised, also because it was cancelled, no byte of the caller's memory is touched
+    any more.
+    """
+
+    def __init__(
+        self, config: CcConfig, settings: CcCacheConfig, access_id: str | None, gate: HealthGate | None
+    ) -> None:
+        """Use :meth:`open`."""
+        self._config = config
+        self._settings = settings
+        self._names = Names(config, access_id)
+        self._gate = gate
+        self._work: Work
+        self._mover = Mover(config.device_id)
+        self._budget = Budget(settings.bytes_in_flight)
+        self._layout: Layout | None = None
+        self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
+        self._noted = -math.inf
+        self._transfers: set[Transfer] = set()
+        self._in_slots: set[Transfer] = set()  # of the registered cache; those that got stuck stay
+        self._group: anyio.abc.TaskGroup | None = None
+        self._turns = Turns()
+        self._stopping = anyio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+
+    # ---- life ----
+
+    @classmethod
+    async def open(
+        cls,
+        config: CcConfig,
+        pool: KVPool | str = "memory:",
+        read_cache_bytes: int = 0,
+        *,
+        fill_on_read: bool = True,
+        bytes_in_flight: int = 256 * MIB,
+        access_id: str | None = None,
+        gate: HealthGate | None = None,
+    ) -> Self:
+        """Open a cache.
+
+        Args:
+            config: who we are: :class:`CcConfig_v1` for block hashes, :class:`CcConfig` for keys of the caller's only.
+            pool: a pool, which stays the caller's; or a URL, see :func:`open_pool`, whose pool is closed with the cache.
+            read_cache_bytes: host memory for copies of what is read and written; 0 for none.
+            fill_on_read: what is read from the pool is kept there, too.
+            bytes_in_flight: host memory that calls may hold together; who wants more waits, and that counts as its time.
+            access_id: the tenant, part of every name. That keeps tenants apart who do not lie; it is no protection.
+            gate: ends the use of a pool that fails, and probes it until it may be used again. Without one every call tries.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong, or the engine's extra is not installed.
+            EmsIoError, EmsTimeout: the pool does not answer.
+            EmsInternalError: the memory cannot be had.
+        """
+        if not isinstance(config, CcConfig):
+            raise EmsInvalidArgument(
+                f"config is of type {type(config).__name__}: it has to be a CcConfig_v1 or CcConfig"
+            )
+        if not isinstance(pool, (KVPool, str)):
+            raise EmsInvalidArgument(f"pool is of type {type(pool).__name__}: it has to be a KVPool or a URL")
+        check_access(access_id, None)
+        cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id, gate)
+        await cache._start(pool)
+        return cache
+
+    async def _start(self, pool: KVPool | str) -> None:
+        started: asyncio.Future[None] = self._loop.create_future()
+        # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
+        self._runner = asyncio.create_task(self._live(pool, started), name="aiodatadist context cache")
+        try:
+            await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._runner.cancel()
+            await _ended(self._runner)
+            raise
+        if not started.done():
+            started.cancel()
+            try:
+                await self._runner
+            except Exception as error:
+                raise _translated(error, "the pool cannot be opened") from error
+
+    async def _live(self, pool: KVPool | str, started: asyncio.Future[None]) -> None:
+        async with AsyncExitStack() as stack:
+            if isinstance(pool, str):
+                pool = await open_pool(pool)
+                stack.push_async_callback(pool.aclose)
+            settings = self._settings
+            local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
+            stack.push_async_callback(local.aclose)
+            self._work = Work(pool, local, self._mover, self._budget, fill_on_read=settings.fill_on_read)
+            stack.push_async_callback(self._mover.aclose)
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            if self._gate is not None:
+                self._group.start_soon(self._probe, self._gate)
+            started.set_result(None)
+            try:
+                await self._stopping.wait()
+            finally:
+                self._stopping.set()
+                self._group.cancel_scope.cancel()
+        for transfer in list(self._transfers):  # those whose task never began
+            transfer.finish(None, None)
+        if not self._in_slots:
+            self._layout = None
+
+    async def aclose(self) -> None:
+        """Cancel what is under way, and give everything back. May be called twice.
+
+        Raises:
+            EmsInternalError: the device did not let go of memory. Everything else was given back.
+        """
+        runner, self._runner = self._runner, None
+        if runner is None or self._pid != os.getpid():
+            return
+        self._stopping.set()
+        try:
+            await asyncio.wait([runner])
+        except asyncio.CancelledError:
+            await _ended(runner)
+            raise
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            raise _translated(error, "the cache was not closed properly") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def _check_running(self) -> None:
+        if self._pid != os.getpid():
+            raise EmsInternalError("this cache was opened before a fork: start processes with spawn")
+        if self._stopping.is_set():
+            raise EmsInvalidArgument("this cache is closed")
+        if self._loop is not asyncio.get_running_loop():
+            raise EmsInvalidArgument("this cache belongs to another event loop")
+
+    # ---- the registered cache ----
+
+    async def register_kvcache(
+        self, layers: Sequence[Sequence[Any]], groups: Sequence[Sequence[int] | LayerGroup] | None = None
+    ) -> None:
+        """Say where the KV cache is. Moves nothing; the tensors are kept alive until the cache is closed.
+
+        Args:
+            layers: for each layer its tensors, ``[num_blocks, block_size, ...]`` each, contiguous and writable: torch
+                tensors, numpy arrays or other buffers, in memory of the host or of the device.
+            groups: layers that share a block table; each layer is in one group. One group of all by default. Layers of one
+                group agree in ``num_blocks`` and ``block_size``; all else may differ.
+
+        Raises:
+            EmsInvalidArgument: a rule is broken, or saves or loads are under way.
+            EmsInternalError: the device cannot be opened.
+        """
+        self._check_v1()
+        self._check_quiet()
+        try:
+            placements_of = await self._mover.placements()
+            self._check_quiet()
+            layout = Layout(layers, groups, placements_of)
+        except LLMException as error:
+            raise EmsInternalError(f"the device cannot be used: {error}") from error
+        self._layout, self._noted = layout, -math.inf
+
+    def unregister_kvcache(self) -> None:
+        """Forget the KV cache; its memory is not used any more. Without one this does nothing.
+
+        Raises:
+            EmsInvalidArgument: saves or loads are under way, or the device did not let go after one.
+        """
+        self._check_v1()
+        self._check_quiet()
+        self._layout = None
+
+    def _check_quiet(self) -> None:
+        if self._in_slots:
+            raise EmsInvalidArgument(
+                f"{len(self._in_slots)} saves and loads use the registered cache: await them, or their quiesced()"
+            )
+
+    def _check_v1(self) -> CcConfig_v1:
+        self._check_running()
+        if not isinstance(self._config, CcConfig_v1):
+            raise EmsInvalidArgument("block hashes need a CcConfig_v1: this cache was opened with a CcConfig")
+        return self._config
+
+    # ---- saving and loading by hash ----
+
+    async def save(
+        self,
+        hashes: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        chunks: Chunks | None = None,
+        timeout: float | None = TIMEOUT,
+        write_rcache: bool = True,
+    ) -> CcResult:
+        """Store blocks. What is there already counts as stored; what cannot be stored does not make the call fail.
+
+        Where the tokens are is said in one of two ways: with ``slots``, one for each token, and ``offsets``, how many tokens
+        each hash has; or with ``chunks``, for each layer group a list of ``(start_slot, length)``, one for each hash.
+
+        Args:
+            hashes: -2**63 to 2**64 - 1, distinct. Equal hashes mean equal contents.
+            write_rcache: the local read cache gets a copy of what is written.
+
+        Raises:
+            EmsException: see the class.
+        """
+        await self._turns.wait()
+        return await self.start_save(
+            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=timeout, write_rcache=write_rcache
+        )
+
+    def start_save(
+        self,
+        hashes: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        chunks: Chunks | None = None,
+        timeout: float | None = TIMEOUT,
+        write_rcache: bool = True,
+    ) -> Transfer:
+        """Start :meth:`save`. The slots must not be written before it has ended.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong, or a load uses one of the slots.
+        """
+        layout = self._registered()
+        seconds = rules.seconds(timeout)
+        rules.flag(write_rcache, "write_rcache")
+        keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
+        call = self._call(keys, memory, total, seconds)
+        call.write_local = write_rcache
+        return self._begin("save", call, self._save_blocks)
+
+    async def load(
+        self,
+        hashes: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        chunks: Chunks | None = None,
+        timeout: float | None = TIMEOUT,
+        read_local_only: bool = False,
+    ) -> CcResult:
+        """Read blocks, up to the first that is not there; it and those behind it may hold anything afterwards.
+
+        A block that was saved with another number of tokens is not there. Slots are said as for :meth:`save`.
+
+        Args:
+            read_local_only: read the local read cache and nothing else.
+
+        Raises:
+            EmsException: see the class.
+        """
+        await self._turns.wait()
+        return await self.start_load(
+            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=timeout, read_local_only=read_local_only
+        )
+
+    def start_load(
+        self,
+        hashes: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        chunks: Chunks | None = None,
+        timeout: float | None = TIMEOUT,
+        read_local_only: bool = False,
+    ) -> Transfer:
+        """Start :meth:`load`. The slots must be neither read nor written before it has ended.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong, or another save or load uses one of the slots.
+        """
+        layout = self._registered()
+        seconds = rules.seconds(timeout)
+        rules.flag(read_local_only, "read_local_only")
+        keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
+        call = self._call(keys, memory, total, seconds)
+        call.local_only = read_local_only
+        return self._begin("load", call, self._work.load)
+
+    def _registered(self) -> Layout:
+        self._check_v1()
+        if self._layout is None:
+            raise EmsInvalidArgument("no KV cache is registered: call register_kvcache() first")
+        return self._layout
+
+    def _checked(
+        self, layout: Layout, hashes: Any, slots: Any, offsets: Any, chunks: Any
+    ) -> tuple[list[PoolKey], Memory, int]:
+        wanted = check_hashes(hashes)
+        if chunks is not None:
+            if slots is not None or offsets is not None:
+                raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
+            memory = SlotMemory.chunked(layout, chunks, len(wanted))
+        elif slots is None or offsets is None:
+            raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
+        else:
+            memory = SlotMemory.mapped(layout, slots, offsets, len(wanted))
+        of_hash, shape = self._names.of_hash, layout.shape
+        keys = [of_hash(wanted[i], shape, g) for i, g in zip(memory.owners, memory.groups, strict=True)]
+        return keys, memory, len(wanted)
+
+    async def _save_blocks(self, call: Call) -> None:
+        now = anyio.current_time()
+        if self._layout is not None and self._noted + NOTE_EVERY <= now:
+            note = self._names.of_note(self._names.shard)
+            await self._work.write_note(note, self._layout.shape.note(), call.deadline)
+            self._noted = now
+        await self._work.save(call)
+
+    # ---- saving and loading by key ----
+
+    async def save_values(
+        self,
+        keys: Sequence[Key],
+        buffers: Buffers,
+        *,
+        timeout: float | None = TIMEOUT,
+        write_rcache: bool = True,
+    ) -> CcResult:
+        """Store values of the caller's own names. As :meth:`save`, without a registered cache.
+
+        Args:
+            keys: :class:`PrimaryKey` or strings, distinct.
+            buffers: for each key the regions that its value is made of, one behind the other: :class:`KvBufferWrapper` or
+                writable buffers.
+        """
+        await self._turns.wait()
+        return await self.start_save_values(keys, buffers, timeout=timeout, write_rcache=write_rcache)
+
+    def start_save_values(
+        self,
+        keys: Sequence[Key],
+        buffers: Buffers,
+        *,
+        timeout: float | None = TIMEOUT,
+        write_rcache: bool = True,
+    ) -> Transfer:
+        """Start :meth:`save_values`. The regions must not be written before it has ended.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong.
+        """
+        self._check_running()
+        seconds = rules.seconds(timeout)
+        rules.flag(write_rcache, "write_rcache")
+        call = self._call(*self._checked_values(keys, buffers), seconds)
+        call.write_local = write_rcache
+        return self._begin("save_values", call, self._work.save)
+
+    async def load_values(
+        self,
+        keys: Sequence[Key],
+        buffers: Buffers,
+        *,
+        timeout: float | None = TIMEOUT,
+        read_local_only: bool = False,
+    ) -> CcResult:
+        """Read values of the caller's own names. As :meth:`load`; a value of another length than its regions is not there."""
+        await self._turns.wait()
+        return await self.start_load_values(keys, buffers, timeout=timeout, read_local_only=read_local_only)
+
+    def start_load_values(
+        self,
+        keys: Sequence[Key],
+        buffers: Buffers,
+        *,
+        timeout: float | None = TIMEOUT,
+        read_local_only: bool = False,
+    ) -> Transfer:
+        """Start :meth:`load_values`. The regions must be neither read nor written before it has ended; nobody checks that.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong.
+        """
+        self._check_running()
+        seconds = rules.seconds(timeout)
+        rules.flag(read_local_only, "read_local_only")
+        call = self._call(*self._checked_values(keys, buffers), seconds)
+        call.local_only = read_local_only
+        return self._begin("load_values", call, self._work.load)
+
+    def _checked_values(self, keys: Any, buffers: Any) -> tuple[list[PoolKey], Memory, int]:
+        names = self._pool_keys(keys)
+        memory = BufferMemory(buffers, len(names))
+        rules.distinct(names, "keys")
+        return names, memory, len(names)
+
+    def _pool_keys(self, keys: Any) -> list[PoolKey]:
+        return [self._names.of_key(parts_of(key, f"keys[{i}]")) for i, key in enumerate(rules.some(keys, "keys"))]
+
+    # ---- under way ----
+
+    def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> Call:
+        deadline = anyio.current_time() + seconds
+        return Call(keys, memory, total, deadline, deadline if seconds else math.inf)
+
+    def _begin(self, what: str, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> Transfer:
+        """Run it in a task of ours."""
+
+        def ended(done: Transfer) -> None:
+            self._transfers.discard(done)
+            if not done.is_stuck:
+                self._in_slots.discard(done)
+                call.memory.give()
+
+        group = self._group
+        if group is None:
+            raise EmsInternalError("the cache has no task group")
+        transfer = Transfer(f"{what} of {call.total} keys")
+        if self._gate is not None and not self._gate.is_open:
+            transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
+            return transfer
+        call.memory.take(writes="load" in what)
+        transfer.add_done_callback(ended)
+        self._transfers.add(transfer)
+        if isinstance(call.memory, SlotMemory):
+            self._in_slots.add(transfer)
+        group.start_soon(self._drive, transfer, call, work)
+        return transfer
+
+    async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:
+        result: CcResult | None = None
+        error: EmsException | None = None
+        try:
+            transfer.scope.deadline = call.copying + LATE
+            with transfer.scope:
+                await self._turns.wait()
+                if not transfer.is_asked_to_stop:
+                    await work(call)
+                    result = call.result()
+            if result is None and not transfer.is_asked_to_stop:
+                raise PoolTimeout("not done by the deadline")
+        except Exception as problem:
+            if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
+                logger.exception("%r failed", transfer)
+            error = _translated(problem, "")
+            error.__cause__ = problem
+            error.partial = call.result(CcStatus.TIMEOUT if isinstance(error, EmsTimeout) else CcStatus.IO_ERROR)
+            self._failed()
+        finally:
+            if call.is_stuck:
+                transfer.is_stuck, result = True, None
+                error = EmsInternalError("the device did not let go of the memory", partial=call.result())
+            transfer.finish(result, error)
+
+    def _failed(self) -> None:
+        if self._gate is not None:
+            self._gate.failed(anyio.current_time())
+
+    # ---- what is there ----
+
+    async def exists(
+        self,
+        hashes: Sequence[int],
+        *,
+        timeout: float | None = TIMEOUT,
+        read_local_only: bool = False,
+        all_ranks: bool = False,
+        lease_ms: int = 0,
+    ) -> CcResult:
+        """How many blocks are there, counted from the first without a gap. A hint: they may be gone a moment later.
+
+        A pool that is slow or fails has nothing. Where several layer groups were saved, one of them is enough. It works
+        without a registered cache, as soon as this rank has saved with one: the pool knows its layout.
+
+        Args:
+            read_local_only: ask the local read cache and nobody else.
+            all_ranks: all ranks' shards have to be there; else this rank's.
+            lease_ms: ask the engine to keep what was found for so long, if it can.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong.
+        """
+        self._check_v1()
+        wanted = check_hashes(hashes)
+        deadline = anyio.current_time() + rules.seconds(timeout)
+        rules.flag(read_local_only, "read_local_only")
+        rules.flag(all_ranks, "all_ranks")
+        rules.integer(lease_ms, "lease_ms", 0)
+        if self._gate is not None and not self._gate.is_open:
+            return CcResult.of([CcStatus.SKIPPED] * len(wanted))
+        await self._turns.wait()
+        shards = self._names.shards() if all_ranks else [self._names.shard]
+        try:
+            return await in_time(self._exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
+        except (PoolTimeout, PoolUnreachable) as problem:
+            self._failed()
+            failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
+            return CcResult.of([failure] * len(wanted))
+
+    async def match_prefix(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
+        """How many of them, from the first without a gap, are there: ``exists().success``."""
+        return (await self.exists(hashes, timeout=timeout)).success
+
+    async def _exists(
+        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
+    ) -> CcResult:
+        """A part at a time, up to the one with the first gap."""
+        details = [CcStatus.SKIPPED] * len(hashes)
+        for first in range(0, len(hashes), AT_ONCE):
+            part = hashes[first : first + AT_ONCE]
+            found = await self._find(part, shards, local_only, lease_ms, deadline)
+            details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
+            if not all(found):
+                break
+            await anyio.lowlevel.checkpoint()
+        return CcResult.of(details)
+
+    async def _find(
+        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
+    ) -> list[bool]:
+        """Which of them are there in each of the shards."""
+        everywhere = [True] * len(hashes)
+        for shard in shards:
+            shape = await self._shape_of(shard, local_only, deadline)
+            if shape is None:
+                return [False] * len(hashes)
+            keys = [self._names.of_hash(h, shape, g, shard) for h in hashes for g in range(shape.groups)]
+            found = [self._work.local.has(key) for key in keys]
+            rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
+            if rest:
+                question = self._work.pool.exists_many(rest, lease_ms=lease_ms, deadline=deadline)
+                answers = iter(await self._work.ask(question, deadline))
+                found = [there or next(answers) for there in found]
+            for i in range(len(hashes)):
+                everywhere[i] &= any(found[i * shape.groups : (i + 1) * shape.groups])
+            if not any(everywhere) and shape is self._shapes.get(shard):
+                del self._shapes[shard]  # perhaps they have another layout now: look again next time
+        return everywhere
+
+    async def _shape_of(self, shard: str, local_only: bool, deadline: float) -> Shape | None:
+        """The layout of a shard: ours, or what its rank has noted down."""
+        if self._layout is not None and shard == self._names.shard:
+            return self._layout.shape
+        if shard not in self._shapes and not local_only:
+            note = await self._work.read_note(self._names.of_note(shard), NOTE, deadline)
+            if note is not None:
+                self._shapes[shard] = Shape.noted(note)
+        return self._shapes.get(shard)
+
+    async def remove(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
+        """Forget blocks of this rank's shard; how many values there were in the pool.
+
+        Raises:
+            EmsInvalidArgument, EmsIoError, EmsTimeout: see the class. They are gone from the local read cache in any case.
+        """
+        self._check_v1()
+        wanted = check_hashes(hashes)
+        deadline = anyio.current_time() + rules.seconds(timeout)
+
+        async def remove() -> int:
+            shape = await self._shape_of(self._names.shard, False, deadline)
+            if shape is None:
+                return 0
+            keys = [self._names.of_hash(h, shape, g) for h in wanted for g in range(shape.groups)]
+            return await self._remove(keys, deadline)
+
+        return await self._in_time(remove(), deadline)
+
+    async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
+        """Forget values of the caller's own names, for instance to store others under them. Errors as :meth:`remove`."""
+        self._check_running()
+        names = self._pool_keys(keys)
+        deadline = anyio.current_time() + rules.seconds(timeout)
+        return await self._in_time(self._remove(names, deadline), deadline)
+
+    async def _in_time(self, work: Coroutine[Any, Any, int], deadline: float) -> int:
+        try:
+            return await in_time(work, deadline)
+        except (PoolTimeout, PoolUnreachable) as problem:
+            self._failed()
+            raise _translated(problem, "") from problem
+
+    async def _remove(self, keys: Sequence[PoolKey], deadline: float) -> int:
+        self._work.local.remove(keys)
+        return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
+
+    # ---- health ----
+
+    async def check_health(self) -> bool:
+        """Whether the pool works right now. Does not raise, and takes at most a second."""
+        self._check_running()
+        return await self._is_healthy()
+
+    async def _is_healthy(self) -> bool:
+        deadline = anyio.current_time() + HEALTH
+        try:
+            question = self._work.pool.healthy(deadline=deadline)
+            return await in_time(self._work.ask(question, deadline), deadline)
+        except (PoolTimeout, PoolUnreachable):
+            return False
+
+    async def _probe(self, gate: HealthGate) -> None:
+        while True:
+            await anyio.sleep(gate.rules.probe_every)
+            gate.probed(await self._is_healthy(), anyio.current_time())
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        counted = {name: self._work.counts[name] for name in Statistics.__slots__ if "flight" not in name}
+        return Statistics(**counted, bytes_in_flight=self._budget.taken, most_bytes_in_flight=self._budget.most)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Until it has; what it raised is logged by those who see it."""
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+    if not task.cancelled():
+        task.exception()
+
+
+def _translated(problem: BaseException, where: str) -> EmsException:
+    """What callers get for what went wrong inside."""
+    words = f"{where}: {problem}" if where else str(problem)
+    if isinstance(problem, EmsException):
+        return problem
+    if isinstance(problem, (PoolTimeout, TransferTimeout)):
+        return EmsTimeout(words)
+    if isinstance(problem, PoolUnreachable):
+        return EmsIoError(words)
+    if isinstance(problem, LLMException):
+        return EmsInternalError(words)
+    return EmsInternalError(f"{words or 'it failed'}: {problem!r}; please report it")

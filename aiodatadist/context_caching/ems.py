@@ -1,0 +1,466 @@
+"""EMS's own interface, for callers that block: the same names, checks and results, on one loop in one thread of ours.
+
+``Ems.init`` starts the process's client, ``Ems.get_cc`` gives its cache, ``Ems.shutdown`` ends it. Times are milliseconds
+here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aiodatadist.context_caching import rules
+from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
+from aiodatadist.context_caching.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType, check_access
+from aiodatadist.context_caching.errors import (
+    EmsErrorCode,
+    EmsException,
+    EmsInternalError,
+    EmsInvalidArgument,
+)
+from aiodatadist.context_caching.future import CcFuture
+from aiodatadist.context_caching.layout import LayerGroup
+from aiodatadist.context_caching.loop_thread import LoopThread
+from aiodatadist.context_caching.names import PrimaryKey
+from aiodatadist.context_caching.places import KvBufferWrapper
+from aiodatadist.context_caching.results import CcResult, CcStatus
+from aiodatadist.context_caching.transfer import Transfer
+
+__all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
+           "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException", "KVCacheType", "KvBufferWrapper",
+           "LayerGroup", "PrimaryKey"]  # fmt: skip
+
+T = TypeVar("T")
+MOST_MS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class CcKvOption:
+    """How one call behaves.
+
+    Attributes:
+        write_rcache: keep a copy of what is written in the local read cache.
+        read_local_only: read the local read cache and nothing else. Of no consequence for writes.
+        timeout: milliseconds for the whole request; 0 means no waiting.
+
+    Raises:
+        EmsInvalidArgument: a flag is no bool, or the timeout no int of at least 0.
+    """
+
+    write_rcache: bool = True
+    read_local_only: bool = False
+    timeout: int = 5000
+
+    def __post_init__(self) -> None:
+        rules.flag(self.write_rcache, "write_rcache")
+        rules.flag(self.read_local_only, "read_local_only")
+        rules.integer(self.timeout, "timeout", 0, MOST_MS)
+
+    @property
+    def seconds(self) -> float:
+        return self.timeout / 1000
+
+
+_DEFAULT = CcKvOption()
+
+
+@dataclass(frozen=True)
+class EmsConfig:
+    """Who this process is, and where its pool is.
+
+    Attributes:
+        cc_config: for keys of the caller's own (V0). Not together with the next.
+        cc_config_v1: for block hashes (V1).
+        access_id: the tenant; part of every name.
+        access_key: checked for its form; what protects a pool belongs into its URL.
+        pool: a URL, see ``open_pool``. EMS has no such field: there the pool is where the node's service is.
+        cc_cache: how much host memory may be used. EMS has no such field.
+
+    Raises:
+        EmsInvalidArgument: a field breaks its rule.
+    """
+
+    cc_config: CcConfig | None = None
+    cc_config_v1: CcConfig_v1 | None = None
+    access_id: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    pool: str = "memory:"
+    cc_cache: CcCacheConfig = field(default_factory=CcCacheConfig)
+
+    def __post_init__(self) -> None:
+        check_access(self.access_id, self.access_key)
+        for value, name, kind in (
+            (self.cc_config, "cc_config", CcConfig),
+            (self.cc_config_v1, "cc_config_v1", CcConfig_v1),
+            (self.cc_cache, "cc_cache", CcCacheConfig),
+            (self.pool, "pool", str),
+        ):
+            if value is not None and type(value) is not kind:
+                raise EmsInvalidArgument(f"{name} is of type {type(value).__name__}: it has to be a {kind.__name__}")
+        if self.cc_config is not None and self.cc_config_v1 is not None:
+            raise EmsInvalidArgument("cc_config and cc_config_v1 are both given: one of them chooses the interface")
+
+    @property
+    def chosen(self) -> CcConfig | None:
+        return self.cc_config_v1 or self.cc_config
+
+
+class _Client:
+    """The loop, the cache on it, and the object that callers have of it."""
+
+    def __init__(self, config: EmsConfig) -> None:
+        """Raises EmsException: the pool cannot be opened. Nothing is left behind."""
+        self.config = config
+        self.cc: ContextCaching | ContextCache_v1 | None = None
+        self._pid = os.getpid()
+        self._is_over = False
+        self._cache: ContextCache | None = None
+        self._thread = LoopThread("aiodatadist Ems")
+        if config.chosen is None:
+            return
+        try:
+            self._cache = self._thread.run(self._open)
+        except BaseException:
+            self._thread.stop()
+            raise
+        self.cc = ContextCache_v1(self) if config.cc_config_v1 is not None else ContextCaching(self)
+
+    async def _open(self) -> ContextCache:
+        config, settings = self.config, self.config.cc_cache
+        if config.chosen is None:
+            raise EmsInternalError("a client without a configuration has no cache")
+        return await ContextCache.open(
+            config.chosen,
+            config.pool,
+            settings.read_cache_bytes,
+            fill_on_read=settings.fill_on_read,
+            bytes_in_flight=settings.bytes_in_flight,
+            access_id=config.access_id,
+        )
+
+    def check_pid(self) -> None:
+        if self._pid != os.getpid():
+            raise EmsInternalError("Ems.init was called before a fork: start processes with spawn")
+
+    def _check(self) -> ContextCache:
+        self.check_pid()
+        if self._is_over or self._cache is None:
+            raise EmsInvalidArgument("not initialised: call Ems.init first, and take Ems.get_cc anew")
+        return self._cache
+
+    def run(self, work: Callable[[ContextCache], Coroutine[Any, Any, T]]) -> T:
+        """Do it on the loop, and wait for it."""
+        cache = self._check()
+        try:
+            return self._thread.run(lambda: work(cache))
+        except RuntimeError as error:
+            if isinstance(error, EmsException) or self._thread.is_current:
+                raise
+            raise EmsInvalidArgument("Ems.shutdown was called meanwhile") from error
+
+    def start(self, begin: Callable[[ContextCache], Transfer]) -> CcFuture:
+        """Check the arguments, and start it there."""
+
+        async def start(cache: ContextCache) -> CcFuture:
+            return CcFuture(self._thread, begin(cache))
+
+        return self.run(start)
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # the parent of this process has it
+        self._is_over = True
+        try:
+            if self._cache is not None:
+                self._thread.run(self._cache.aclose)
+        finally:
+            self._thread.stop()
+
+
+class Ems:
+    """The process's client. Each of its calls may come from any thread."""
+
+    _lock = threading.Lock()
+    _client: _Client | None = None
+
+    @classmethod
+    def init(cls, config: EmsConfig) -> None:
+        """Start the client. A second call with an equal configuration does nothing.
+
+        Raises:
+            EmsInvalidArgument: ``config`` is no EmsConfig, or another than that of the running client.
+            EmsException: with ``EMS_RECOVERD_ERROR``: the pool is not there yet, call this again later; else it cannot be
+                opened. There is no client then.
+        """
+        if not isinstance(config, EmsConfig):
+            raise EmsInvalidArgument(f"config is of type {type(config).__name__}: it has to be an EmsConfig")
+        with cls._lock:
+            if cls._client is not None:
+                cls._client.check_pid()
+                if cls._client.config != config:
+                    raise EmsInvalidArgument("Ems is initialised with another configuration: call Ems.shutdown first")
+                return
+            try:
+                cls._client = _Client(config)
+            except EmsException as error:
+                if error.status_code() in {EmsErrorCode.EMS_IO_ERROR, EmsErrorCode.EMS_IO_TIMEOUT}:
+                    raise EmsException(error.message(), EmsErrorCode.EMS_RECOVERD_ERROR) from error
+                raise
+
+    @classmethod
+    def get_cc(cls) -> ContextCaching | ContextCache_v1 | None:
+        """The cache of the running client; None if there is none.
+
+        Raises:
+            EmsInternalError: the client was started before a fork.
+        """
+        client = cls._client
+        if client is None:
+            return None
+        client.check_pid()
+        return client.cc
+
+    @classmethod
+    def check_health(cls) -> bool:
+        """Whether the pool works right now; False without a client.
+
+        Raises:
+            EmsInternalError: the client was started before a fork.
+        """
+        client = cls._client
+        if client is None:
+            return False
+        client.check_pid()
+        return client.cc is not None and client.run(lambda cache: cache.check_health())
+
+    @classmethod
+    def shutdown(cls) -> None:
+        """Cancel what is under way, close the cache and join the thread. Afterwards ``init`` may be called again.
+
+        Raises:
+            EmsInternalError: the device did not let go of memory. Everything else was given back.
+        """
+        with cls._lock:
+            client, cls._client = cls._client, None
+            if client is not None:
+                client.close()
+
+
+def _option(option: Any) -> CcKvOption:
+    if not isinstance(option, CcKvOption):
+        raise EmsInvalidArgument(f"option is {option!r}: it has to be a CcKvOption")
+    return option
+
+
+class ContextCaching:
+    """Values by keys of the caller's own (V0). From ``Ems.get_cc``."""
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+
+    def save(
+        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
+    ) -> CcResult:
+        """Store each key's regions, one behind the other. Blocks.
+
+        Raises:
+            EmsException: wrong arguments, the deadline, or no pool.
+        """
+        return self.async_save(option, key_list, value_list).result()
+
+    def load(
+        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
+    ) -> CcResult:
+        """Read values, up to the first that is not there, into regions of the same total length. Blocks.
+
+        Raises:
+            EmsException: wrong arguments, the deadline, or no pool.
+        """
+        return self.async_load(option, key_list, value_list).result()
+
+    def async_save(
+        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
+    ) -> CcFuture:
+        """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
+
+        def begin(cache: ContextCache) -> Transfer:
+            o = _option(option)
+            return cache.start_save_values(key_list, value_list, timeout=o.seconds, write_rcache=o.write_rcache)
+
+        return self._client.start(begin)
+
+    def async_load(
+        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
+    ) -> CcFuture:
+        """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
+
+        def begin(cache: ContextCache) -> Transfer:
+            o = _option(option)
+            return cache.start_load_values(key_list, value_list, timeout=o.seconds, read_local_only=o.read_local_only)
+
+        return self._client.start(begin)
+
+    def remove(self, keys: Sequence[Key]) -> int:
+        """Forget values; how many there were. EMS has no such call: it is for callers who change what a key stands for."""
+        return self._client.run(lambda cache: cache.remove_values(keys))
+
+
+class ContextCache_v1:  # noqa: N801 - EMS's name
+    """Blocks by their hashes (V1). From ``Ems.get_cc``."""
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+
+    def register_kvcache(
+        self,
+        kvcache: Sequence[Sequence[Any]],
+        store_layer_group_desc: Sequence[Sequence[int] | LayerGroup] | None = None,
+    ) -> None:
+        """Say where the KV cache is: for each layer its tensors. Once, before the first data call.
+
+        Raises:
+            EmsException: it is no KV cache, or transfers are under way.
+        """
+        self._client.run(lambda cache: cache.register_kvcache(kvcache, store_layer_group_desc))
+
+    def unregister_kvcache(self) -> None:
+        """Forget it. EMS has no such call. Raises EmsInvalidArgument: transfers are under way."""
+
+        async def unregister(cache: ContextCache) -> None:
+            cache.unregister_kvcache()
+
+        self._client.run(unregister)
+
+    def save(
+        self,
+        slot_mapping: Sequence[int] | None = None,
+        hashes: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        option: CcKvOption = _DEFAULT,
+        **kwargs: Any,
+    ) -> CcResult:
+        """Store blocks whose tokens are in the slots of ``slot_mapping``, or of ``chunk_descs``. Blocks.
+
+        Raises:
+            EmsException: wrong arguments, the deadline, or no pool.
+        """
+        return self.async_save(slot_mapping, hashes, offsets, option, **kwargs).result()
+
+    def load(
+        self,
+        slot_mapping: Sequence[int] | None = None,
+        hashes: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        option: CcKvOption = _DEFAULT,
+        **kwargs: Any,
+    ) -> CcResult:
+        """Read blocks, up to the first that is not there. Arguments and errors as :meth:`save`."""
+        return self.async_load(slot_mapping, hashes, offsets, option, **kwargs).result()
+
+    def async_save(
+        self,
+        slot_mapping: Sequence[int] | None = None,
+        hashes: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        option: CcKvOption = _DEFAULT,
+        **kwargs: Any,
+    ) -> CcFuture:
+        """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
+
+        def begin(cache: ContextCache) -> Transfer:
+            o, chunks = _option(option), _chunks(kwargs)
+            return cache.start_save(
+                hashes if hashes is not None else [],
+                slots=slot_mapping,
+                offsets=offsets,
+                chunks=chunks,
+                timeout=o.seconds,
+                write_rcache=o.write_rcache,
+            )
+
+        return self._client.start(begin)
+
+    def async_load(
+        self,
+        slot_mapping: Sequence[int] | None = None,
+        hashes: Sequence[int] | None = None,
+        offsets: Sequence[int] | None = None,
+        option: CcKvOption = _DEFAULT,
+        **kwargs: Any,
+    ) -> CcFuture:
+        """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
+
+        def begin(cache: ContextCache) -> Transfer:
+            o, chunks = _option(option), _chunks(kwargs)
+            return cache.start_load(
+                hashes if hashes is not None else [],
+                slots=slot_mapping,
+                offsets=offsets,
+                chunks=chunks,
+                timeout=o.seconds,
+                read_local_only=o.read_local_only,
+            )
+
+        return self._client.start(begin)
+
+    def exists(
+        self, hashes: Sequence[int], option: CcKvOption = _DEFAULT, *, lease_ms: int = 0, all_ranks: bool = False
+    ) -> CcResult:
+        """How many blocks are there, from the first without a gap. A pool that is slow or fails has none.
+
+        ``lease_ms`` and ``all_ranks`` are not EMS's: keep what was found for so long; count what all ranks have.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong.
+        """
+
+        async def exists(cache: ContextCache) -> CcResult:
+            o = _option(option)
+            return await cache.exists(
+                hashes,
+                timeout=o.seconds,
+                read_local_only=o.read_local_only,
+                all_ranks=all_ranks,
+                lease_ms=lease_ms,
+            )
+
+        return self._client.run(exists)
+
+    def is_ready(self, ccfuture: CcFuture) -> bool:
+        """Whether it has ended, also with an error. Never blocks.
+
+        Raises:
+            EmsInvalidArgument: no CcFuture.
+        """
+        return _future(ccfuture).done()
+
+    def get_result(self, ccfuture: CcFuture) -> CcResult:
+        """Wait until it has ended; its result.
+
+        Raises:
+            EmsInvalidArgument: no CcFuture.
+            EmsException: it failed.
+        """
+        return _future(ccfuture).result()
+
+    def remove(self, hashes: Sequence[int]) -> int:
+        """Forget blocks of this rank; how many values there were. EMS has no such call."""
+        return self._client.run(lambda cache: cache.remove(hashes))
+
+
+def _future(value: Any) -> CcFuture:
+    if not isinstance(value, CcFuture):
+        raise EmsInvalidArgument(f"ccfuture is {value!r}: it has to be what async_save or async_load returned")
+    return value
+
+
+def _chunks(kwargs: dict[str, Any]) -> Chunks | None:
+    chunks: Chunks | None = kwargs.pop("chunk_descs", None)
+    for name in kwargs:
+        if name in {"token_ids", "mask"}:
+            raise EmsInvalidArgument(f"{name} is not taken any more: give slot_mapping and offsets, or chunk_descs")
+        raise EmsInvalidArgument(f"{name} is no argument of this call: besides the named ones there is chunk_descs")
+    return chunks

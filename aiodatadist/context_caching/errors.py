@@ -1,0 +1,74 @@
+"""What ContextCaching raises: EMS's exception with EMS's codes, and a class for each, so that Python code can catch by type.
+
+A missing value is none of these: the cache may lose anything at any time, and a miss is a result.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from aiodatadist.context_caching.results import CcResult
+
+
+class EmsErrorCode(Enum):
+    """Why a call failed. The numbers are ours; EMS's are not public."""
+
+    EMS_INVALID_ARGUMENT = 1
+    """A parameter is wrong; the pool itself is fine."""
+    EMS_IO_ERROR = 2
+    """The pool does not answer: do not use it until its health check passes."""
+    EMS_IO_TIMEOUT = 3
+    """The deadline was reached: allow more time, or do not use the pool until its health check passes."""
+    EMS_INTERNAL_ERROR = 4
+    """A fault of this client's, or memory that the device does not let go of."""
+    EMS_RECOVERD_ERROR = 5
+    """Only of ``Ems.init``: the pool is not there yet; call it again later. Spelt as EMS spells it."""
+
+
+class EmsException(RuntimeError):
+    """Base of everything that ContextCaching raises on purpose.
+
+    Attributes:
+        partial: what a data call had done by then, or None if nothing was begun.
+    """
+
+    default_code = EmsErrorCode.EMS_INTERNAL_ERROR
+
+    def __init__(self, message: str, code: EmsErrorCode | None = None, *, partial: CcResult | None = None) -> None:
+        super().__init__(message)
+        self._message = message
+        self._code = code or self.default_code
+        self.partial = partial
+
+    def status_code(self) -> EmsErrorCode:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+    def __str__(self) -> str:
+        return f"{self._message} [{self._code.name}]"
+
+
+class EmsInvalidArgument(EmsException, ValueError):
+    """An argument breaks a rule, or a call comes at the wrong time. Nothing was started."""
+
+    default_code = EmsErrorCode.EMS_INVALID_ARGUMENT
+
+
+class EmsIoError(EmsException, ConnectionError):
+    """No answer from the pool."""
+
+    default_code = EmsErrorCode.EMS_IO_ERROR
+
+
+class EmsTimeout(EmsException, TimeoutError):
+    """The deadline was reached. No byte of a load lands any more, and no byte of a save is read."""
+
+    default_code = EmsErrorCode.EMS_IO_TIMEOUT
+
+
+class EmsInternalError(EmsException):
+    """A fault of this client's, or memory that the device does not let go of."""
+
+    default_code = EmsErrorCode.EMS_INTERNAL_ERROR

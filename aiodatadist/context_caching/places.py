@@ -1,0 +1,275 @@
+"""Which bytes of the caller's memory each value is made of. Checked before anything starts, made into grids when they move.
+
+A call's values are those that have bytes: one per hash and layer group, or one per key of the caller's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Self
+
+from aiodatadist.context_caching import rules
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.layout import Group, Layout
+from aiodatadist.context_caching.mover import PlacementsOf, Places, at_addresses
+from aiodatadist.context_caching.slots import Pieces, Runs, pieces
+from aiodatadist.descriptors import Placement
+from aiodatadist.layout import Grid
+
+
+class Memory(ABC):
+    """The caller's side of one call.
+
+    Attributes:
+        sizes: bytes of each value.
+        owners: which of the call's keys each value belongs to; ascending.
+    """
+
+    sizes: list[int]
+    owners: list[int]
+
+    @abstractmethod
+    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+        """Where the bytes of these values are; ``addresses`` says by value where it begins."""
+
+    @abstractmethod
+    def take(self, *, writes: bool) -> None:
+        """Use the memory from now on. Raises EmsInvalidArgument: another call does."""
+
+    @abstractmethod
+    def give(self) -> None:
+        """Nobody can touch it for this call any more."""
+
+
+# ---- hashes and slots ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one layer group holds of a call: so many tokens of each hash, and from which entry of ``runs`` on."""
+
+    group: Group
+    runs: Runs
+    tokens: list[int]
+    entries: list[int]
+    name: str
+
+
+class SlotMemory(Memory):
+    """Tokens in slots of the registered cache.
+
+    Attributes:
+        groups: the layer group of each value.
+    """
+
+    def __init__(self, shares: Sequence[_Share], count: int) -> None:
+        self._shares = shares
+        self.sizes, self.owners, self.groups = [], [], []
+        for i in range(count):
+            for g, share in enumerate(shares):
+                if share.tokens[i]:
+                    self.sizes.append(share.tokens[i] * share.group.token_bytes)
+                    self.owners.append(i)
+                    self.groups.append(g)
+
+    @classmethod
+    def mapped(cls, layout: Layout, slots: Any, offsets: Any, count: int) -> Self:
+        """From a slot per token and a number of tokens per hash.
+
+        Raises:
+            EmsInvalidArgument: a rule is broken.
+        """
+        if len(layout.groups) != 1:
+            raise EmsInvalidArgument(
+                f"slots are given, but there are {len(layout.groups)} layer groups: use chunks, one list per group"
+            )
+        starts = rules.whole_numbers(rules.some(slots, "slots"), "slots")
+        tokens = rules.whole_numbers(rules.some(offsets, "offsets"), "offsets").tolist()
+        if len(tokens) != count:
+            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they have to be as many")
+        for i, number in enumerate(tokens):
+            if number < 1:
+                raise EmsInvalidArgument(f"offsets[{i}] is {number}: a hash has at least 1 token")
+        if sum(tokens) != len(starts):
+            raise EmsInvalidArgument(f"offsets add up to {sum(tokens)} tokens, but there are {len(starts)} slots")
+        runs, group = Runs(starts), layout.groups[0]
+        runs.check(group.slots, "slots")
+        entries = list(accumulate(tokens, initial=0))[:-1]
+        return cls([_Share(group, runs, tokens, entries, "slots")], count)
+
+    @classmethod
+    def chunked(cls, layout: Layout, chunks: Any, count: int) -> Self:
+        """From one run of slots per hash and layer group.
+
+        Raises:
+            EmsInvalidArgument: a rule is broken.
+        """
+        given = rules.some(chunks, "chunks")
+        if len(given) != len(layout.groups):
+            raise EmsInvalidArgument(f"{len(given)} chunks for {len(layout.groups)} layer groups: one list for each")
+        shares = []
+        for g, (group, pairs) in enumerate(zip(layout.groups, given, strict=True)):
+            name = f"chunks[{g}]"
+            runs = _runs_of(rules.some(pairs, name), count, name)
+            runs.check(group.slots, name)
+            tokens = runs.lengths.tolist() if runs.lengths is not None else []
+            shares.append(_Share(group, runs, tokens, list(range(count)), name))
+        return cls(shares, count)
+
+    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+        found: list[Places] = []
+        for g, share in enumerate(self._shares):
+            wanted = {self.owners[v]: address for v, address in addresses.items() if self.groups[v] == g}
+            if wanted:
+                found.extend(_places_of(share, wanted))
+        return found
+
+    def take(self, *, writes: bool) -> None:
+        taken: list[_Share] = []
+        try:
+            for share in self._shares:
+                share.group.users.take(share.runs, share.name, writes=writes)
+                taken.append(share)
+        except EmsInvalidArgument:
+            for share in taken:
+                share.group.users.give(share.runs)
+            raise
+
+    def give(self) -> None:
+        for share in self._shares:
+            share.group.users.give(share.runs)
+
+
+def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
+    if len(pairs) != count:
+        raise EmsInvalidArgument(f"{name} has {len(pairs)} pairs for {count} hashes: they have to be as many")
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise EmsInvalidArgument(f"{name}[{i}] is {pair!r}: it has to be (start_slot, length)")
+    starts = rules.whole_numbers([pair[0] for pair in pairs], f"start slots of {name}")
+    lengths = rules.whole_numbers([pair[1] for pair in pairs], f"lengths of {name}")
+    for i, length in enumerate(lengths):
+        if length < 0:
+            raise EmsInvalidArgument(f"{name}[{i}] has the length {length}: it has to be at least 0")
+    return Runs(starts, lengths)
+
+
+def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[Places]:
+    """The grids of one layer group; ``wanted`` has the address of each hash's value."""
+    first, last = min(wanted), max(wanted)
+    tokens = share.tokens[first : last + 1]
+    addresses = [wanted.get(i, 0) for i in range(first, last + 1)]
+    cut: dict[int, list[Pieces]] = {}
+    found = []
+    for alike in share.group.alike:
+        nbytes = alike.token_bytes
+        if nbytes not in cut:
+            cut[nbytes] = pieces(share.runs, share.entries[first], tokens, addresses, nbytes)
+        for part in cut[nbytes]:
+            inside = array("Q", [part.tokens * before for before in alike.before])
+            size = part.run * nbytes
+            found.append(
+                Places(alike.placement, Grid(alike.addresses, inside, part.starts, part.places, nbytes, 1, size, size))
+            )
+    return found
+
+
+# ---- keys and buffers ----
+
+
+@dataclass(frozen=True)
+class KvBufferWrapper:
+    """One contiguous region of memory. Whoever gives an address keeps the memory alive.
+
+    Raises:
+        EmsInvalidArgument: the address or the length is not an int above 0.
+    """
+
+    data_ptr: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if callable(self.data_ptr):
+            raise EmsInvalidArgument("data_ptr is a function: call it, tensor.data_ptr()")
+        rules.integer(self.data_ptr, "data_ptr", 1)
+        rules.integer(self.length, "length", 1)
+        if self.data_ptr + self.length > 2**64:
+            raise EmsInvalidArgument(f"{self.length} bytes from {self.data_ptr:#x} leave the address space")
+
+    @classmethod
+    def from_buffer(cls, owner: Any) -> Self:
+        """The bytes of a writable buffer, which is kept alive as long as this is.
+
+        Raises:
+            EmsInvalidArgument: it is no buffer, read-only, empty or not contiguous.
+        """
+        address, length, keep = _bytes_of(owner, "the buffer")
+        made = cls(address, length)
+        object.__setattr__(made, "_keep", keep)
+        return made
+
+
+def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
+    try:
+        view = memoryview(owner)
+    except TypeError:
+        raise EmsInvalidArgument(
+            f"{name} is of type {type(owner).__name__}: it has to be a KvBufferWrapper or a writable buffer"
+        ) from None
+    if view.readonly or not view.c_contiguous or not view.nbytes:
+        raise EmsInvalidArgument(f"{name} has to be writable, contiguous and not empty")
+    return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view
+
+
+class BufferMemory(Memory):
+    """Regions of the caller's, one behind the other in the value. Nobody but the caller knows who else uses them."""
+
+    def __init__(self, buffers: Any, count: int) -> None:
+        """Raises EmsInvalidArgument: a rule is broken."""
+        given = rules.some(buffers, "buffers")
+        if len(given) != count:
+            raise EmsInvalidArgument(f"{len(given)} lists of buffers for {count} keys: they have to be as many")
+        self._keep: list[object] = []
+        self._regions = [self._read(inner, f"buffers[{i}]") for i, inner in enumerate(given)]
+        self.sizes = [sum(length for _, length in regions) for regions in self._regions]
+        self.owners = list(range(count))
+
+    def _read(self, inner: Any, name: str) -> list[tuple[int, int]]:
+        regions = []
+        if not isinstance(inner, (list, tuple)):
+            raise EmsInvalidArgument(f"{name} is of type {type(inner).__name__}: it has to be a list of buffers")
+        for k, buffer in enumerate(rules.some(inner, name)):
+            if isinstance(buffer, KvBufferWrapper):
+                regions.append((buffer.data_ptr, buffer.length))
+                self._keep.append(buffer)
+            else:
+                address, length, keep = _bytes_of(buffer, f"{name}[{k}]")
+                regions.append((address, length))
+                self._keep.append(keep)
+        return regions
+
+    def take(self, *, writes: bool) -> None:
+        """Nothing is known of others who use it."""
+
+    def give(self) -> None:
+        """See :meth:`take`."""
+
+    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+        alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
+        placements = iter(placements_of(start for v in addresses for start, _ in self._regions[v]))
+        for v, address in addresses.items():
+            inside = address
+            for start, length in self._regions[v]:
+                local, remote = alike.setdefault((next(placements), length), ([], []))
+                local.append(start)
+                remote.append(inside)
+                inside += length
+        return [
+            Places(placement, at_addresses(local, remote, length))
+            for (placement, length), (local, remote) in alike.items()
+        ]

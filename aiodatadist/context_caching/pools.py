@@ -1,0 +1,58 @@
+"""From a URL to a pool. Engines are imported when somebody asks for them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.memory import MemoryPool
+from aiodatadist.context_caching.pool import KVPool
+
+DEFAULT_BYTES: Final = 256 << 20
+_ENGINES: Final = {
+    "redis": ("redis", "RedisPool"),
+    "rediss": ("redis", "RedisPool"),
+    "mooncake": ("mooncake", "MooncakePool"),
+}
+
+
+async def open_pool(url: str) -> KVPool:
+    """Open what a URL names; the caller closes it.
+
+    ``memory:`` is a pool of this process of 256 MiB, ``memory:?bytes=1073741824`` one of 1 GiB. ``redis://``, ``rediss://``
+    and ``mooncake://`` are engines with extras of their own; see their modules for what may follow.
+
+    Raises:
+        EmsInvalidArgument: no such kind of pool, a wrong option, or an extra that is not installed.
+        PoolUnreachable, PoolTimeout: the engine does not answer.
+        LLMException: the memory cannot be had.
+    """
+    if not isinstance(url, str):
+        raise EmsInvalidArgument(f"the pool's url is of type {type(url).__name__}: it has to be a str")
+    scheme = url.partition(":")[0]
+    if scheme == "memory":
+        return await MemoryPool.open(_bytes_of(url))
+    if scheme not in _ENGINES:
+        raise EmsInvalidArgument(
+            f"{scheme!r} is no kind of pool: it has to be memory:, redis://, rediss:// or mooncake://"
+        )
+    name, kind = _ENGINES[scheme]
+    try:
+        engine = importlib.import_module(f"aiodatadist.context_caching.engines.{name}")
+    except ImportError as problem:
+        raise EmsInvalidArgument(
+            f"{scheme}:// needs a package that is not installed ({problem}): pip install 'aiodatadist[{name}]'"
+        ) from problem
+    pool: KVPool = await getattr(engine, kind).open(url)
+    return pool
+
+
+def _bytes_of(url: str) -> int:
+    parts = urlsplit(url)
+    options = parse_qs(parts.query, keep_blank_values=True)
+    wanted = options.pop("bytes", [str(DEFAULT_BYTES)])
+    if options or parts.path or parts.netloc or len(wanted) != 1 or not wanted[0].isdecimal():
+        raise EmsInvalidArgument(f"{url!r} is no memory pool: it has to be memory: or memory:?bytes=NUMBER")
+    return int(wanted[0])

@@ -1,0 +1,55 @@
+"""The local read cache: copies of values in this process, above any pool. Made of the same shelf as the embedded pool.
+
+Values are named by their contents, so a copy is never stale; it goes only when room is needed, or when it is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodatadist.context_caching.pool import PoolKey, Value
+from aiodatadist.context_caching.shelf import Lot, Shelf
+
+
+class LocalReadCache:
+    """Bounded in bytes; with 0 bytes it has nothing and takes nothing."""
+
+    def __init__(self, shelf: Shelf | None) -> None:
+        self._shelf = shelf
+
+    @classmethod
+    async def open(cls, nbytes: int, device_id: int) -> LocalReadCache:
+        """Raises LLMException: there is not so much memory."""
+        return cls(await Shelf.open("local read cache", nbytes, device_id) if nbytes else None)
+
+    def find(self, key: PoolKey, nbytes: int) -> Value | None:
+        """A copy of exactly that size, pinned until it is released."""
+        loan = self._shelf.lend(key) if self._shelf is not None else None
+        if loan is not None and loan.nbytes != nbytes:
+            loan.release()
+            return None
+        return loan
+
+    def has(self, key: PoolKey) -> bool:
+        """Whether there is a copy; if so it counts as used now."""
+        return self._shelf is not None and self._shelf.touch(key)
+
+    def make_room(self, key: PoolKey, nbytes: int) -> Lot | None:
+        """Memory for a copy; None if there is one already, or no room. Never waits."""
+        if self._shelf is None or key in self._shelf:
+            return None
+        return self._shelf.make_room(nbytes)
+
+    def store(self, key: PoolKey, lot: Lot) -> None:
+        """Keep what was filled in."""
+        if self._shelf is not None:
+            self._shelf.store(key, lot)
+
+    def remove(self, keys: Sequence[PoolKey]) -> None:
+        if self._shelf is not None:
+            for key in keys:
+                self._shelf.drop(key)
+
+    async def aclose(self) -> None:
+        if self._shelf is not None:
+            await self._shelf.aclose()

@@ -1,0 +1,69 @@
+"""What a call tells: how many keys from the first one without a gap, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import takewhile
+
+
+class CcStatus(Enum):
+    """What became of one key."""
+
+    OK = "ok"
+    MISS = "miss"
+    TIMEOUT = "timeout"
+    IO_ERROR = "io error"
+    REJECTED = "rejected"
+    """There was no room, or the value is larger than a value may be."""
+    SKIPPED = "skipped"
+    """Not tried: a key before it was missed, or the pool is unhealthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CcResult:
+    """Result of a data call, of ``exists`` and of ``match_prefix``.
+
+    Attributes:
+        success: keys that were read, written or found, counted without a gap from the first one: the usable prefix.
+        total: keys in the request.
+        details: what became of each key. No part of equality and ``repr``.
+    """
+
+    success: int
+    total: int
+    details: tuple[CcStatus, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, details: Sequence[CcStatus]) -> CcResult:
+        success = sum(1 for _ in takewhile(lambda status: status is CcStatus.OK, details))
+        return cls(success, len(details), tuple(details))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a :class:`~aiodatadist.context_caching.ContextCache` did so far. A value is of one hash and layer group, or a key.
+
+    Attributes:
+        saved, saved_bytes: values that were stored, payloads only.
+        present: values that somebody had stored before; nothing was moved for them.
+        rejected: values for which there was no room.
+        loaded, loaded_bytes: values that were read into the caller's memory.
+        local: of those, from the local read cache.
+        missed: values that were asked for and not there.
+        damaged: values that were there, but stale, foreign or not whole; they count as missed, too.
+        bytes_in_flight, most_bytes_in_flight: host memory that calls hold now, and the most that they ever held.
+    """
+
+    saved: int
+    saved_bytes: int
+    present: int
+    rejected: int
+    loaded: int
+    loaded_bytes: int
+    local: int
+    missed: int
+    damaged: int
+    bytes_in_flight: int
+    most_bytes_in_flight: int

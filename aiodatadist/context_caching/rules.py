@@ -1,0 +1,91 @@
+"""Checks of arguments that say the value, the limit and the rule; all of them raise :class:`EmsInvalidArgument`."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+
+T = TypeVar("T")
+
+
+def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """A whole number, not a ``bool``, at least ``least`` and at most ``most``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be an int")
+    if value < least or (most is not None and value > most):
+        rule = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        raise EmsInvalidArgument(f"{name} is {value}: it has to be {rule}")
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False and nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be True or False")
+    return value
+
+
+def text(value: Any, name: str, least: int, most: int) -> str:
+    """A string of so many characters, none of them a control character."""
+    if not isinstance(value, str):
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be a str")
+    if not least <= len(value) <= most:
+        raise EmsInvalidArgument(f"{name} has {len(value)} characters: it has to have {least} to {most}")
+    if not value.isprintable():
+        raise EmsInvalidArgument(f"{name} is {value!r}: it must not have control characters")
+    return value
+
+
+def seconds(value: Any, name: str = "timeout") -> float:
+    """A time in seconds, 0 or more; None is no limit, ``math.inf``."""
+    if value is None:
+        return math.inf
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be seconds, or None")
+    if not value >= 0:
+        raise EmsInvalidArgument(f"{name} is {value}: it has to be at least 0")
+    return float(value)
+
+
+def some(values: Any, name: str) -> Sequence[Any]:
+    """A list or tuple, or an array of numpy's, that is not empty."""
+    listed = values.tolist() if hasattr(values, "tolist") and not isinstance(values, array) else values
+    if not isinstance(listed, (list, tuple, range, array)):
+        raise EmsInvalidArgument(f"{name} is {_shown(values)}: it has to be a list or tuple")
+    if not len(listed):
+        raise EmsInvalidArgument(f"{name} is empty: there has to be at least one")
+    return listed
+
+
+def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
+    """All of them as C reads them; none a float, and none outside int64."""
+    try:
+        return array("q", values)
+    except TypeError:
+        at = next(i for i, value in enumerate(values) if not hasattr(value, "__index__"))
+        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: it has to be an int") from None
+    except OverflowError:
+        at = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise EmsInvalidArgument(f"{name}[{at}] is {values[at]}: it does not fit 64 bits") from None
+
+
+def distinct(values: Sequence[T], name: str) -> None:
+    """No two alike."""
+    if len(set(values)) == len(values):
+        return
+    seen: dict[T, int] = {}
+    for at, value in enumerate(values):
+        first = seen.setdefault(value, at)
+        if first != at:
+            raise EmsInvalidArgument(
+                f"{name}[{at}] is {value!r}, as {name}[{first}] is: they have to differ within one call"
+            )
+
+
+def _shown(value: Any) -> str:
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"

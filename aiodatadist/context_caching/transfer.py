@@ -1,0 +1,129 @@
+"""The handle of a save or load under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from typing import Any
+
+import anyio
+
+from aiodatadist.context_caching.errors import EmsException, EmsInternalError
+from aiodatadist.context_caching.results import CcResult
+
+logger = logging.getLogger(__name__)
+
+QUIESCE = 6.0
+"""Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
+
+
+class Transfer:
+    """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
+
+    It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
+    whoever awaits it cancels it, and the cancellation is delivered only when it has ended.
+
+    Attributes:
+        scope: of the task that carries it out.
+        is_stuck: it has ended, but the device does not let go of the memory.
+        is_asked_to_stop: somebody cancelled it.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.scope = anyio.CancelScope()
+        self.is_stuck = False
+        self.is_asked_to_stop = False
+        self._what = what
+        self._ended = anyio.Event()
+        self._result: CcResult | None = None
+        self._error: EmsException | None = None
+        self._callbacks: list[Callable[[Transfer], None]] = []
+
+    def __await__(self) -> Generator[Any, None, CcResult]:
+        yield from self._wait().__await__()
+        return self.result()
+
+    def done(self) -> bool:
+        """It has ended, one way or another."""
+        return self._ended.is_set()
+
+    def cancelled(self) -> bool:
+        return self.done() and self._result is None and self._error is None
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False if it has ended. Its memory is in use until it has: see :meth:`quiesced`."""
+        if self.done():
+            return False
+        self.is_asked_to_stop = True
+        self.scope.cancel()
+        return True
+
+    def result(self) -> CcResult:
+        """What was done.
+
+        Raises:
+            EmsTimeout, EmsIoError, EmsInternalError: it failed; ``partial`` says what was done.
+            asyncio.CancelledError: it was cancelled.
+            asyncio.InvalidStateError: it still runs.
+        """
+        if not self.done():
+            raise asyncio.InvalidStateError(f"{self!r} is not done")
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise asyncio.CancelledError(f"{self._what} was cancelled")
+        return self._result
+
+    async def quiesced(self) -> None:
+        """Wait, without raising for a failure, until its memory is the caller's again. Cancels nothing.
+
+        Raises:
+            EmsInternalError: the device never let go of it: the memory must not be used again.
+        """
+        await self._ended.wait()
+        if self.is_stuck:
+            raise EmsInternalError(f"{self._what}: the device did not let go of the memory")
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Call it on the loop when this has ended; at once if it has."""
+        if self.done():
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    async def _wait(self) -> None:
+        if self.done():
+            return
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            await self._settle()
+            raise
+
+    async def _settle(self) -> None:
+        """Until it has ended, whatever else is cancelled meanwhile."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + QUIESCE):
+            while not self.done():
+                try:
+                    await self._ended.wait()
+                except asyncio.CancelledError:
+                    if anyio.current_effective_deadline() <= anyio.current_time():
+                        break
+
+    def finish(self, result: CcResult | None, error: EmsException | None) -> None:
+        """Once; neither means cancelled."""
+        if self.done():
+            return
+        self._result, self._error = result, error
+        if error is not None:
+            logger.warning("%s: %s", self._what, error)
+        self._ended.set()
+        for callback in self._callbacks:
+            callback(self)
+        self._callbacks.clear()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
+        return f"<Transfer {self._what} {state}>"

@@ -1,0 +1,269 @@
+"""A pool that never answers, answers late, raises or lies: it costs its own call, the deadline, and never a wrong byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist.context_caching import (
+    CcResult,
+    CcStatus,
+    ContextCache,
+    EmsException,
+    EmsIoError,
+    EmsTimeout,
+    HealthGate,
+    HealthRules,
+    MemoryPool,
+)
+from aiodatadist.context_caching.pool import PoolTimeout, PoolUnreachable
+from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
+from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
+
+LIMIT = 0.2
+SLACK = 0.1
+
+
+@asynccontextmanager
+async def foreign(nbytes: int = ROOM) -> AsyncIterator[Foreign]:
+    async with await MemoryPool.open(nbytes) as inner:
+        yield Foreign(inner)
+
+
+@asynccontextmanager
+async def loaded(pool: Foreign, kv: Kv, **options: Any) -> AsyncIterator[ContextCache]:
+    """A cache that has saved the first four blocks."""
+    async with opened(pool, kv, **options) as cache:
+        assert (await cache.save([1, 2, 3, 4], **by_slots(range(4)))).success == 4
+        pool.asked.clear()
+        yield cache
+
+
+@pytest.mark.parametrize("call", ["exists_many", "stage", "put_many", "get_many"])
+async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        pool.misdeeds[call] = never
+        before = kv.image()
+        started = time.perf_counter()
+        work, hashes = (cache.load, [1, 2]) if call == "get_many" else (cache.save, [8, 9])
+        with pytest.raises(EmsTimeout) as caught:
+            await work(hashes, **by_slots([8, 9]), timeout=LIMIT)
+        assert LIMIT <= time.perf_counter() - started < LIMIT + SLACK
+        assert caught.value.partial == CcResult(0, 2)
+        assert caught.value.partial.details == (CcStatus.TIMEOUT,) * 2
+        assert kv.image() == before
+        assert cache.statistics.bytes_in_flight == 0
+        pool.misdeeds.clear()
+        assert (await cache.save([8, 9], **by_slots([8, 9]))).success == 2
+        assert (await cache.load([8, 9], **by_slots([0, 1]))).success == 2
+    assert not pool.inner._shelf.is_lent
+
+
+async def test_exists_of_a_pool_that_never_answers_finds_nothing() -> None:
+    async with foreign() as pool, loaded(pool, Kv()) as cache:
+        pool.misdeeds["exists_many"] = pool.misdeeds["healthy"] = never
+        started = time.perf_counter()
+        result = await cache.exists([1, 2], timeout=LIMIT)
+        assert LIMIT <= time.perf_counter() - started < LIMIT + SLACK
+        assert (result.success, result.details) == (0, (CcStatus.TIMEOUT,) * 2)
+        assert not await cache.check_health()
+
+
+async def test_an_answer_that_comes_late_lands_nowhere() -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        released, answered = anyio.Event(), anyio.Event()
+
+        async def late() -> None:
+            try:
+                await released.wait()
+            finally:
+                answered.set()
+
+        pool.misdeeds["get_many"] = late
+        before = kv.image()
+        with pytest.raises(EmsTimeout):
+            await cache.load([1, 2], **by_slots([8, 9]), timeout=0.05)
+        released.set()
+        await answered.wait()
+        await anyio.lowlevel.checkpoint()
+        assert kv.image() == before
+
+
+raising = pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (PoolUnreachable("nobody there"), EmsIoError),
+        (PoolTimeout("too slow"), EmsTimeout),
+        (ZeroDivisionError("a bug of the engine's"), EmsIoError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+
+
+@raising
+@pytest.mark.parametrize("call", ["exists_many", "stage", "put_many", "get_many", "remove_many"])
+async def test_a_pool_that_raises(call: str, error: Exception, expected: type[EmsException]) -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        pool.misdeeds[call] = fails_with(error)
+        work: dict[str, Callable[[], Awaitable[object]]] = {
+            "get_many": lambda: cache.load([1], **by_slots([8])),
+            "remove_many": lambda: cache.remove([1]),
+        }
+        with pytest.raises(expected) as caught:
+            await work.get(call, lambda: cache.save([8], **by_slots([8])))()
+        assert str(error) in caught.value.message()
+        if call == "exists_many":
+            assert (await cache.exists([1])).success == 0
+    assert not pool.inner._shelf.is_lent
+
+
+@pytest.mark.parametrize("misdeed", [fails_with(PoolUnreachable("gone")), never], ids=["raises", "hangs"])
+async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
+    misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", 1)  # every block travels alone
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        saved = kv.rows(block_slots([0, 1]))
+        pool.misdeeds["get_many"] = from_then_on(3, misdeed)
+        with pytest.raises((EmsIoError, EmsTimeout)) as caught:
+            await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]), timeout=LIMIT)
+        assert caught.value.partial == CcResult(2, 4)
+        assert kv.rows(block_slots([8, 9])) == saved
+
+
+async def test_behind_a_gap_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", 1)
+    async with foreign() as pool, loaded(pool, Kv()) as cache:
+        await cache.remove([2])
+        result = await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]))
+        assert result.details == (CcStatus.OK, CcStatus.MISS, CcStatus.SKIPPED, CcStatus.SKIPPED)
+        assert pool.asked["get_many"] == 2
+
+
+async def test_without_time_only_what_takes_no_waiting_is_done() -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv, read_cache_bytes=ROOM) as cache:
+        saved = kv.rows(block_slots([0]))
+        await cache.load([1], **by_slots([5]))
+        pool.misdeeds["get_many"] = pool.misdeeds["exists_many"] = never
+        assert (await cache.load([1], **by_slots([6]), timeout=0)).success == 1  # a copy is here
+        assert kv.rows(block_slots([6])) == saved
+        assert (await cache.exists([1], timeout=0)).success == 1
+        await cache.remove([1])
+        started = time.perf_counter()
+        with pytest.raises(EmsTimeout):
+            await cache.load([1], **by_slots([6]), timeout=0)
+        assert (await cache.exists([1], timeout=0)).success == 0
+        assert time.perf_counter() - started < SLACK
+
+
+@pytest.mark.parametrize("at", [0, 8, 17, 30, 40, 70, -1])
+async def test_a_damaged_value_is_a_miss(at: int) -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        entries = list(pool.inner._shelf._entries.items())
+        _, entry = entries[2]  # the note of the layout is first
+        with pool.inner._shelf.view(entry.address, entry.nbytes) as view:
+            view[at] ^= 0x40
+        before = kv.image()
+        result = await cache.load([1, 2, 3], **by_slots([8, 9, 10]))
+        padding = range(40, 64)
+        assert result.success == (3 if at in padding else 1)
+        if at not in padding:
+            assert cache.statistics.damaged == 1
+            assert kv.rows(block_slots([9, 10])) == [row[9 * len(row) // 16 : 11 * len(row) // 16] for row in before]
+
+
+async def test_a_value_of_another_key_is_a_miss() -> None:
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        shelf = pool.inner._shelf
+        first, second = list(shelf._entries)[1:3]
+        a, b = shelf._entries[first], shelf._entries[second]
+        with shelf.view(a.address, a.nbytes) as left, shelf.view(b.address, b.nbytes) as right:
+            right[:] = left
+        assert (await cache.load([1, 2], **by_slots([8, 9]))).success == 1
+
+
+# ---- the health gate ----
+
+
+async def test_a_gate_stops_the_use_of_a_pool_until_it_was_healthy_three_times() -> None:
+    kv, gate = Kv(), HealthGate(HealthRules(probe_every=0.01))
+    async with foreign() as pool, loaded(pool, kv, gate=gate) as cache:
+        probes = anyio.Event()
+
+        async def ill() -> None:
+            if pool.asked["healthy"] >= 3:
+                probes.set()
+            raise PoolUnreachable("ill")
+
+        pool.misdeeds["get_many"] = pool.misdeeds["healthy"] = ill
+        with pytest.raises(EmsIoError):
+            await cache.load([1], **by_slots([5]))
+        asked = pool.asked["get_many"]
+        assert (await cache.load([1], **by_slots([5]))).details == (CcStatus.SKIPPED,)
+        assert (await cache.save([9], **by_slots([5]))).success == 0
+        assert (await cache.exists([1])).success == 0
+        with pytest.raises(ValueError, match="slots are in"):  # arguments are checked all the same
+            await cache.load([1], slots=[999], offsets=[1])
+        await probes.wait()
+        assert pool.asked["get_many"] == asked
+        recovered = anyio.Event()
+
+        async def fourth() -> None:
+            recovered.set()
+
+        del pool.misdeeds["get_many"]
+        pool.misdeeds["healthy"] = from_then_on(4, fourth)
+        await recovered.wait()
+        assert (await cache.load([1], **by_slots([5]))).success == 1
+
+
+async def test_a_wrong_argument_does_not_close_the_gate() -> None:
+    gate = HealthGate()
+    async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
+        with pytest.raises(ValueError, match="offsets"):
+            await cache.load([1], slots=[0], offsets=[2])
+        assert gate.is_open
+
+
+def test_the_gates_arithmetic() -> None:
+    gate = HealthGate(HealthRules(successes=3, changes=3, window=60))
+    story: list[tuple[float, bool, bool]] = [  # when, whether it was good, whether it is open afterwards
+        (0, True, True),
+        (2, False, False),
+        (3, True, False),
+        (4, True, False),
+        (5, False, False),  # not three in a row
+        (6, True, False),
+        (7, True, False),
+        (8, True, True),
+        (9, False, False),  # the third change within a minute: it is flapping
+        *((float(now), True, False) for now in range(10, 62)),
+        (62.5, True, True),  # the first change is more than a minute ago
+    ]
+    for now, good, is_open in story:
+        gate.probed(good, now)
+        assert gate.is_open == is_open, now
+
+
+async def test_a_pool_that_is_not_there_cannot_be_opened() -> None:
+    class Gone(MemoryPool):
+        @classmethod
+        async def open(cls, nbytes: int, *, device_id: int = 0) -> Gone:
+            raise PoolUnreachable("connection refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aiodatadist.context_caching.pools.MemoryPool", Gone)
+        with pytest.raises(EmsIoError, match="connection refused"):
+            await ContextCache.open(rank(), "memory:")

@@ -1,0 +1,83 @@
+"""The context cache demo: the second run loads what the first one saved, and says the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from aiodatadist import cli
+from aiodatadist.cli.context_demo import ContextOptions, ContextRun, run_context_demo
+from aiodatadist.cli.context_worker import block_hashes
+from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.model import BLOCK
+
+
+@pytest.mark.parametrize(
+    ("prompt", "loaded"), [(20 * BLOCK + 3, 20 * BLOCK), (20 * BLOCK, 19 * BLOCK)], ids=["rest", "whole blocks"]
+)
+def test_the_second_run_loads_what_the_first_one_saved(
+    prompt: int, loaded: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "prompt"
+    text.write_bytes(bytes(i * i % 251 for i in range(prompt)))
+    assert cli.main(["demo", "--context-cache", "--prompt", str(text), "--tokens", "12", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, second = told["runs"]
+    assert told["tokens_equal"]
+    assert len(first["text"]) == 12
+    assert (first["loaded_tokens"], first["computed_tokens"], first["saved_tokens"]) == (0, prompt, 20 * BLOCK)
+    assert (second["loaded_tokens"], second["computed_tokens"], second["saved_tokens"]) == (loaded, prompt - loaded, 0)
+    assert second["loaded_bytes"] == loaded * 16 * 1024  # of 8 layers
+    assert second["compute_seconds"] < first["compute_seconds"]
+
+
+def test_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "prompt"
+    text.write_bytes(b"x" * 100)
+    command = ["demo", "--prompt", str(text), "--tokens", "2", "--context-cache"]
+    assert cli.main(command) == 0
+    told = capsys.readouterr().out
+    assert "the second run did not compute 96 tokens again" in told
+    assert "tokens equal: yes" in told
+    assert cli.main([*command, "memory:?bytes=1024"]) == 1  # no room: nothing is there the second time
+    assert "did not compute 0 tokens again" in capsys.readouterr().out
+
+
+def worker(code: str) -> Sequence[str]:
+    return [sys.executable, "-c", f"import sys; job = sys.stdin.read(); {code}"]
+
+
+def test_with_a_server_each_run_is_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ContextOptions("redis://127.0.0.1:1", Path(__file__), 4, 0, False)
+    run = ContextRun(text="same", loaded_tokens=16, computed_tokens=3)
+    started = tmp_path / "started"
+    says = f"open({str(started)!r}, 'a').write('x'); assert '127.0.0.1:1' in job; print({run.model_dump_json()!r})"
+    assert run_context_demo(options, lambda name: worker(says)) == 0
+    assert started.read_text() == "xx"
+    assert "tokens equal: yes" in capsys.readouterr().out
+    wrong = ContextRun(error="no server", exit_code=2)
+    with pytest.raises(CommandError, match="no server") as caught:
+        run_context_demo(options, lambda name: worker(f"print({wrong.model_dump_json()!r})"))
+    assert caught.value.exit_code == 2
+    with pytest.raises(CommandError, match="ended with exit code 3: bad"):
+        run_context_demo(options, lambda name: worker("sys.stderr.write('bad'); sys.exit(3)"))
+
+
+def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--context-cache", "--layered"]) == 2
+    assert "--layered does not go with --context-cache" in capsys.readouterr().err
+    assert cli.main(["demo", "--prompt", __file__, "--context-cache", "ftp://x"]) == 2
+    assert "'ftp' is no kind of pool" in capsys.readouterr().err
+
+
+def test_equal_prefixes_have_equal_hashes() -> None:
+    text = bytes(range(100))
+    hashes = block_hashes(text)
+    assert len(hashes) == len(set(hashes)) == 100 // BLOCK
+    assert block_hashes(text[: 3 * BLOCK] + b"other" * 20)[:3] == hashes[:3]
+    assert block_hashes(b"x" + text[1:])[1] != hashes[1]
+    assert block_hashes(text[: BLOCK - 1]) == []
