@@ -1,4 +1,4 @@
-"""LLM-DataDist for code that does not await: the names, parameters, return values and exceptions of ``llm_datadist``.
+"""LLM-DataDist, v2 and v1, for code that does not await: names, parameters, return values and exceptions of ``llm_datadist``.
 
 The engine is the awaitable one, on an event loop in a thread that the first ``LLMDataDist.init`` starts and the last
 ``finalize`` ends. Beside upstream's calls, which wait, there are calls for busy loops, which do not::
@@ -14,7 +14,9 @@ from aiodatadist.blocking.cache_manager import CacheManager
 from aiodatadist.blocking.cache_task import CacheTask
 from aiodatadist.blocking.config import LLMConfig, LlmConfig
 from aiodatadist.blocking.datadist import LLMDataDist
+from aiodatadist.blocking.kv_cache_manager import KvCacheManager
 from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
+from aiodatadist.blocking.model import LLMModel
 from aiodatadist.blocking.stats import Stats
 from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
 from aiodatadist.cluster_info import LLMClusterInfo
@@ -34,6 +36,7 @@ from aiodatadist.descriptors import (
     Status,
 )
 from aiodatadist.errors import LLMException, LLMStatusCode
+from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
 from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __all__ = [
@@ -44,13 +47,18 @@ __all__ = [
     "CacheKeyByIdAndIndex",
     "CacheManager",
     "CacheTask",
+    "CapacityState",
     "DataType",
     "Handle",
     "HandleState",
+    "KvCache",
+    "KvCacheManager",
     "LLMClusterInfo",
     "LLMConfig",
     "LLMDataDist",
     "LLMException",
+    "LLMModel",
+    "LLMReq",
     "LLMRole",
     "LLMStatusCode",
     "LayerReceiver",
@@ -59,12 +67,16 @@ __all__ = [
     "LlmConfig",
     "MemInfo",
     "Memtype",
+    "ModelConfig",
+    "ModelRunner",
     "Placement",
     "PushType",
     "QueueFull",
     "RegisterMemStatus",
     "Stats",
     "Status",
+    "Tensor",
+    "TensorDesc",
     "TransferConfig",
     "TransferWithCacheKeyConfig",
 ]

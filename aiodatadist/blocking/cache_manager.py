@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from aiodatadist import cache_manager as awaitable
 from aiodatadist import checks
-from aiodatadist.blocking.cache_task import CacheTask
-from aiodatadist.blocking.facade import blocking, moving
-from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
-from aiodatadist.blocking.stats import Counters
+from aiodatadist.blocking.facade import blocking, moving, starting
+from aiodatadist.blocking.layers import LayerReceiver, LayersHandle
 from aiodatadist.blocking.submitted import Handle, Submissions
 from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache import task as awaitable_task
@@ -31,15 +28,14 @@ class CacheManager:
     it back when it has ended, however it ended. What is certainly wrong with the arguments is raised by ``submit_*`` itself,
     and then nothing was submitted; all else is in the handle.
 
-    Transfers that are called or submitted from one thread to one peer begin in that order.
+    Transfers that are called or submitted from one thread to one peer begin in that order. A ``synchronize_layer`` is called
+    in a thread of its own, and may block.
     """
 
-    def __init__(self, thread: LoopThread, inner: awaitable.CacheManager) -> None:
-        """On the loop."""
+    def __init__(self, thread: LoopThread, inner: awaitable.CacheManager, submissions: Submissions) -> None:
         self._thread = thread
         self._inner = inner
-        self._counters = Counters()
-        self._submissions = Submissions(thread, self._counters)
+        self._submissions = submissions
 
     # ---- upstream's calls ----
 
@@ -60,35 +56,8 @@ class CacheManager:
     swap_blocks = moving(awaitable.CacheManager.swap_blocks)
     remap_registered_memory = blocking(awaitable.CacheManager.remap_registered_memory)
     set_is_call_linked = blocking(awaitable.CacheManager.set_is_call_linked)
+    transfer_cache_async = starting(awaitable.CacheManager.transfer_cache_async)
     check_cache_key = staticmethod(awaitable.CacheManager.check_cache_key)
-
-    def transfer_cache_async(
-        self,
-        src_cache: Cache,
-        layer_synchronizer: LayerSynchronizer | Any,
-        transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
-        src_block_indices: Sequence[int] | None = None,
-        dst_block_indices: Sequence[int] | None = None,
-        dst_block_memory_size: int | None = None,
-    ) -> CacheTask:
-        """Begin to write a cache to peers, layer by layer, and return. Arguments and errors as the awaitable one.
-
-        ``synchronize_layer`` is called in a thread, and may block.
-        """
-
-        async def start() -> awaitable_task.CacheTask:
-            return self._watched(
-                self._inner.transfer_cache_async(
-                    src_cache,
-                    layer_synchronizer,
-                    transfer_configs,
-                    src_block_indices,
-                    dst_block_indices,
-                    dst_block_memory_size,
-                )
-            )
-
-        return CacheTask(self._thread, self._thread.call(start))
 
     # ---- ours ----
 
@@ -279,7 +248,7 @@ class CacheManager:
         return handle
 
     def _watched(self, task: awaitable_task.CacheTask) -> awaitable_task.CacheTask:
-        self._counters.watch(task)
+        self._submissions.counters.watch(task)
         return task
 
 

@@ -6,20 +6,27 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import cast
+from typing import NoReturn, cast
 
 import anyio
 
-from aiodatadist import config
+from aiodatadist import config, legacy
 from aiodatadist import datadist as awaitable
 from aiodatadist.blocking.cache_manager import CacheManager
 from aiodatadist.blocking.config import config_of
 from aiodatadist.blocking.facade import blocking
-from aiodatadist.blocking.stats import Stats
-from aiodatadist.blocking.submitted import Handle
+from aiodatadist.blocking.kv_cache_manager import KvCacheManager
+from aiodatadist.blocking.model import LLMModel
+from aiodatadist.blocking.runner import call, inside, runner_for
+from aiodatadist.blocking.stats import Counters, Stats
+from aiodatadist.blocking.submitted import Handle, Submissions
 from aiodatadist.blocking.thread import LoopThread, acquire, release
 from aiodatadist.descriptors import LLMRole
+from aiodatadist.errors import LLMException
+from aiodatadist.legacy import ModelRunner
 from aiodatadist.link import Notification
+
+Manager = CacheManager | KvCacheManager
 
 
 class LLMDataDist:
@@ -28,16 +35,20 @@ class LLMDataDist:
     :meth:`init` starts the process's loop thread if it is the first, :meth:`finalize` and :meth:`close` end it if they are
     the last.
 
+    The options choose the mode, as upstream: with ``llm.EnableCacheManager`` there is a ``cache_manager``; where it is absent
+    or 0, a ``kv_cache_manager``, and roles, links and models are as :class:`aiodatadist.legacy.LLMDataDist` has them.
+
     Args:
-        role: informational.
+        role: informational with a ``cache_manager``, enforced with a ``kv_cache_manager``.
         cluster_id: unique among all clusters that may ever be linked.
     """
 
     def __init__(self, role: LLMRole, cluster_id: int) -> None:
-        self._inner = awaitable.LLMDataDist(role, cluster_id)
+        self._inner = legacy.LLMDataDist(role, cluster_id)
         self._life = threading.Lock()
         self._running: LoopThread | None = None
-        self._manager: CacheManager | None = None
+        self._manager: Manager | None = None
+        self._submissions: Submissions | None = None
         self._last_stats = Stats()
 
     # ---- life ----
@@ -53,33 +64,44 @@ class LLMDataDist:
             LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
         """
         self._check_process()
+        if inside(self) is not None:
+            return  # initialised, and finalize() may be waiting for this thread
         with self._life:
             if self._running is not None:
                 self._running.check_usable()
                 return
             wanted = config_of(options)
             thread = acquire()
+            submissions = Submissions(thread, Counters())
             try:
-                self._manager = thread.call(lambda: self._open(thread, wanted))
-                self._running = thread
+                self._manager = thread.call(lambda: self._open(thread, wanted, submissions))
+                self._submissions, self._running = submissions, thread
             except BaseException:
-                self._manager = self._running = None
+                self._manager = self._submissions = self._running = None
                 try:
                     thread.call(self._inner.finalize)  # an interrupt may have come when it was open already
                 finally:
                     release(thread)
                 raise
 
-    async def _open(self, thread: LoopThread, wanted: config.LLMConfig) -> CacheManager:
+    async def _open(self, thread: LoopThread, wanted: config.LLMConfig, submissions: Submissions) -> Manager:
         await self._inner.init(wanted)
-        return CacheManager(thread, self._inner.cache_manager)
+        if wanted.enable_cache_manager:
+            return CacheManager(thread, self._inner.cache_manager, submissions)
+        manager = self._inner.kv_cache_manager
+        manager.watch = submissions.counters.watch
+        return KvCacheManager(thread, manager)
 
     def finalize(self) -> None:
         """End all links and give everything back. Does nothing when not initialised; may be called twice, by any thread.
 
-        Calls under way in other threads end with an error, and what is submitted is cancelled.
+        Calls under way in other threads end with an error, and what is submitted is cancelled. A model
+        that runs is waited for.
+
+        Raises:
+            LLMException: it is called by a ``ModelRunner`` of this object, which it would wait for.
         """
-        self._end(0)
+        self._end(0, "finalize")
 
     def close(self, drain: float = 0) -> list[Handle]:
         """Refuse what is new, let what was submitted finish for ``drain`` seconds, stop the rest, and finalize.
@@ -91,28 +113,35 @@ class LLMDataDist:
             raise TypeError(f"drain is {drain!r} of type {type(drain).__name__}: it has to be a number of seconds")
         if not drain >= 0:
             raise ValueError(f"drain is {drain}: it has to be 0 seconds or more")
-        manager = self._end(drain)
-        return [] if manager is None else manager.drain()
+        submissions = self._end(drain, "close")
+        return [] if submissions is None else submissions.drain()
 
-    def _end(self, seconds: float) -> CacheManager | None:
-        thread, manager = self._running, self._manager
-        if thread is None or manager is None or thread.pid != os.getpid():
+    def _end(self, seconds: float, what: str) -> Submissions | None:
+        thread, submissions = self._running, self._submissions
+        if thread is None or submissions is None or thread.pid != os.getpid():
             return None  # in a child: the parent has it
         thread.check_usable()
+        self._check_outside(what, "run_model", "on_cache_allocated", "on_cache_deallocated")
         with self._life:
             if self._running is not thread:
                 return None
             try:
-                thread.call(lambda: manager._submissions.close(seconds))
+                thread.call(lambda: submissions.close(seconds))
             finally:
                 try:
                     thread.call(self._inner.finalize)
                 finally:
-                    self._last_stats = manager._counters.now
-                    self._running = self._manager = None
-                    manager._submissions.abandon()
+                    self._last_stats = submissions.counters.now
+                    self._running = self._manager = self._submissions = None
+                    submissions.abandon()
                     release(thread)
-        return manager
+        return submissions
+
+    def _check_outside(self, what: str, *methods: str) -> None:
+        """Raises LLMException: a runner's method, one of these, makes this call, which would wait for it."""
+        method = inside(self)
+        if method in methods:
+            raise LLMException(f"{method}() of a model called {what}(), which would wait for it", operation=what)
 
     # ---- what it is ----
 
@@ -133,17 +162,33 @@ class LLMDataDist:
 
     @property
     def cache_manager(self) -> CacheManager:
-        """Raises RuntimeError: it is not initialised. ForkError: in a child of the process that initialised it."""
+        """Raises RuntimeError: it is not initialised. ParamInvalid: ``llm.EnableCacheManager`` is off. ForkError: in a child
+        of the process that initialised it."""
         self._check_process()
         manager = self._manager
-        if manager is None:
-            raise RuntimeError("this LLMDataDist is not initialised: init() it first")
-        return manager
+        return manager if isinstance(manager, CacheManager) else self._refuse("cache_manager")
+
+    @property
+    def kv_cache_manager(self) -> KvCacheManager:
+        """Raises RuntimeError: it is not initialised. ParamInvalid: ``llm.EnableCacheManager`` is on. ForkError: in a child
+        of the process that initialised it."""
+        self._check_process()
+        manager = self._manager
+        return manager if isinstance(manager, KvCacheManager) else self._refuse("kv_cache_manager")
+
+    def _refuse(self, name: str) -> NoReturn:
+        """There is no such manager, or none any more; the awaitable one says why."""
+
+        async def ask() -> object:
+            return getattr(self._inner, name)
+
+        self._thread.call(ask)
+        raise RuntimeError(f"this LLMDataDist was initialised anew meanwhile: take its {name} again")
 
     def stats(self) -> Stats:
         """What this cluster transferred since it was initialised, or, finalized, in its last life. Never waits."""
-        manager = self._manager
-        return self._last_stats if manager is None else manager._counters.now
+        submissions = self._submissions
+        return self._last_stats if submissions is None else submissions.counters.now
 
     # ---- upstream's calls ----
 
@@ -154,6 +199,25 @@ class LLMDataDist:
     unlink = blocking(awaitable.LLMDataDist.unlink)
     query_register_mem_status = blocking(awaitable.LLMDataDist.query_register_mem_status)
     check_link_status = blocking(awaitable.LLMDataDist.check_link_status)
+
+    # ---- upstream's calls of the KvCacheManager mode ----
+
+    complete_request = blocking(legacy.LLMDataDist.complete_request)
+    check_capacity = blocking(legacy.LLMDataDist.check_capacity)
+
+    def add_model(self, model_options: dict[str, str], model_runner: ModelRunner | None = None) -> LLMModel:
+        """Make a model. Arguments and errors as :meth:`aiodatadist.legacy.LLMDataDist.add_model`, and:
+
+        Raises:
+            TypeError: a method of the runner is ``async def``.
+            LLMException: ``on_cache_allocated`` of another model of this object calls it.
+            BaseException: whatever ``on_cache_allocated`` raises. There is no model then, and nothing of its memory is taken.
+
+        The runner's methods are called in worker threads.
+        """
+        self._check_outside("add_model", "on_cache_allocated")
+        thread, runner = self._thread, runner_for(model_runner, self)
+        return LLMModel(thread, call(thread, lambda: self._inner.add_model(model_options, runner)))
 
     # ---- ours ----
 

@@ -7,8 +7,9 @@ from functools import wraps
 from inspect import isawaitable, signature
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from aiodatadist.blocking.cache_task import CacheTask
 from aiodatadist.blocking.thread import LoopThread
-from aiodatadist.cache.task import CacheTask
+from aiodatadist.cache import task as awaitable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +33,7 @@ class Facade(Protocol):
 class Mover(Facade, Protocol):
     """One that moves bytes."""
 
-    def _watched(self, task: CacheTask) -> CacheTask:
+    def _watched(self, task: awaitable.CacheTask) -> awaitable.CacheTask:
         """Count what becomes of it."""
 
 
@@ -43,14 +44,15 @@ def blocking(
 @overload
 def blocking(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]: ...
 def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that runs ``method`` of the inner object on the loop, and waits for it."""
+    """A method that runs the inner object's of this name on the loop, and waits for it."""
+    name = method.__name__  # not the function itself: the inner object's class may override it
 
     @wraps(method)
     def call(self: Facade, *args: Any, **kwargs: Any) -> Any:
         inner = self._inner
 
         async def run() -> Any:
-            result = method(inner, *args, **kwargs)
+            result = getattr(inner, name)(*args, **kwargs)
             return await result if isawaitable(result) else result
 
         return self._thread.call(run)
@@ -58,8 +60,9 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def moving(method: Callable[Concatenate[Any, P], CacheTask]) -> Callable[Concatenate[Any, P], None]:
+def moving(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callable[Concatenate[Any, P], None]:
     """A method that waits until all bytes are there, and returns None, as upstream."""
+    name = method.__name__
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -67,9 +70,26 @@ def moving(method: Callable[Concatenate[Any, P], CacheTask]) -> Callable[Concate
         inner = mover._inner
 
         async def run() -> None:
-            await mover._watched(method(inner, *args, **kwargs))
+            await mover._watched(getattr(inner, name)(*args, **kwargs))
 
         mover._thread.call(run)
 
     call.__signature__ = signature(method).replace(return_annotation="None")  # type: ignore[attr-defined]
+    return call
+
+
+def starting(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callable[Concatenate[Any, P], CacheTask]:
+    """A method that returns when it has begun, with a task to ask or to wait for, as upstream."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> CacheTask:
+        mover: Mover = self
+        inner = mover._inner
+
+        async def run() -> awaitable.CacheTask:
+            return mover._watched(getattr(inner, name)(*args, **kwargs))
+
+        return CacheTask(mover._thread, mover._thread.call(run))
+
     return call

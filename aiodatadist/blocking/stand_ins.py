@@ -13,7 +13,7 @@ from typing import Any
 from aiodatadist import blocking
 
 NAMES = ("llm_datadist", "llm_datadist_v1")
-PARTS = ("configs", "status", "v2", "v2.llm_types")
+PARTS = ("configs", "data_type", "status", "v2", "v2.llm_datadist", "v2.llm_types")
 """Modules of upstream's from which scripts take names as well."""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodatadist import checks
 from aiodatadist.descriptors import Cache, CacheDesc, Placement
@@ -14,7 +14,13 @@ from aiodatadist.errors import ParamInvalid
 
 if TYPE_CHECKING:
     from aiodatadist.cache.keeper import Keeper
-    from aiodatadist.legacy.kv_cache_manager import KvCacheManager
+
+
+class Manager(Protocol):
+    """A ``KvCacheManager``, awaitable or not."""
+
+    @property
+    def place(self) -> tuple[asyncio.AbstractEventLoop, Keeper]: ...
 
 
 class KvCache(Cache):
@@ -33,7 +39,7 @@ class KvCache(Cache):
         cache_id: int,
         cache_desc: CacheDesc,
         per_device_tensor_addrs: Sequence[Sequence[int]],
-        kv_cache_manager: KvCacheManager | None,
+        kv_cache_manager: Manager | None,
         *,
         is_blocks_cache: bool = False,
     ) -> None:

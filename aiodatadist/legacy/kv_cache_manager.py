@@ -59,6 +59,8 @@ class KvCacheManager:
         self._role = role
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
         self.turns = Turns()
+        self.watch: Callable[[CacheTask], object] = lambda _: None
+        """For the LLMDataDist: told of each transfer that begins here, whoever began it."""
 
     def is_initialized(self) -> bool:
         """False from the moment when its LLMDataDist is finalized: then nothing else works."""
@@ -281,7 +283,12 @@ class KvCacheManager:
         except BaseException:
             self.turns.give_back(cluster_ids)
             raise
-        return KvTask(task, lambda: self.turns.give_back(cluster_ids))
+        return self._begun(task, lambda: self.turns.give_back(cluster_ids))
+
+    def _begun(self, task: CacheTask, ended: Callable[[], object] | None = None) -> KvTask:
+        made = KvTask(task, ended)
+        self.watch(made)
+        return made
 
     # ---- layer by layer ----
 
@@ -340,13 +347,15 @@ class KvCacheManager:
         checks.instance(dst, "dst", KvCache)
         checks.instance(src, "src", KvCache)
         with v1_errors():
-            return KvTask(self._manager.copy_cache(dst, src, dst_batch_index, src_batch_index, offset, size, req_id))
+            return self._begun(
+                self._manager.copy_cache(dst, src, dst_batch_index, src_batch_index, offset, size, req_id)
+            )
 
     def copy_blocks(self, cache: KvCache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
         """Copy block ``src`` to each of ``copy_block_info[src]`` within one blocks cache. Errors as :meth:`copy_cache`."""
         checks.instance(cache, "cache", KvCache)
         with v1_errors():
-            return KvTask(self._manager.copy_blocks(cache, copy_block_info))
+            return self._begun(self._manager.copy_blocks(cache, copy_block_info))
 
     def swap_blocks(self, src: KvCache, dst: KvCache, src_to_dst: Mapping[int, int]) -> CacheTask:
         """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
@@ -359,7 +368,7 @@ class KvCacheManager:
             if cache.cache_id == -1 and devices != 1:
                 raise ParamInvalid(f"{name} has addresses for {devices} devices: this cluster has 1")
         with v1_errors():
-            return KvTask(self._manager.swap_blocks(src, dst, src_to_dst))
+            return self._begun(self._manager.swap_blocks(src, dst, src_to_dst))
 
     # ---- looking into them ----
 

@@ -54,7 +54,7 @@ def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
 
 
 def test_no_sample_knows_who_runs_it() -> None:
-    assert len(SAMPLES) == 9
+    assert len(SAMPLES) == 11
     assert not [
         path.name for path in HERE.glob("*sample*.py") if path != Path(__file__) and "aiodatadist" in path.read_text()
     ]
@@ -84,7 +84,10 @@ from llm_datadist.status import LLMStatusCode as SameCode
 from llm_datadist.configs import LLMRole as SameRole
 import llm_datadist, llm_datadist_v1
 assert LLMDataDist is llm_datadist.LLMDataDist is llm_datadist_v1.LLMDataDist
-assert SameCache is Cache and SameCode is LLMStatusCode and SameRole is LLMRole
+from llm_datadist_v1 import CapacityState, KvCache, KvCacheManager, LLMModel, LLMReq, ModelConfig, ModelRunner
+from llm_datadist.data_type import DataType as SameType
+assert SameCache is Cache and SameCode is LLMStatusCode and SameRole is LLMRole and SameType is DataType
+assert KvCacheManager is llm_datadist.KvCacheManager and Tensor is llm_datadist.Tensor and TensorDesc
 print(LLMDataDist.__module__)
 """
     done = run_text(text, folder=tmp_path)

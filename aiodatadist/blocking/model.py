@@ -1,0 +1,55 @@
+"""LLMModel without await."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodatadist.blocking.facade import blocking
+from aiodatadist.blocking.runner import Given, call
+from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.legacy import LLMReq
+from aiodatadist.legacy import model as awaitable
+
+
+class LLMModel:
+    """Made by ``LLMDataDist.add_model``, and there until that is finalized. May be used from any thread but the loop's own.
+
+    Rules, statuses and what holds after a failure: :class:`aiodatadist.legacy.LLMModel`.
+    """
+
+    def __init__(self, thread: LoopThread, inner: awaitable.LLMModel) -> None:
+        self._thread = thread
+        self._inner = inner
+
+    @property
+    def model_id(self) -> int:
+        """The number that its keys have."""
+        return self._inner.model_id
+
+    pull_kv = blocking(awaitable.LLMModel.pull_kv)
+    merge_kv = blocking(awaitable.LLMModel.merge_kv)
+    pull_blocks = blocking(awaitable.LLMModel.pull_blocks)
+    release_prompt_prefix = blocking(awaitable.LLMModel.release_prompt_prefix)
+
+    def predict(self, llm_req: LLMReq | list[LLMReq] | tuple[LLMReq, ...], inputs: Any, **kwargs: Any) -> Any:
+        """Run the model over the KV cache of these requests, and return what it returns. Errors as the awaitable one.
+
+        ``run_model`` is called in a worker thread, with the caller's context variables, and may call whatever this
+        LLMDataDist has but ``finalize`` and ``close``. What it raises is raised here, SystemExit, too.
+
+        A thread cannot be interrupted: after an interrupt this waits until ``run_model`` is over, and raises it then. Keys
+        and slots are as before, and on PROMPT the cache is gone.
+        """
+        given = Given(inputs, kwargs)
+        return call(self._thread, lambda: self._inner.predict(llm_req, given)).value
+
+    def preload_prompt_prefix(self, llm_req: LLMReq, inputs: Any, **kwargs: Any) -> None:
+        """PROMPT: run the model once, as :meth:`predict` does, and keep that under ``llm_req.prefix_id``.
+
+        Errors as the awaitable one; after one, or an interrupt, there is no such prefix.
+        """
+        given = Given(inputs, kwargs)
+        call(self._thread, lambda: self._inner.preload_prompt_prefix(llm_req, given))
+
+    def __repr__(self) -> str:
+        return f"<blocking LLMModel {self.model_id}>"
