@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pytest
 
 from aiodatadist.context_caching import KVPool, MemoryPool
+from aiodatadist.context_caching.pool import NodeInfo, PoolKey
+from aiodatadist.context_caching.pools import open_pool
+from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.fakes import Foreign
+from tests.context_caching.servers import (
+    MIB,
+    MooncakeMaster,
+    RedisServer,
+    running,
+)
+
+__all__ = ["mooncake_master", "redis_server", "redis_servers"]
+
+SMALL = 48 * MIB
+"""Bytes that a small server has for values: requests under way count as well, and are several."""
 
 
 class Store(Protocol):
@@ -19,8 +35,25 @@ class Store(Protocol):
         """Another client of the same store. The store closes it."""
 
 
-OpenStore = Callable[[int], AbstractAsyncContextManager[Store]]
-"""With so many bytes for values, and a little for what engines need beside them."""
+@dataclass(frozen=True)
+class OpenStore:
+    """Opens empty stores.
+
+    Attributes:
+        open: with so many bytes for values, and a little for what engines need beside them.
+        least: bytes that it can be limited to; 0: it cannot here.
+        is_exact: it evicts the least recently used, and no other.
+    """
+
+    open: Callable[[int], AbstractAsyncContextManager[Store]]
+    least: int = 32 << 10
+    is_exact: bool = True
+
+    def __call__(self, nbytes: int) -> AbstractAsyncContextManager[Store]:
+        return self.open(nbytes)
+
+
+# ---- in this process ----
 
 
 class _Embedded:
@@ -44,9 +77,104 @@ async def _foreign(nbytes: int) -> AsyncIterator[Store]:
         yield _Embedded(Foreign(pool))
 
 
-STORES: dict[str, OpenStore] = {"memory": _memory, "foreign": _foreign}
+# ---- engines ----
 
 
-@pytest.fixture(params=sorted(STORES))
+class _Apart(KVPool):
+    """A pool in which nobody else's values are: the server may have served other tests."""
+
+    def __init__(self, pool: KVPool, mark: str) -> None:
+        self._pool = pool
+        self._mark = mark
+        self.capabilities = pool.capabilities
+
+    def _keys(self, keys: Sequence[PoolKey]) -> list[PoolKey]:
+        return [key._replace(namespace=self._mark + key.namespace) for key in keys]
+
+    async def stage(self, sizes: Sequence[int], *, deadline: float) -> Any:
+        return await self._pool.stage(sizes, deadline=deadline)
+
+    async def put_many(self, keys: Sequence[PoolKey], stages: Any, *, deadline: float) -> Any:
+        return await self._pool.put_many(self._keys(keys), stages, deadline=deadline)
+
+    async def get_many(self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float) -> Any:
+        return await self._pool.get_many(self._keys(keys), sizes, deadline=deadline)
+
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+        return await self._pool.exists_many(self._keys(keys), lease_ms=lease_ms, deadline=deadline)
+
+    async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
+        return await self._pool.remove_many(self._keys(keys), deadline=deadline)
+
+    async def nodes(self, *, deadline: float) -> list[NodeInfo]:
+        return await self._pool.nodes(deadline=deadline)
+
+    async def healthy(self, *, deadline: float) -> bool:
+        return await self._pool.healthy(deadline=deadline)
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _Server:
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self._url = url
+        self._stack = stack
+        self._mark = secrets.token_hex(4)
+
+    async def client(self) -> KVPool:
+        pool = await self._stack.enter_async_context(aclosing(await open_pool(self._url)))
+        return _Apart(pool, self._mark)
+
+
+@asynccontextmanager
+async def _served(url: str) -> AsyncIterator[Store]:
+    async with AsyncExitStack() as stack:
+        yield _Server(url, stack)
+
+
+def _redis(request: pytest.FixtureRequest) -> OpenStore:
+    shared: RedisServer = request.getfixturevalue("redis_server")
+
+    @asynccontextmanager
+    async def open_store(nbytes: int) -> AsyncIterator[Store]:
+        if nbytes != SMALL:
+            async with _served(shared.url) as store:
+                yield store
+        else:
+            with running(small := RedisServer(SMALL + 16 * MIB)):
+                async with _served(f"{small.url}?memory={16 * MIB}") as store:
+                    yield store
+
+    return OpenStore(open_store, SMALL, is_exact=False)
+
+
+def _cluster(request: pytest.FixtureRequest) -> OpenStore:
+    servers: list[RedisServer] = request.getfixturevalue("redis_servers")
+    return OpenStore(lambda _: _served(servers[0].url), 0, is_exact=False)
+
+
+def _mooncake(request: pytest.FixtureRequest) -> OpenStore:
+    master: MooncakeMaster = request.getfixturevalue("mooncake_open")
+    return OpenStore(lambda _: _served(master.url), 0, is_exact=False)
+
+
+STORES: dict[str, Callable[[pytest.FixtureRequest], OpenStore]] = {
+    "memory": lambda _: OpenStore(_memory),
+    "foreign": lambda _: OpenStore(_foreign),
+    "redis": _redis,
+    "cluster": _cluster,
+    "mooncake": _mooncake,
+}
+
+
+@pytest.fixture(scope="module")
+def mooncake_open(mooncake_master: MooncakeMaster) -> Iterator[MooncakeMaster]:
+    """With a store of this process's that stays open: what it keeps for itself is no leak of a test's."""
+    with store_open(mooncake_master):
+        yield mooncake_master
+
+
+@pytest.fixture(params=STORES)
 def pool_factory(request: pytest.FixtureRequest) -> OpenStore:
-    return STORES[request.param]
+    return STORES[request.param](request)
