@@ -54,9 +54,9 @@ class Costs:
 def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | None) -> int:
     """Layers to send at a time; ``layers`` means serially, after the last one.
 
-    The smallest group whose messages still fit beside compute; when even that is no help because the transfer takes longer
-    than compute, the group that balances the cost of messages with the wait for the first. All at once where hiding the
-    transfer saves less than sending layer by layer costs.
+    Whatever is done first of these: one layer at a time; the smallest group whose messages still fit beside compute; the
+    group that balances the cost of messages with the wait for the first. All at once where hiding the transfer saves less
+    than sending layer by layer costs.
 
     Args:
         nbytes: of all layers.
@@ -71,10 +71,20 @@ def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | N
     if compute is None or compute <= 0:
         return 1
     message = max(costs.message, costs.interference)
-    for group in range(1, layers + 1):
-        if alone + math.ceil(layers / group) * message <= compute:
-            return group
-    return max(1, min(layers, round(layers * math.sqrt(message / compute))))
+    if message <= 0:
+        return 1
+    most = int((compute - alone) / message)  # messages that fit beside compute
+    groups = [1, round(layers * math.sqrt(message / compute)), layers if most < 1 else math.ceil(layers / most)]
+    return min(
+        (max(1, min(layers, group)) for group in groups),
+        key=lambda group: total(group, layers, alone, compute, message),
+    )
+
+
+def total(group: int, layers: int, alone: float, compute: float, message: float) -> float:
+    """When the last byte is there, in groups of so many layers; ``alone``: seconds of all bytes, ``message``: of each."""
+    count = math.ceil(layers / group)
+    return ideal_uniform(compute, alone + count * message, count)
 
 
 class Estimate:

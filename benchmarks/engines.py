@@ -4,8 +4,10 @@
 and read again, 8 at a time: by the pool, and in turns with it by a bare client of the same engine, with the same values,
 batches and placement, in the same process. Bare means redis-py's own clients with as many callers, and Mooncake's
 ``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. The pool's time has in it what its contract
-asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it. Bar:
-the pool has at least 0.9 of the bare client's speed.
+asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it.
+`cache` is `ContextCache` over the pool, one call for all values, with all that it does: values of 64 ranges of 16 KiB
+gathered from a KV cache and scattered into it, headers and checksums. Bar of the pool: at least 0.9 of the bare client's
+speed.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import numpy as np
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
+from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.context_caching.engines import mooncake_store
 from aiodatadist.context_caching.engines.arena import Arena
 from aiodatadist.context_caching.engines.keys import flat, group, rendezvous
@@ -34,6 +38,8 @@ from tests.context_caching.servers import MooncakeLender, MooncakeMaster, RedisS
 MIB = 1 << 20
 VALUES = 64
 BATCH = 8
+TENSORS, ROWS = 64, 16
+"""Of a KV cache: tensors, and tokens in a block."""
 PATIENCE = 60.0
 """Seconds for a call."""
 
@@ -121,6 +127,28 @@ async def pool_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float
     return put, get
 
 
+async def cache_seconds(case: Case, run: str, _: list[bytes]) -> tuple[float, float]:
+    """The same through a cache; the KV cache's blocks hold the values."""
+    kv = [
+        [np.full((2 * VALUES, ROWS, MIB // TENSORS // ROWS), 1, np.uint8) for _ in range(2)]
+        for _ in range(TENSORS // 2)
+    ]
+    async with await ContextCache.open(CcConfig_v1(0, 0, f"benchmark {run}"), case.pool) as cache:
+        await cache.register_kvcache(kv)
+        await cache.save([-1], chunks=[[(0, ROWS)]], timeout=PATIENCE)  # leaves the note of its layout
+        hashes, blocks = list(range(VALUES)), [2 * i * ROWS for i in range(VALUES)]
+        start = now()
+        result = await cache.save(hashes, chunks=[[(block, ROWS) for block in blocks]], timeout=PATIENCE)
+        put = now() - start
+        assert result.success == VALUES
+        start = now()
+        result = await cache.load(hashes, chunks=[[(block + ROWS, ROWS) for block in blocks]], timeout=PATIENCE)
+        get = now() - start
+        assert result.success == VALUES
+        await cache.remove([-1, *range(VALUES)])
+    return put, get
+
+
 async def bare_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float, float]:
     put = get = 0.0
     for keys in batches(run):
@@ -137,19 +165,23 @@ async def bare_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float
 
 async def measure(case: Case, repeats: int) -> list[dict[str, str]]:
     values = [bytes([i]) * MIB for i in range(BATCH)]
-    times: dict[tuple[str, str], list[float]] = {who: [] for who in itertools.product(("pool", "bare"), ("put", "get"))}
+    contenders = (("pool", pool_seconds), ("bare", bare_seconds), ("cache", cache_seconds))
+    times: dict[tuple[str, str], list[float]] = {
+        who: [] for who in itertools.product(("pool", "bare", "cache"), ("put", "get"))
+    }
     for turn in range(repeats + 1):
-        for who, seconds in (("pool", pool_seconds), ("bare", bare_seconds))[:: 1 if turn % 2 else -1]:
+        for who, seconds in contenders[:: 1 if turn % 2 else -1]:
             put, get = await seconds(case, f"{who} {turn}", values)
             if turn:  # the first connects, and touches memory for the first time
                 times[who, "put"].append(put)
                 times[who, "get"].append(get)
-            for keys in batches(f"{who} {turn}"):
+            for keys in batches(f"{who} {turn}") if who != "cache" else ():
                 await case.pool.remove_many(keys, deadline=anyio.current_time() + PATIENCE)
     rows = []
     for what in ("put", "get"):
-        pool, bare = times["pool", what], times["bare", what]
+        pool, bare, cache = times["pool", what], times["bare", what], times["cache", what]
         ratio = Spread.of([b / p for p, b in zip(pool, bare, strict=True)])
+        cached = Spread.of([b / c for c, b in zip(cache, bare, strict=True)])
         rows.append(
             {
                 "engine": case.name,
@@ -157,6 +189,7 @@ async def measure(case: Case, repeats: int) -> list[dict[str, str]]:
                 "pool MB/s": f"{VALUES * MIB / Spread.of(pool).median / 1e6:.0f}",
                 "bare MB/s": f"{VALUES * MIB / Spread.of(bare).median / 1e6:.0f}",
                 "pool/bare": f"{ratio}",
+                "cache/bare": f"{cached}",
             }
         )
     return rows

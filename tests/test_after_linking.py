@@ -76,7 +76,7 @@ async def test_transfers_under_way_end_on_the_old_channel() -> None:
 @sides
 @pytest.mark.parametrize("call", ["HcclCommPrepare", "HcclCommInitClusterInfoMemConfig"])
 async def test_a_further_channel_that_cannot_be_opened_fails_what_needs_it_and_no_more(side: str, call: str) -> None:
-    async with linked_pair(DESC) as (prompt, decoder, _, cache):
+    async with linked_pair(DESC, sync_kv_timeout=30_000) as (prompt, decoder, _, cache):
         who, other = (decoder, 1) if side == "client" else (prompt, 2)
         late, _ = await register(who, 60)
         pull = who.datadist.cache_manager.pull_blocks

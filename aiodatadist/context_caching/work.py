@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 WAVE = 32 << 20
 """Bytes that a call handles at a time; a value that is larger goes alone."""
+SMALL_WAVE, ABREAST = 4 << 20, 3
+"""The same where there is an engine; and so many of them at a time: while one travels, others are gathered, or proven."""
 LATE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
@@ -146,9 +148,13 @@ class Work:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
         waiting = deque(range(len(call.keys)))
-        while waiting:
-            wave = self._take_wave(call, waiting)
-            waiting.extendleft(reversed(await self._in_budget(call, wave, self._save_wave)))
+
+        async def save() -> None:
+            while waiting:
+                wave = self._take_wave(call, waiting)
+                waiting.extendleft(reversed(await self._in_budget(call, wave, self._save_wave)))
+
+        await self._abreast(save)
 
     async def _save_wave(self, call: Call, wave: list[int]) -> list[int]:
         """Returns the values to try again."""
@@ -207,10 +213,14 @@ class Work:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
         """
         waiting = deque(range(len(call.keys)))
-        while waiting:
-            wave = self._take_wave(call, waiting)
-            if not await self._in_budget(call, wave, self._load_wave):
-                return
+
+        async def load() -> None:
+            while waiting:
+                wave = self._take_wave(call, waiting)
+                if not await self._in_budget(call, wave, self._load_wave):
+                    waiting.clear()
+
+        await self._abreast(load)
 
     async def _load_wave(self, call: Call, wave: list[int]) -> bool:
         """Whether all of it was there."""
@@ -304,8 +314,28 @@ class Work:
 
     # ---- what both need ----
 
+    async def _abreast(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it several times at once, where there is an engine to wait for. Raises the first error, when all have ended."""
+        if self.pool.capabilities.in_process:
+            await work()
+            return
+        errors: list[Exception] = []
+
+        async def guarded() -> None:
+            try:
+                await work()
+            except Exception as error:
+                errors.append(error)
+                group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(ABREAST):
+                group.start_soon(guarded)
+        if errors:
+            raise errors[0]
+
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
-        most = min(WAVE, self.budget.limit)
+        most = min(WAVE if self.pool.capabilities.in_process else SMALL_WAVE, self.budget.limit)
         wave = [waiting.popleft()]
         nbytes = self._wire_size(call, wave[0])
         while waiting and nbytes + self._wire_size(call, waiting[0]) <= most:
