@@ -6,9 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from aiodatadist.context_caching import CcConfig_v1, ContextCache, MemoryPool
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -24,6 +29,26 @@ def program(name: str, port: int) -> str:
 def test_programs_of_the_readme_are_short(name: str) -> None:
     lines = [line for line in program(name, 26001).splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) <= 30
+
+
+async def test_context_caching_of_the_readme_with_an_empty_pool_and_with_a_full_one() -> None:
+    (block,) = re.findall(
+        r"```python\n(async with await ContextCache.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
+    lines = block.replace('"memory:"', "pool").replace("...  # compute", "seen.append(loaded)  # compute")
+    space: dict[str, Any] = {
+        "ContextCache": ContextCache,
+        "CcConfig_v1": CcConfig_v1,
+        "hashes": [11, 12],
+        "slots": [0, 16],
+    }
+    exec("async def run(pool, layers, seen):\n" + textwrap.indent(lines, "    "), space)
+    seen: list[int] = []
+    layers = [[np.ones((4, 16, 8), np.float16) for _ in range(2)]]
+    async with await MemoryPool.open(1 << 20) as pool:
+        await space["run"](pool, layers, seen)
+        await space["run"](pool, layers, seen)
+    assert seen == [0, 2]
 
 
 def test_prefill_and_decode_of_the_readme_share_blocks() -> None:

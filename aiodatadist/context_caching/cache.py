@@ -124,6 +124,8 @@ class ContextCache:
             )
         if not isinstance(pool, (KVPool, str)):
             raise EmsInvalidArgument(f"pool is of type {type(pool).__name__}: it has to be a KVPool or a URL")
+        if gate is not None and not isinstance(gate, HealthGate):
+            raise EmsInvalidArgument(f"gate is of type {type(gate).__name__}: it has to be a HealthGate")
         check_access(access_id, None)
         cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id, gate)
         await cache._start(pool)
@@ -223,6 +225,7 @@ class ContextCache:
         self._check_quiet()
         try:
             placements_of = await self._mover.placements()
+            self._check_running()
             self._check_quiet()
             layout = Layout(layers, groups, placements_of)
         except LLMException as error:
@@ -377,8 +380,8 @@ class ContextCache:
         now = anyio.current_time()
         if self._layout is not None and self._noted + NOTE_EVERY <= now:
             note = self._names.of_note(self._names.shard)
-            await self._work.write_note(note, self._layout.shape.note(), call.deadline)
-            self._noted = now
+            if await self._work.write_note(note, self._layout.shape.note(), call.deadline):
+                self._noted = now
         await self._work.save(call)
 
     # ---- saving and loading by key ----
@@ -632,7 +635,8 @@ class ContextCache:
         return await self._in_time(remove(), deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
-        """Forget values of the caller's own names, for instance to store others under them. Errors as :meth:`remove`."""
+        """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
+        processes keep their copies. Errors as :meth:`remove`."""
         self._check_running()
         names = self._pool_keys(keys)
         deadline = anyio.current_time() + rules.seconds(timeout)
@@ -647,7 +651,10 @@ class ContextCache:
 
     async def _remove(self, keys: Sequence[PoolKey], deadline: float) -> int:
         self._work.local.remove(keys)
-        return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
+        try:
+            return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
+        finally:
+            self._work.local.remove(keys)  # what was read while the pool still had them
 
     # ---- health ----
 

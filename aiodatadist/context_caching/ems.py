@@ -87,7 +87,7 @@ class EmsConfig:
     cc_config_v1: CcConfig_v1 | None = None
     access_id: str | None = None
     access_key: str | None = field(default=None, repr=False)
-    pool: str = "memory:"
+    pool: str = field(default="memory:", repr=False)  # it may have a password
     cc_cache: CcCacheConfig = field(default_factory=CcCacheConfig)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,8 @@ class EmsConfig:
             (self.cc_cache, "cc_cache", CcCacheConfig),
             (self.pool, "pool", str),
         ):
-            if value is not None and type(value) is not kind:
+            is_left_out = value is None and name in {"cc_config", "cc_config_v1"}
+            if not is_left_out and type(value) is not kind:
                 raise EmsInvalidArgument(f"{name} is of type {type(value).__name__}: it has to be a {kind.__name__}")
         if self.cc_config is not None and self.cc_config_v1 is not None:
             raise EmsInvalidArgument("cc_config and cc_config_v1 are both given: one of them chooses the interface")
@@ -164,10 +165,21 @@ class _Client:
     def start(self, begin: Callable[[ContextCache], Transfer]) -> CcFuture:
         """Check the arguments, and start it there."""
 
-        async def start(cache: ContextCache) -> CcFuture:
-            return CcFuture(self._thread, begin(cache))
+        begun: list[CcFuture] = []
 
-        return self.run(start)
+        async def start(cache: ContextCache) -> CcFuture:
+            begun.append(CcFuture(self._thread, begin(cache)))
+            return begun[0]
+
+        try:
+            return self.run(start)
+        except EmsException:
+            raise
+        except BaseException:  # interrupted while it was started there: nobody else will stop it
+            self._thread.finish_turn()
+            for future in begun:
+                future.stop()
+            raise
 
     def close(self) -> None:
         if self._pid != os.getpid():

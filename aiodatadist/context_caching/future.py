@@ -26,7 +26,8 @@ class CcFuture:
         transfer.add_done_callback(lambda _: self._ended.set_result(None))
 
     def done(self) -> bool:
-        """It has ended, one way or another. Never waits."""
+        """It has ended, one way or another. Never waits. Raises EmsInternalError: in a child of the process that began it."""
+        self._thread.check_process()
         return self._ended.done()
 
     def cancel(self) -> None:
@@ -45,10 +46,14 @@ class CcFuture:
             try:
                 self._ended.result()
             except BaseException:
-                self.cancel()
-                concurrent.futures.wait([self._ended], QUIESCE)
+                self.stop()
                 raise
         return self._outcome()
+
+    def stop(self) -> None:
+        """Cancel it, and wait until no byte can land any more."""
+        self.cancel()
+        concurrent.futures.wait([self._ended], QUIESCE)
 
     def _outcome(self) -> CcResult:
         try:

@@ -7,6 +7,9 @@ from typing import Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
+_lost: list[object] = []
+"""What a device did not let go of: never freed, since some of it is memory of the heap."""
+
 
 class Lent(Protocol):
     """A stage, a value, a lot."""
@@ -37,6 +40,7 @@ class Hold:
 
     def __exit__(self, *exc: object) -> None:
         if self.is_stuck:
+            _lost.extend(self._lent)
             logger.error("the device did not let go of %d stages and values: they are lost", len(self._lent))
             return
         for lent in self._lent:

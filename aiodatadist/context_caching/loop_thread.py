@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from aiodatadist.context_caching.errors import EmsInternalError
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +20,8 @@ T = TypeVar("T")
 class LoopThread:
     """Started when it is made, ended and joined by :meth:`stop`. A daemon: a process that forgets it can end all the same."""
 
+    _problem: OSError | None = None
+
     def __init__(self, name: str) -> None:
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
@@ -25,13 +30,22 @@ class LoopThread:
         self._is_over = False
         self._has_warned = False
         self._name = name
+        self._pid = os.getpid()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), name=name, daemon=True)
         self._thread.start()
         ready.wait()
+        if self._problem is not None:
+            self._thread.join()
+            raise EmsInternalError(f"{name} has no event loop: {self._problem}") from self._problem
 
     def _run(self, ready: threading.Event) -> None:
-        asyncio.run(self._serve(ready))
+        try:
+            asyncio.run(self._serve(ready))
+        except OSError as problem:
+            self._problem = problem
+        finally:
+            ready.set()
         with self._lock:
             self._is_over = True
             asked, self._asked = self._asked, set()
@@ -79,12 +93,25 @@ class LoopThread:
             if not self._is_over:
                 self._loop.call_soon_threadsafe(call)
 
+    def finish_turn(self) -> None:
+        """Wait until what runs there now, and what was asked for before, has had its turn; for a second at most."""
+        over = threading.Event()
+        self.post(over.set)
+        over.wait(1.0)
+
+    def check_process(self) -> None:
+        """Raises EmsInternalError: this is a child of the process that has the thread."""
+        if self._pid != os.getpid():
+            raise EmsInternalError("Ems.init was called before a fork: start processes with spawn")
+
     def check_may_wait(self) -> None:
         """Blocking is wrong on the loop's own thread, and no good idea on another loop's.
 
         Raises:
             RuntimeError: this is the loop's own thread.
+            EmsInternalError: this is a child of the process that has it.
         """
+        self.check_process()
         if self.is_current:
             raise RuntimeError(f"{self._name} cannot wait for itself: await it instead")
         if not self._has_warned and _is_on_a_loop():

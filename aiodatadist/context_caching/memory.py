@@ -61,6 +61,10 @@ class MemoryPool(KVPool):
     async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
         """Waits only if it finds room for none of them because others have what there is; who comes first is served first."""
         self._check_open()
+        if not sizes:
+            return []
+        for i, size in enumerate(sizes):
+            rules.integer(size, f"sizes[{i}]", 1)
         if self._waiting or not (stages := self._find_room(sizes)):
             stages = await self._wait_for_room(sizes, deadline)
         return stages

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import anyio
 
+from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.hold import Hold
 from aiodatadist.descriptors import Placement
 from aiodatadist.device import CopyKind, Device, Program, Stream, TransferState
@@ -73,11 +74,14 @@ class Mover:
         self._device: Device | None = None
         self._streams: dict[StreamName, Stream] = {}
         self._opening = anyio.Lock()
+        self._is_closed = False
 
     async def open(self) -> Device:
         """Raises LLMException: there is no such device."""
         if self._device is None:
             async with self._opening:
+                if self._is_closed:
+                    raise EmsInvalidArgument("this cache is closed")
                 if self._device is None:
                     self._device = await Device.open(self._device_id)
         return self._device
@@ -118,6 +122,9 @@ class Mover:
         Raises:
             StuckError: the device did not let go.
         """
+        self._is_closed = True
+        async with self._opening:  # somebody may be opening the device: it is closed below
+            pass
         try:
             for stream in self._streams.values():
                 await stream.aclose()

@@ -49,6 +49,8 @@ class GetStatus(IntEnum):
     """There is one of another length."""
     FAILED = -3
     """The engine had a fault with this key."""
+    NO_ROOM = -4
+    """Not looked for: the pool has no memory for it beside those before it. The first of a call: it is larger than all."""
 
 
 class PoolTimeout(TimeoutError):

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory import MemoryPool
 from aiodatadist.context_caching.pool import KVPool
+from aiodatadist.errors import ParamInvalid
 
 DEFAULT_BYTES: Final = 256 << 20
 _ENGINES: Final = {
@@ -33,7 +34,10 @@ async def open_pool(url: str) -> KVPool:
         raise EmsInvalidArgument(f"the pool's url is of type {type(url).__name__}: it has to be a str")
     scheme = url.partition(":")[0]
     if scheme == "memory":
-        return await MemoryPool.open(_bytes_of(url))
+        try:
+            return await MemoryPool.open(_bytes_of(url))
+        except ParamInvalid as problem:
+            raise EmsInvalidArgument(f"{url}: {problem}") from problem
     if scheme not in _ENGINES:
         raise EmsInvalidArgument(
             f"{scheme!r} is no kind of pool: it has to be memory:, redis://, rediss:// or mooncake://"
@@ -45,7 +49,12 @@ async def open_pool(url: str) -> KVPool:
         raise EmsInvalidArgument(
             f"{scheme}:// needs a package that is not installed ({problem}): pip install 'aiodatadist[{name}]'"
         ) from problem
-    pool: KVPool = await getattr(engine, kind).open(url)
+    try:
+        pool: KVPool = await getattr(engine, kind).open(url)
+    except EmsInvalidArgument:
+        raise
+    except (TypeError, ValueError, ImportError, ParamInvalid) as problem:
+        raise EmsInvalidArgument(f"{scheme}://: {problem}") from problem
     return pool
 
 

@@ -1,6 +1,7 @@
 """The local read cache: copies of values in this process, above any pool. Made of the same shelf as the embedded pool.
 
-Values are named by their contents, so a copy is never stale; it goes only when room is needed, or when it is removed.
+Values are named by their contents, so a copy is not stale; it goes only when room is needed, or when it is removed. What this
+process removes it does not keep; who gives other contents to a key of its own has to know that other processes' copies stay.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from aiodatadist.context_caching.shelf import Lot, Shelf
 
 
 class LocalReadCache:
-    """Bounded in bytes; with 0 bytes it has nothing and takes nothing."""
+    """Bounded in bytes; with 0 bytes it has nothing and takes nothing.
+
+    Attributes:
+        removals: how often something was removed. What was read before one may be what was removed, and is not kept.
+    """
 
     def __init__(self, shelf: Shelf | None) -> None:
         self._shelf = shelf
+        self.removals = 0
 
     @classmethod
     async def open(cls, nbytes: int, device_id: int) -> LocalReadCache:
@@ -46,6 +52,7 @@ class LocalReadCache:
             self._shelf.store(key, lot)
 
     def remove(self, keys: Sequence[PoolKey]) -> None:
+        self.removals += 1
         if self._shelf is not None:
             for key in keys:
                 self._shelf.drop(key)

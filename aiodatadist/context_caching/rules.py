@@ -49,7 +49,7 @@ def seconds(value: Any, name: str = "timeout") -> float:
         raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be seconds, or None")
     if not value >= 0:
         raise EmsInvalidArgument(f"{name} is {value}: it has to be at least 0")
-    return float(value)
+    return math.inf if value > 1e300 else float(value)
 
 
 def some(values: Any, name: str) -> Sequence[Any]:
@@ -63,7 +63,10 @@ def some(values: Any, name: str) -> Sequence[Any]:
 
 
 def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
-    """All of them as C reads them; none a float, and none outside int64."""
+    """All of them as C reads them; none a float or a ``bool``, and none outside int64."""
+    if not isinstance(values, (array, range)) and bool in set(map(type, values)):
+        at = next(i for i, value in enumerate(values) if isinstance(value, bool))
+        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: it has to be an int")
     try:
         return array("q", values)
     except TypeError:

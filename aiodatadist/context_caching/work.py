@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 WAVE = 32 << 20
 """Bytes that a call handles at a time; a value that is larger goes alone."""
-SMALL_WAVE, ABREAST = 4 << 20, 3
-"""The same where there is an engine; and so many of them at a time: while one travels, others are gathered, or proven."""
 LATE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
@@ -54,6 +52,7 @@ _GOT = {
     GetStatus.MISS: CcStatus.MISS,
     GetStatus.WRONG_LENGTH: CcStatus.MISS,
     GetStatus.FAILED: CcStatus.IO_ERROR,
+    GetStatus.NO_ROOM: CcStatus.REJECTED,
 }
 
 T = TypeVar("T")
@@ -148,13 +147,9 @@ class Work:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
         waiting = deque(range(len(call.keys)))
-
-        async def save() -> None:
-            while waiting:
-                wave = self._take_wave(call, waiting)
-                waiting.extendleft(reversed(await self._in_budget(call, wave, self._save_wave)))
-
-        await self._abreast(save)
+        while waiting:
+            wave = self._take_wave(call, waiting)
+            waiting.extendleft(reversed(await self._in_budget(call, wave, self._save_wave)))
 
     async def _save_wave(self, call: Call, wave: list[int]) -> list[int]:
         """Returns the values to try again."""
@@ -213,18 +208,17 @@ class Work:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
         """
         waiting = deque(range(len(call.keys)))
+        while waiting:
+            wave = self._take_wave(call, waiting)
+            loaded = await self._in_budget(call, wave, self._load_wave)
+            if loaded < len(wave) and (not loaded or call.statuses[wave[loaded]] is not None):
+                return
+            waiting.extendleft(reversed(wave[loaded:]))  # the pool had no memory for them beside the others
 
-        async def load() -> None:
-            while waiting:
-                wave = self._take_wave(call, waiting)
-                if not await self._in_budget(call, wave, self._load_wave):
-                    waiting.clear()
-
-        await self._abreast(load)
-
-    async def _load_wave(self, call: Call, wave: list[int]) -> bool:
-        """Whether all of it was there."""
+    async def _load_wave(self, call: Call, wave: list[int]) -> int:
+        """How many were there, from the first without a gap."""
         with Hold() as hold:
+            removals = self.local.removals
             local, remote = await self._find(call, wave, hold)
             usable: dict[int, int] = {}
             for value in wave:
@@ -235,13 +229,14 @@ class Work:
             lots = self._local_room(call, fresh, hold) if self._fill_on_read else {}
             await self._move("load", call, [*self._scattered(call, usable, await self._mover.placements()),
                                             *self._copied(call, fresh, lots)], hold)  # fmt: skip
-            self._keep_local(call, lots)
+            if removals == self.local.removals:
+                self._keep_local(call, lots)
         for value in usable:
             call.statuses[value] = CcStatus.OK
             self.counts["loaded_bytes"] += call.size(value)
         self.counts["loaded"] += len(usable)
         self.counts["local"] += len(usable) - len(fresh)
-        return len(usable) == len(wave)
+        return len(usable)
 
     async def _find(self, call: Call, wave: list[int], hold: Hold) -> tuple[dict[int, int], dict[int, int]]:
         """Addresses of the payloads that are here, and of those that the pool lent."""
@@ -266,6 +261,8 @@ class Work:
         answers = await self.ask(self.pool.get_many(keys, sizes, deadline=call.deadline), call.deadline)
         values: dict[int, Value] = {}
         for value, answer in zip(wanted, answers, strict=True):
+            if answer is GetStatus.NO_ROOM and value != wanted[0]:
+                continue
             if isinstance(answer, GetStatus):
                 call.statuses[value] = _GOT[answer]
                 self.counts["missed"] += 1
@@ -296,46 +293,29 @@ class Work:
             with value.view() as view:
                 return bytes(view[header:])
 
-    async def write_note(self, key: PoolKey, note: bytes, deadline: float) -> None:
-        """Leave a small value, unless there is one."""
+    async def write_note(self, key: PoolKey, note: bytes, deadline: float) -> bool:
+        """Leave a small value in place of any other; whether it is there now."""
         (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
         if is_there:
-            return
+            if await self.read_note(key, len(note), deadline) == note:
+                return True
+            await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
         header = self.wrapping.nbytes
         with Hold() as hold:
             (stage,) = await self.ask(self.pool.stage([len(note) + header], deadline=deadline), deadline)
             if stage is None:
-                return
+                return False
             hold.add(stage)
             with stage.view() as view:
                 view[header:] = note
             await self.wrapping.seal([key], [stage])
-            await self.ask(self.pool.put_many([key], [stage], deadline=deadline), deadline)
+            (status,) = await self.ask(self.pool.put_many([key], [stage], deadline=deadline), deadline)
+            return status is PutStatus.STORED
 
     # ---- what both need ----
 
-    async def _abreast(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it several times at once, where there is an engine to wait for. Raises the first error, when all have ended."""
-        if self.pool.capabilities.in_process:
-            await work()
-            return
-        errors: list[Exception] = []
-
-        async def guarded() -> None:
-            try:
-                await work()
-            except Exception as error:
-                errors.append(error)
-                group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            for _ in range(ABREAST):
-                group.start_soon(guarded)
-        if errors:
-            raise errors[0]
-
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
-        most = min(WAVE if self.pool.capabilities.in_process else SMALL_WAVE, self.budget.limit)
+        most = min(WAVE, self.budget.limit)
         wave = [waiting.popleft()]
         nbytes = self._wire_size(call, wave[0])
         while waiting and nbytes + self._wire_size(call, waiting[0]) <= most:

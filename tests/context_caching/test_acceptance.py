@@ -456,3 +456,29 @@ async def test_shards_of_one_block_have_one_distribute_key(pool_factory: OpenSto
     blocks = [key for key in asked if key.distribute_key != "layout"]
     assert [key.distribute_key for key in blocks] == ["abc", "abc", "-1", "-1"]
     assert len(set(blocks)) == 4
+
+
+# ---- what changes ----
+
+
+async def test_what_was_removed_while_it_was_read_is_not_kept(pool_factory: OpenStore) -> None:
+    old, new, seen = bytearray(b"old" * 100), bytearray(b"new" * 100), bytearray(300)
+    async with pool_factory(ROOM) as store, opened(await store.client(), read_cache_bytes=ROOM) as cache:
+        for turn in range(5):
+            key = PrimaryKey("prefix", str(turn))
+            await cache.save_values([key], [[old]], write_rcache=False)
+            async with anyio.create_task_group() as group:
+                group.start_soon(cache.load_values, [key], [[bytearray(300)]])
+                group.start_soon(cache.remove_values, [key])
+            await cache.save_values([key], [[new]], write_rcache=False)
+            assert (await cache.load_values([key], [[seen]])).success == 1
+            assert seen == new
+
+
+async def test_a_scheduler_hears_of_another_layout(pool_factory: OpenStore) -> None:
+    async with pool_factory(ROOM) as store:
+        for rows in ([[(8,)]] * 2, [[(8,)]] * 3):
+            async with opened(await store.client(), Kv(rows=rows)) as worker:
+                await worker.save([1, 2], **by_slots([0, 1]))
+            async with await ContextCache.open(rank(), await store.client()) as scheduler:
+                assert (await scheduler.exists([1, 2])).success == 2

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 import pytest
 
 from aiodatadist.context_caching.engines.mooncake import MooncakePool
+from aiodatadist.context_caching.memory import MemoryPool
 from aiodatadist.context_caching.pool import KVPool, PutStatus
 from aiodatadist.testing.pools import MIB, FullPoolContract, PoolContract, content, fetch, new_key, store
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
@@ -29,6 +30,13 @@ async def redis_pool(url: str, memory: int) -> AsyncIterator[KVPool]:
 
     async with aclosing(await RedisPool.open(f"{url}?memory={memory}")) as pool:
         yield pool
+
+
+class TestMemory(PoolContract):
+    @asynccontextmanager
+    async def open_pool(self) -> AsyncIterator[KVPool]:
+        async with await MemoryPool.open(self.lendable) as pool:
+            yield pool
 
 
 class TestRedis(PoolContract):

@@ -227,7 +227,7 @@ class MooncakePool(KVPool):
     ) -> list[Value | GetStatus]:
         lending.same_length(keys, sizes, "sizes")
         fits = self._arena.fitting(sizes)
-        found: list[Value | GetStatus] = [GetStatus.FAILED] * len(keys)
+        found: list[Value | GetStatus] = [GetStatus.NO_ROOM] * len(keys)
         await self._look(deadline)
         with lending.until(deadline, "memory for values"):
             pieces = await self._arena.lend([size for size, fit in zip(sizes, fits, strict=True) if fit])
