@@ -46,6 +46,7 @@ class LLMDataDist:
     def __init__(self, role: LLMRole, cluster_id: int) -> None:
         self._inner = legacy.LLMDataDist(role, cluster_id)
         self._life = threading.Lock()
+        self._ending: int | None = None
         self._running: LoopThread | None = None
         self._manager: Manager | None = None
         self._submissions: Submissions | None = None
@@ -122,20 +123,29 @@ class LLMDataDist:
             return None  # in a child: the parent has it
         thread.check_usable()
         self._check_outside(what, "run_model", "on_cache_allocated", "on_cache_deallocated")
+        if self._ending == threading.get_ident():
+            return None  # a signal handler, while this thread is at it: it goes on when that returns
         with self._life:
             if self._running is not thread:
                 return None
+            self._ending = threading.get_ident()
             try:
-                thread.call(lambda: submissions.close(seconds))
+                self._end_now(thread, submissions, seconds)
             finally:
-                try:
-                    thread.call(self._inner.finalize)
-                finally:
-                    self._last_stats = submissions.counters.now
-                    self._running = self._manager = self._submissions = None
-                    submissions.abandon()
-                    release(thread)
+                self._ending = None
         return submissions
+
+    def _end_now(self, thread: LoopThread, submissions: Submissions, seconds: float) -> None:
+        try:
+            thread.call(lambda: submissions.close(seconds))
+        finally:
+            try:
+                thread.call(self._inner.finalize)
+            finally:
+                self._last_stats = submissions.counters.now
+                self._running = self._manager = self._submissions = None
+                submissions.abandon()
+                release(thread)
 
     def _check_outside(self, what: str, *methods: str) -> None:
         """Raises LLMException: a runner's method, one of these, makes this call, which would wait for it."""

@@ -7,14 +7,35 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
+from multiprocessing import spawn
 from types import ModuleType
 from typing import Any
 
 from aiodatadist import blocking
 
 NAMES = ("llm_datadist", "llm_datadist_v1")
-PARTS = ("configs", "data_type", "status", "v2", "v2.llm_datadist", "v2.llm_types")
+PARTS = ("configs", "data_type", "status", "v2", "v2.cache_manager", "v2.llm_datadist", "v2.llm_types")
 """Modules of upstream's from which scripts take names as well."""
+
+
+class _Alias(ModuleType):
+    """A module of upstream's: it has what :mod:`aiodatadist.blocking` has, and the modules below it."""
+
+    __all__ = blocking.__all__
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, blocking.__doc__)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(blocking, name)
+
+
+class _Installed:
+    """Goes to processes that multiprocessing spawns, before they import the script: unpickling it installs all this there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return install, ()
 
 
 def install() -> None:
@@ -22,10 +43,17 @@ def install() -> None:
 
     When ``torch`` is imported and no usable ``torch_npu`` is there, that gets a stand-in, which is announced on stderr.
     """
+    if isinstance(sys.modules.get(NAMES[0]), _Alias):
+        return
     for name in NAMES:
         for module in (name, *(f"{name}.{part}" for part in PARTS)):
-            sys.modules[module] = blocking
+            alias = sys.modules[module] = _Alias(module)
+            parent, _, part = module.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], part, alias)
     sys.meta_path.insert(0, _Finder())
+    prepared = spawn.get_preparation_data
+    spawn.get_preparation_data = lambda name: {"aiodatadist": _Installed(), **prepared(name)}
 
 
 def _announce(what: str) -> None:

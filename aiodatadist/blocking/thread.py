@@ -90,7 +90,7 @@ class LoopThread:
         self._calls: set[_Call] = set()
         self._posted: deque[Callable[[], object]] = deque()
         self._is_over = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler, or a finalizer, of the thread that has it may post, too
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._group: anyio.abc.TaskGroup
         self._stopping: anyio.Event
@@ -113,7 +113,7 @@ class LoopThread:
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(self._serve(started))
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the event loop of the blocking calls failed")
             if not started.done():
                 started.set_exception(error)
@@ -207,7 +207,7 @@ class LoopThread:
         while self._thread.is_alive():
             try:
                 self._thread.join()
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # whatever a signal handler raises
                 interrupt = error
         if interrupt is not None:
             raise interrupt
@@ -222,22 +222,20 @@ def _over() -> LLMException:
 def _result_of(future: Future[Any]) -> Any:
     """What it is settled with. The main thread looks up now and then: a signal that came after the interpreter's last look,
     and before the thread began to wait, would otherwise be noticed only afterwards."""
-    seconds = LOOK_UP if threading.current_thread() is threading.main_thread() else None
-    while True:
-        try:
-            future.exception(seconds)
-        except TimeoutError:
-            continue
-        return future.result()
+    seconds = LOOK_UP if threading.current_thread() is threading.main_thread() else -1
+    settled = threading.Lock()
+    settled.acquire()
+    future.add_done_callback(lambda _: settled.release())
+    while not settled.acquire(timeout=seconds):  # no TimeoutError of ours: one that comes is a signal handler's
+        pass
+    return future.result()
 
 
 def _outlast(future: Future[Any]) -> None:
     """Until it is settled, however often somebody presses Ctrl-C: what it waits for ends in bounded time."""
     while not future.done():
-        try:
+        with suppress(BaseException):  # whatever a signal handler raises; not the future's own, which is returned
             future.exception()
-        except KeyboardInterrupt:
-            continue
 
 
 class _Warned:

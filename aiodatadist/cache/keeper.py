@@ -94,6 +94,11 @@ class Keeper:
             if entry.placement is placement and entry.pool is not None and not entry.is_quiet
         )
 
+    def keep_pools(self) -> None:
+        """Somebody may touch their memory for ever: it is not freed with the device."""
+        for pool in self._pools.values():
+            self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
+
     def pool_usage(self) -> dict[Placement, PoolUsage]:
         return {placement: pool.pages.usage() for placement, pool in self._pools.items()}
 

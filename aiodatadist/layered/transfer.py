@@ -189,7 +189,7 @@ class LayeredTransfer(Outcome):
                 is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True, limiter=limiter)
                 if inspect.isawaitable(is_ready):
                     is_ready = await _apart(is_ready)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # of a thread's: not for this event loop
             logger.exception("synchronize_layer(%d) failed", layer)
             failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
             failure.__cause__ = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -85,13 +86,19 @@ class LLMDataDist(datadist.LLMDataDist):
 
     async def _end_models(self) -> None:
         if not await self._calls.end():
-            logger.error("cluster %d: a model still runs while its memory is given back", self.cluster_id)
+            logger.error("cluster %d: a model still runs: its memory is never given back", self.cluster_id)
+            self._running().keeper.keep_pools()
         models, self._models = self._models, []
+        cancelled: asyncio.CancelledError | None = None
         for model in models:
             try:
                 await model.close()
+            except asyncio.CancelledError as error:  # delivered when all have been told
+                cancelled = error
             except Exception:
                 logger.exception("cluster %d: on_cache_deallocated() failed", self.cluster_id)
+        if cancelled is not None:
+            raise cancelled
 
     def _v1(self, what: str) -> KvCacheManager:
         """Raises RuntimeError: not initialised. ParamInvalid: it is in the other mode."""

@@ -38,7 +38,7 @@ class TensorDesc:
 
     @property
     def shape(self) -> list[int]:
-        return self._shape
+        return list(self._shape)
 
     @property
     def nbytes(self) -> int:

@@ -9,11 +9,13 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -356,6 +358,70 @@ def test_who_forks_first_may_initialise_in_the_child() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "initialised\n", done.stderr
+
+
+# ---- what scripts do ----
+
+
+def run_script(text: str, path: Path) -> str:
+    path.write_text(textwrap.dedent(text))
+    command = [sys.executable, "-m", "aiodatadist.blocking", "run", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_modules_of_upstreams_are_found_however_they_are_imported_also_in_spawned_processes(tmp_path: Path) -> None:
+    assert (
+        run_script(
+            """
+            import multiprocessing
+            import llm_datadist.v2.llm_types as types
+            from llm_datadist import v2
+            from llm_datadist.v2.cache_manager import CacheManager
+            import llm_datadist
+            assert types.Cache is v2.llm_types.Cache is llm_datadist.Cache
+            assert CacheManager is llm_datadist.CacheManager
+
+            def child():
+                from llm_datadist import LLMRole
+                print(LLMRole.PROMPT.name, flush=True)
+
+            if __name__ == "__main__":
+                process = multiprocessing.get_context("spawn").Process(target=child)
+                process.start()
+                process.join()
+                assert process.exitcode == 0
+            """,
+            tmp_path / "script.py",
+        )
+        == "PROMPT\n"
+    )
+
+
+def test_a_timeout_error_of_a_signal_handler_ends_the_call(tmp_path: Path) -> None:
+    told = run_script(
+        """
+        import signal
+        from aiodatadist.blocking import LLMConfig, LLMDataDist, LLMRole
+
+        class TooSlow(TimeoutError):
+            pass
+
+        def alarm(*_):
+            raise TooSlow
+
+        datadist = LLMDataDist(LLMRole.PROMPT, 1)
+        datadist.init(LLMConfig(enable_cache_manager=True).generate_options())
+        signal.signal(signal.SIGALRM, alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            datadist.next_notification(30)
+        except TooSlow:
+            print("too slow")
+        datadist.finalize()
+        """,
+        tmp_path / "script.py",
+    )
+    assert told == "too slow\n"
 
 
 # ---- two in one process, both ways ----
