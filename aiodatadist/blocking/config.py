@@ -59,7 +59,7 @@ def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig
     wanted = config.LLMConfig.from_options({**options, **modes})
     file = os.environ.get(KEY_FILE)
     if file:
-        wanted.auth_key = _key_in(file)  # type: ignore[assignment]
+        wanted.auth_key = _key_in(file)  # type: ignore[assignment]  # pydantic checks it, and makes a secret of it
     return wanted
 
 

@@ -77,7 +77,7 @@ class LLMDataDist:
             try:
                 self._manager = thread.call(lambda: self._open(thread, wanted, submissions))
                 self._submissions, self._running = submissions, thread
-            except BaseException:
+            except BaseException:  # an interrupt, too: nothing is left behind
                 self._manager = self._submissions = self._running = None
                 try:
                     thread.call(self._inner.finalize)  # an interrupt may have come when it was open already

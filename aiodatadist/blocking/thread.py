@@ -103,7 +103,7 @@ class LoopThread:
             raise DeviceError("no thread can be started", hint="a limit of processes or memory is reached") from error
         try:
             started.result()
-        except BaseException:
+        except BaseException:  # an interrupt may have come when it had started already
             _outlast(started)
             if started.exception() is None:
                 self.join()
@@ -179,7 +179,7 @@ class LoopThread:
         try:
             self.post(lambda: call.start(self._group))
             return _result_of(call.future)  # type: ignore[no-any-return]
-        except BaseException:
+        except BaseException:  # what it raised itself, or what a signal handler did while it runs
             if not call.future.done():
                 with suppress(LLMException):  # the loop is over, and the call with it
                     self.post(call.cancel)

@@ -124,7 +124,7 @@ class _Client:
             return
         try:
             self._cache = self._thread.run(self._open)
-        except BaseException:
+        except BaseException:  # an interrupt, too: nothing is left behind
             self._thread.stop()
             raise
         self.cc = ContextCache_v1(self) if config.cc_config_v1 is not None else ContextCaching(self)
@@ -173,7 +173,7 @@ class _Client:
 
         try:
             return self.run(start)
-        except EmsException:
+        except (EmsException, RuntimeError):  # refused; RuntimeError: on the loop's own thread, which must not wait
             raise
         except BaseException:  # interrupted while it was started there: nobody else will stop it
             self._thread.finish_turn()
