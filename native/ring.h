@@ -111,7 +111,7 @@ int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, i
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
-int  ring_fd(const ring *r);
+int  ring_fd(const ring *r);               /* readable when ring_reap() has something to tell; now and then when it has not */
 int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */
 void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
 
