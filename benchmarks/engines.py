@@ -6,8 +6,9 @@ batches and placement, in the same process. Bare means redis-py's own clients wi
 ``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. The pool's time has in it what its contract
 asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it.
 `cache` is `ContextCache` over the pool, one call for all values, with all that it does: values of 64 ranges of 16 KiB
-gathered from a KV cache and scattered into it, headers and checksums. Bar of the pool: at least 0.9 of the bare client's
-speed.
+gathered from a KV cache and scattered into it, headers and checksums. `by hand` is what one would write without it: the same
+ranges copied with numpy to memory of the bare client and back, without checksums. Bar of the pool: at least 0.9 of the bare
+client's speed.
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ PATIENCE = 60.0
 
 @dataclass
 class Case:
-    """A pool, and how to do the same without it."""
+    """A pool, and how to do the same without it.
+
+    Attributes:
+        memory: that the bare client stores from: of a batch.
+    """
 
     name: str
     pool: KVPool
-    bare_put: Callable[[list[PoolKey], list[bytes]], Awaitable[object]]
+    memory: list[memoryview]
+    bare_put: Callable[[list[PoolKey]], Awaitable[object]]
     bare_get: Callable[[list[PoolKey]], Awaitable[list[Any]]]
 
 
@@ -59,9 +65,10 @@ class Together:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.memory = [memoryview(bytearray(MIB)) for _ in range(BATCH)]
 
-    async def put(self, keys: list[PoolKey], values: list[bytes]) -> None:
-        pairs = zip(keys, values, strict=True)
+    async def put(self, keys: list[PoolKey]) -> None:
+        pairs = zip(keys, self.memory, strict=True)
         assert all(await asyncio.gather(*(self._client.set(flat(key), value, nx=True) for key, value in pairs)))
 
     async def get(self, keys: list[PoolKey]) -> list[bytes]:
@@ -76,13 +83,9 @@ class InThread:
         self._store = store
         self._segments = segments
         self._places = [memory.scratch + 4096 + i * MIB for i in range(BATCH)]
-        self._memory = memory
+        self.memory = [memory.view(place, MIB) for place in self._places]
 
-    def fill(self, values: list[bytes]) -> None:
-        for place, value in zip(self._places, values, strict=True):
-            self._memory.view(place, MIB)[:] = value
-
-    async def put(self, keys: list[PoolKey], _: list[bytes]) -> None:
+    async def put(self, keys: list[PoolKey]) -> None:
         by_node: dict[str | None, list[int]] = {}
         for i, key in enumerate(keys):
             by_node.setdefault(rendezvous(group(key), self._segments), []).append(i)
@@ -95,7 +98,7 @@ class InThread:
     async def get(self, keys: list[PoolKey]) -> list[memoryview]:
         wanted = [flat(key) for key in keys], self._places, [MIB] * len(keys)
         assert await anyio.to_thread.run_sync(self._store.batch_get_into, *wanted) == [MIB] * len(keys)
-        return [self._memory.view(place, MIB) for place in self._places]
+        return self.memory
 
 
 def batches(run: str) -> list[list[PoolKey]]:
@@ -103,96 +106,111 @@ def batches(run: str) -> list[list[PoolKey]]:
     return [keys[i : i + BATCH] for i in range(0, VALUES, BATCH)]
 
 
-async def pool_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float, float]:
-    """Seconds for storing all values and for reading them."""
-    put = get = 0.0
-    for keys in batches(run):
-        start = now()
-        stages = [s for s in await case.pool.stage([MIB] * BATCH, deadline=anyio.current_time() + PATIENCE) if s]
-        put += now() - start
-        for stage, content in zip(stages, values, strict=True):
-            stage.view()[:] = content
-        start = now()
-        statuses = await case.pool.put_many(keys, stages, deadline=anyio.current_time() + PATIENCE)
-        put += now() - start
-        assert statuses == [PutStatus.STORED] * BATCH, statuses
-    for keys in batches(run):
-        start = now()
-        found = await case.pool.get_many(keys, [MIB] * BATCH, deadline=anyio.current_time() + PATIENCE)
-        get += now() - start
-        for value, content in zip(found, values, strict=True):
-            assert not isinstance(value, GetStatus), value
-            assert value.view() == content
-            value.release()
-    return put, get
+class Cache:
+    """KV caches, and how long it takes to save blocks of them and to load them into others."""
 
+    def __init__(self) -> None:
+        shape = 2 * VALUES, ROWS, MIB // TENSORS // ROWS
+        self.layers = [[np.full(shape, 2 * i + j, np.uint8) for j in range(2)] for i in range(TENSORS // 2)]
+        self.tensors = [tensor for pair in self.layers for tensor in pair]
 
-async def cache_seconds(case: Case, run: str, _: list[bytes]) -> tuple[float, float]:
-    """The same through a cache; the KV cache's blocks hold the values."""
-    kv = [
-        [np.full((2 * VALUES, ROWS, MIB // TENSORS // ROWS), 1, np.uint8) for _ in range(2)]
-        for _ in range(TENSORS // 2)
-    ]
-    async with await ContextCache.open(CcConfig_v1(0, 0, f"benchmark {run}"), case.pool) as cache:
-        await cache.register_kvcache(kv)
-        await cache.save([-1], chunks=[[(0, ROWS)]], timeout=PATIENCE)  # leaves the note of its layout
-        hashes, blocks = list(range(VALUES)), [2 * i * ROWS for i in range(VALUES)]
+    async def pool(self, case: Case, run: str) -> tuple[float, float]:
+        put = get = 0.0
+        values = [bytes(memory) for memory in case.memory]
+        for keys in batches(run):
+            start = now()
+            stages = [s for s in await case.pool.stage([MIB] * BATCH, deadline=anyio.current_time() + PATIENCE) if s]
+            put += now() - start
+            for stage, content in zip(stages, values, strict=True):
+                stage.view()[:] = content
+            start = now()
+            statuses = await case.pool.put_many(keys, stages, deadline=anyio.current_time() + PATIENCE)
+            put += now() - start
+            assert statuses == [PutStatus.STORED] * BATCH, statuses
+        for keys in batches(run):
+            start = now()
+            found = await case.pool.get_many(keys, [MIB] * BATCH, deadline=anyio.current_time() + PATIENCE)
+            get += now() - start
+            for value, content in zip(found, values, strict=True):
+                assert not isinstance(value, GetStatus), value
+                assert value.view() == content
+                value.release()
+        return put, get
+
+    async def bare(self, case: Case, run: str) -> tuple[float, float]:
+        put = get = 0.0
+        values = [bytes(memory) for memory in case.memory]
+        for keys in batches(run):
+            start = now()
+            await case.bare_put(keys)
+            put += now() - start
+        for keys in batches(run):
+            start = now()
+            found = await case.bare_get(keys)
+            get += now() - start
+            assert all(value == wanted for value, wanted in zip(found, values, strict=True))
+        return put, get
+
+    async def cache(self, case: Case, run: str) -> tuple[float, float]:
+        async with await ContextCache.open(CcConfig_v1(0, 0, f"benchmark {run}"), case.pool) as cache:
+            await cache.register_kvcache(self.layers)
+            await cache.save([-1], chunks=[[(0, ROWS)]], timeout=PATIENCE)  # leaves the note of its layout
+            hashes, blocks = list(range(VALUES)), [2 * i * ROWS for i in range(VALUES)]
+            start = now()
+            result = await cache.save(hashes, chunks=[[(block, ROWS) for block in blocks]], timeout=PATIENCE)
+            put = now() - start
+            assert result.success == VALUES
+            start = now()
+            result = await cache.load(hashes, chunks=[[(block + ROWS, ROWS) for block in blocks]], timeout=PATIENCE)
+            get = now() - start
+            assert result.success == VALUES
+            await cache.remove([-1, *range(VALUES)])
+        return put, get
+
+    async def by_hand(self, case: Case, run: str) -> tuple[float, float]:
+        block = (TENSORS, *self.tensors[0].shape[1:])
         start = now()
-        result = await cache.save(hashes, chunks=[[(block, ROWS) for block in blocks]], timeout=PATIENCE)
+        for first, keys in enumerate(batches(run)):
+            for i, memory in enumerate(case.memory):
+                for source, to in zip(self.tensors, np.frombuffer(memory, np.uint8).reshape(block), strict=True):
+                    to[:] = source[2 * (first * BATCH + i)]
+            await case.bare_put(keys)
         put = now() - start
-        assert result.success == VALUES
         start = now()
-        result = await cache.load(hashes, chunks=[[(block + ROWS, ROWS) for block in blocks]], timeout=PATIENCE)
-        get = now() - start
-        assert result.success == VALUES
-        await cache.remove([-1, *range(VALUES)])
-    return put, get
-
-
-async def bare_seconds(case: Case, run: str, values: list[bytes]) -> tuple[float, float]:
-    put = get = 0.0
-    for keys in batches(run):
-        start = now()
-        await case.bare_put(keys, values)
-        put += now() - start
-    for keys in batches(run):
-        start = now()
-        found = await case.bare_get(keys)
-        get += now() - start
-        assert all(value == wanted for value, wanted in zip(found, values, strict=True))
-    return put, get
+        for first, keys in enumerate(batches(run)):
+            for i, value in enumerate(await case.bare_get(keys)):
+                for tensor, source in zip(self.tensors, np.frombuffer(value, np.uint8).reshape(block), strict=True):
+                    tensor[2 * (first * BATCH + i) + 1] = source
+        return put, now() - start
 
 
 async def measure(case: Case, repeats: int) -> list[dict[str, str]]:
-    values = [bytes([i]) * MIB for i in range(BATCH)]
-    contenders = (("pool", pool_seconds), ("bare", bare_seconds), ("cache", cache_seconds))
-    times: dict[tuple[str, str], list[float]] = {
-        who: [] for who in itertools.product(("pool", "bare", "cache"), ("put", "get"))
-    }
+    kv = Cache()
+    contenders = {"pool": kv.pool, "bare": kv.bare, "cache": kv.cache, "by hand": kv.by_hand}
+    times: dict[tuple[str, str], list[float]] = {who: [] for who in itertools.product(contenders, ("put", "get"))}
     for turn in range(repeats + 1):
-        for who, seconds in contenders[:: 1 if turn % 2 else -1]:
-            put, get = await seconds(case, f"{who} {turn}", values)
+        for who, seconds in list(contenders.items())[:: 1 if turn % 2 else -1]:
+            put, get = await seconds(case, f"{who} {turn}")
             if turn:  # the first connects, and touches memory for the first time
                 times[who, "put"].append(put)
                 times[who, "get"].append(get)
             for keys in batches(f"{who} {turn}") if who != "cache" else ():
                 await case.pool.remove_many(keys, deadline=anyio.current_time() + PATIENCE)
-    rows = []
-    for what in ("put", "get"):
-        pool, bare, cache = times["pool", what], times["bare", what], times["cache", what]
-        ratio = Spread.of([b / p for p, b in zip(pool, bare, strict=True)])
-        cached = Spread.of([b / c for c, b in zip(cache, bare, strict=True)])
-        rows.append(
-            {
-                "engine": case.name,
-                "call": what,
-                "pool MB/s": f"{VALUES * MIB / Spread.of(pool).median / 1e6:.0f}",
-                "bare MB/s": f"{VALUES * MIB / Spread.of(bare).median / 1e6:.0f}",
-                "pool/bare": f"{ratio}",
-                "cache/bare": f"{cached}",
-            }
-        )
-    return rows
+
+    def against(who: str, other: str, what: str) -> str:
+        return f"{Spread.of([b / a for a, b in zip(times[who, what], times[other, what], strict=True)])}"
+
+    return [
+        {
+            "engine": case.name,
+            "call": what,
+            "bare MB/s": f"{VALUES * MIB / Spread.of(times['bare', what]).median / 1e6:.0f}",
+            "pool/bare": against("pool", "bare", what),
+            "cache/bare": against("cache", "bare", what),
+            "cache/by hand": against("cache", "by hand", what),
+        }
+        for what in ("put", "get")
+    ]
 
 
 @asynccontextmanager
@@ -200,7 +218,7 @@ async def redis_case() -> AsyncIterator[Case]:
     with running(server := RedisServer()):
         async with Redis(port=server.port) as client, aclosing(await RedisPool.open(server.url)) as pool:
             bare = Together(client)
-            yield Case("redis", pool, bare.put, bare.get)
+            yield Case("redis", pool, bare.memory, bare.put, bare.get)
 
 
 @asynccontextmanager
@@ -211,7 +229,7 @@ async def cluster_case() -> AsyncIterator[Case]:
             aclosing(await RedisPool.open(servers[0].url)) as pool,
         ):
             bare = Together(client)
-            yield Case("redis cluster of 3", pool, bare.put, bare.get)
+            yield Case("redis cluster of 3", pool, bare.memory, bare.put, bare.get)
 
 
 @asynccontextmanager
@@ -222,9 +240,8 @@ async def mooncake_case() -> AsyncIterator[Case]:
             store, memory = pool._store, Arena(2 * BATCH * MIB)
             store.register_buffer(memory.address, memory.nbytes)
             bare = InThread(store, memory, master.segments())
-            bare.fill([bytes([i]) * MIB for i in range(BATCH)])
             try:
-                yield Case("mooncake", pool, bare.put, bare.get)
+                yield Case("mooncake", pool, bare.memory, bare.put, bare.get)
             finally:
                 store.unregister_buffer(memory.address)
 

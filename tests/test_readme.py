@@ -40,7 +40,7 @@ async def test_context_caching_of_the_readme_with_an_empty_pool_and_with_a_full_
         "ContextCache": ContextCache,
         "CcConfig_v1": CcConfig_v1,
         "hashes": [11, 12],
-        "slots": [0, 16],
+        "blocks": [0, 1],
     }
     exec("async def run(pool, layers, seen):\n" + textwrap.indent(lines, "    "), space)
     seen: list[int] = []

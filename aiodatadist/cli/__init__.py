@@ -1,12 +1,14 @@
 """The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist doctor`` says what this machine offers.
 
 Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
-command has to be changed, 130 interrupted. Errors are one line on stderr.
+command has to be changed, 130 interrupted, 141 whoever read the output went away. Errors are one line on stderr.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,13 +22,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aiodatadist.cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
 
     try:
-        command = parse(sys.argv[1:] if argv is None else argv)
-        return command()
+        try:
+            command = parse(sys.argv[1:] if argv is None else argv)
+            return command()
+        finally:
+            print(end="", flush=True)  # here, and not when the interpreter ends, which would complain
     except CommandError as error:
         print(f"aiodatadist: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output went away; the interpreter's last flush must not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop_writing()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _stop_writing()  # the disk is full
+        print(f"aiodatadist: {error}", file=sys.stderr)
         return 1
+
+
+def _stop_writing() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

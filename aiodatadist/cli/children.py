@@ -121,7 +121,7 @@ class ChildError(CommandError):
 @asynccontextmanager
 async def open_child(name: str, command: Sequence[str]) -> AsyncIterator[Child]:
     """Start a worker. On the way out it has ``GRACE`` to end by itself; none if the body failed or was cancelled."""
-    process = await anyio.open_process(command, env=_environment(), start_new_session=True)
+    process = await anyio.open_process(command, env=environment(), start_new_session=True)
     child = Child(name, process)
     grace = 0.0
     try:
@@ -139,7 +139,7 @@ def worker_command(name: str) -> Sequence[str]:
     return [sys.executable, *isolation, "-m", "aiodatadist", "demo", "--worker", name]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, with one thread per matrix product: the sums are then the same in every process, and cores are left."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **single}

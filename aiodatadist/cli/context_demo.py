@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aiodatadist.cli.children import Command, worker_command
+from aiodatadist.cli.children import Command, environment, worker_command
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.figures import duration, quantity
 from aiodatadist.cli.messages import Bytes
@@ -40,6 +41,7 @@ class ContextRun(BaseModel):
     """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
 
     Attributes:
+        not_saved: how many blocks, and why; nothing if all were.
         error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
     """
 
@@ -52,6 +54,7 @@ class ContextRun(BaseModel):
     computed_tokens: int = 0
     compute_seconds: float = 0.0
     saved_tokens: int = 0
+    not_saved: str = ""
     saved_bytes: int = 0
     save_seconds: float = 0.0
     error: str = ""
@@ -82,7 +85,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     screen = open_screen(sys.stdout, silent=options.json)
     try:
         screen.line(f"prompt: {prompt.describe()}")
-        screen.line(f"pool: {options.url}")
+        screen.line(f"pool: {_public(options.url)}")
         first, second = anyio.run(_both, job, command)
         _show(first, second, screen)
     finally:
@@ -90,29 +93,40 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     is_equal = first.text == second.text
     if options.json:
         runs = [run.model_dump(exclude={"error", "exit_code"}) for run in (first, second)]
-        print(json.dumps({"pool": options.url, "runs": runs, "tokens_equal": is_equal}, indent=2))
+        print(json.dumps({"pool": _public(options.url), "runs": runs, "tokens_equal": is_equal}, indent=2))
     return 0 if is_equal and second.loaded_tokens else 1
 
 
 async def _both(job: ContextJob, command: Command) -> tuple[ContextRun, ContextRun]:
     if job.url.startswith("memory:"):
+        os.environ.update(environment())  # before numpy is loaded
         from aiodatadist.cli.context_worker import run_twice  # noqa: PLC0415 - needs numpy
 
-        first, second = await run_twice(job)
-    else:
-        first, second = await _in_process(job, command), await _in_process(job, command)
-    for run in (first, second):
-        if run.error:
-            raise CommandError(run.error, exit_code=run.exit_code)
-    return first, second
+        first, second = map(_checked, await run_twice(job))
+        return first, second
+    first = _checked(await _in_process(job, command))
+    return first, _checked(await _in_process(job, command))
+
+
+def _checked(run: ContextRun) -> ContextRun:
+    if run.error:
+        raise CommandError(run.error, exit_code=run.exit_code)
+    return run
+
+
+def _public(url: str) -> str:
+    """Without the password."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    account, _, place = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{account.partition(':')[0]}:***@{place}").geturl()
 
 
 async def _in_process(job: ContextJob, command: Command) -> ContextRun:
     """One run in a process of its own, which ends with it, or with us."""
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    done = await anyio.run_process(
-        command("context"), input=job.model_dump_json().encode(), env={**os.environ, **single}, check=False
-    )
+    stdin = job.model_dump_json().encode()
+    done = await anyio.run_process(command("context"), input=stdin, env=environment(), check=False)
     try:
         return ContextRun.model_validate_json(done.stdout)
     except ValidationError:
@@ -139,10 +153,14 @@ def _rows(run: ContextRun) -> Sequence[tuple[str, str]]:
     if run.saved_tokens:
         what = f"{run.saved_tokens} tokens, {quantity(run.saved_bytes)} in {duration(run.save_seconds)}"
         rows.append(("saved", what))
+    if run.not_saved:
+        rows.append(("not saved", run.not_saved))
     return rows
 
 
 def _gain(first: ContextRun, second: ContextRun) -> str:
+    if not second.loaded_tokens:
+        return "the second run found nothing that it could load"
     before, after = first.load_seconds + first.compute_seconds, second.load_seconds + second.compute_seconds
     return (
         f"the second run did not compute {second.loaded_tokens} tokens again: its first token was there after "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -15,7 +16,7 @@ import numpy as np
 from aiodatadist.cli.context_demo import ContextJob, ContextRun
 from aiodatadist.cli.model import BLOCK, Array, Cache, Model, ModelConfig, blocks_for, empty_cache, sample
 from aiodatadist.cli.pipes import die_with_parent
-from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException, KVPool, open_pool
+from aiodatadist.context_caching import CcConfig_v1, CcResult, CcStatus, ContextCache, EmsException, KVPool, open_pool
 from aiodatadist.errors import LLMException
 
 CONFIG = ModelConfig()
@@ -68,8 +69,9 @@ async def _run(job: ContextJob, pool: KVPool | str, number: int) -> ContextRun:
         loaded = perf_counter()
         logits = await anyio.to_thread.run_sync(_prefilled, model, prompt, usable * BLOCK, tensors, table)
         computed = perf_counter()
+        not_saved = ""
         if usable < len(hashes):
-            await cache.save(hashes[usable:], chunks=[chunks[usable:]])
+            not_saved = _reasons(await cache.save(hashes[usable:], chunks=[chunks[usable:]]))
         saved = perf_counter()
         text = await anyio.to_thread.run_sync(_continued, model, job, logits, tensors, table)
         counts = cache.statistics
@@ -81,9 +83,15 @@ async def _run(job: ContextJob, pool: KVPool | str, number: int) -> ContextRun:
         computed_tokens=len(prompt) - usable * BLOCK,
         compute_seconds=computed - loaded,
         saved_tokens=counts.saved * BLOCK,
+        not_saved=not_saved,
         saved_bytes=counts.saved_bytes,
         save_seconds=saved - computed,
     )
+
+
+def _reasons(result: CcResult) -> str:
+    counts = Counter(status for status in result.details if status is not CcStatus.OK)
+    return ", ".join(f"{n} blocks: {status.name.lower().replace('_', ' ')}" for status, n in counts.items())
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -24,6 +25,8 @@ from aiodatadist.cli.prompt import Prompt, load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
 
 MAX_TOKENS = 1024
+
+End: TypeAlias = Finished | ChildError | BrokenPipeError
 
 _BLAME = 0.3
 """Seconds that a complaint of one child waits for the death of the other, which would explain it."""
@@ -88,6 +91,7 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
 
     Raises:
         ChildError: a worker died or gave up; the one that explains the other, if both did.
+        BrokenPipeError: nobody reads the screen any more.
     """
     kind = "-v1" if job.v1 else ""
     async with (
@@ -96,14 +100,14 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
     ):
         screen.line(f"processes: prefill {prefill.pid}, decode {decode.pid}")
         end = await _end_of(job, screen, prefill, decode)
-        if isinstance(end, ChildError):
+        if isinstance(end, Exception):
             raise end
         return end
 
 
-async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> Finished | ChildError:
+async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> End:
     """Give both workers the job, pass their messages on, and wait for how it ends."""
-    send, ends = anyio.create_memory_object_stream[Finished | ChildError](2)
+    send, ends = anyio.create_memory_object_stream[End](2)
     async with send, ends, anyio.create_task_group() as tasks:
         for child in (prefill, decode):
             tasks.start_soon(child.keep_last_words)
@@ -120,13 +124,17 @@ async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> Fi
 
 
 async def _follow(
-    child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[Finished | ChildError]
+    child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[End]
 ) -> None:
-    """Read one child's reports until it has finished, failed or died."""
+    """Read one child's reports until it has finished, failed or died, or nobody looks."""
     async for report in child.reports():
         match report:
             case Progress():
-                screen.progress(report)
+                try:
+                    screen.progress(report)
+                except BrokenPipeError as error:
+                    await ends.send(error)
+                    return
             case Prefilled():
                 await decode.order(report)
             case Receiving():

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Sized
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
@@ -21,30 +21,27 @@ from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
     EmsInvalidArgument,
-    EmsIoError,
     EmsTimeout,
+    translated,
 )
 from aiodatadist.context_caching.health import HealthGate
 from aiodatadist.context_caching.layout import LayerGroup, Layout
 from aiodatadist.context_caching.mover import Mover
-from aiodatadist.context_caching.names import NOTE, Names, PrimaryKey, Shape, check_hashes, parts_of
+from aiodatadist.context_caching.names import Names, PrimaryKey, check_hashes, parts_of
 from aiodatadist.context_caching.places import BufferMemory, KvBufferWrapper, Memory, SlotMemory
 from aiodatadist.context_caching.pool import KVPool, PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.pools import open_pool
+from aiodatadist.context_caching.presence import Presence
 from aiodatadist.context_caching.read_cache import LocalReadCache
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
 from aiodatadist.context_caching.transfer import Transfer
 from aiodatadist.context_caching.turns import Turns
 from aiodatadist.context_caching.work import LATE, Call, Work, in_time
-from aiodatadist.errors import LLMException, TransferTimeout
+from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = 5.0
-NOTE_EVERY: Final = 30.0
-"""Seconds after which a save looks again whether its layout is still noted down in the pool."""
-AT_ONCE: Final = 512
-"""Keys asked for at a time."""
 HEALTH: Final = 1.0
 """Seconds that a health check may take."""
 
@@ -57,7 +54,8 @@ class ContextCache:
     """A cache of KV blocks over a pool. It may lose anything at any time, and what it lost is a miss.
 
     ``cache = await ContextCache.open(config)``, then ``async with cache:``. It belongs to the event loop it was opened on;
-    any number of tasks may call it at the same time. Times are seconds, None is no limit, and 0 means no waiting for anybody.
+    any number of tasks may call it at the same time. Times are seconds from the call on, None is no limit, and 0 means no
+    waiting for anybody.
 
     Every data call raises :class:`EmsInvalidArgument` before anything starts when an argument is wrong, ``EmsTimeout`` at its
     deadline, ``EmsIoError`` when the pool does not answer, ``EmsInternalError`` when the device fails; the last three carry
@@ -74,11 +72,10 @@ class ContextCache:
         self._names = Names(config, access_id)
         self._gate = gate
         self._work: Work
+        self._presence: Presence
         self._mover = Mover(config.device_id)
         self._budget = Budget(settings.bytes_in_flight)
         self._layout: Layout | None = None
-        self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
-        self._noted = -math.inf
         self._transfers: set[Transfer] = set()
         self._in_slots: set[Transfer] = set()  # of the registered cache; those that got stuck stay
         self._group: anyio.abc.TaskGroup | None = None
@@ -146,31 +143,35 @@ class ContextCache:
             try:
                 await self._runner
             except Exception as error:
-                raise _translated(error, "the pool cannot be opened") from error
+                raise translated(error, "the pool cannot be opened") from error
 
     async def _live(self, pool: KVPool | str, started: asyncio.Future[None]) -> None:
-        async with AsyncExitStack() as stack:
-            if isinstance(pool, str):
-                pool = await open_pool(pool)
-                stack.push_async_callback(pool.aclose)
-            settings = self._settings
-            local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
-            stack.push_async_callback(local.aclose)
-            self._work = Work(pool, local, self._mover, self._budget, fill_on_read=settings.fill_on_read)
-            stack.push_async_callback(self._mover.aclose)
-            self._group = await stack.enter_async_context(anyio.create_task_group())
-            if self._gate is not None:
-                self._group.start_soon(self._probe, self._gate)
-            started.set_result(None)
-            try:
-                await self._stopping.wait()
-            finally:
-                self._stopping.set()
-                self._group.cancel_scope.cancel()
-        for transfer in list(self._transfers):  # those whose task never began
-            transfer.finish(None, None)
-        if not self._in_slots:
-            self._layout = None
+        try:
+            async with AsyncExitStack() as stack:
+                if isinstance(pool, str):
+                    pool = await open_pool(pool)
+                    stack.push_async_callback(pool.aclose)
+                settings = self._settings
+                local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
+                stack.push_async_callback(local.aclose)
+                self._work = Work(pool, local, self._mover, self._budget, fill_on_read=settings.fill_on_read)
+                stack.callback(self._work.wrapping.close)
+                self._presence = Presence(self._names, self._work)
+                stack.push_async_callback(self._mover.aclose)
+                self._group = await stack.enter_async_context(anyio.create_task_group())
+                if self._gate is not None:
+                    self._group.start_soon(self._probe, self._gate)
+                started.set_result(None)
+                try:
+                    await self._stopping.wait()
+                finally:
+                    self._stopping.set()
+                    self._group.cancel_scope.cancel()
+        finally:  # also when closing something has failed, which aclose() will say
+            for transfer in list(self._transfers):  # those whose task never began
+                transfer.finish(None, None)
+            if not self._in_slots:
+                self._layout = None
 
     async def aclose(self) -> None:
         """Cancel what is under way, and give everything back. May be called twice.
@@ -188,7 +189,7 @@ class ContextCache:
             await _ended(runner)
             raise
         if not runner.cancelled() and (error := runner.exception()) is not None:
-            raise _translated(error, "the cache was not closed properly") from error
+            raise translated(error, "the cache was not closed properly") from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,7 +214,7 @@ class ContextCache:
 
         Args:
             layers: for each layer its tensors, ``[num_blocks, block_size, ...]`` each, contiguous and writable: torch
-                tensors, numpy arrays or other buffers, in memory of the host or of the device.
+                tensors, numpy arrays or other buffers, in memory of the host or of the device. No items that are references.
             groups: layers that share a block table; each layer is in one group. One group of all by default. Layers of one
                 group agree in ``num_blocks`` and ``block_size``; all else may differ.
 
@@ -230,7 +231,8 @@ class ContextCache:
             layout = Layout(layers, groups, placements_of)
         except LLMException as error:
             raise EmsInternalError(f"the device cannot be used: {error}") from error
-        self._layout, self._noted = layout, -math.inf
+        self._layout = layout
+        self._presence.register(layout.shape)
 
     def unregister_kvcache(self) -> None:
         """Forget the KV cache; its memory is not used any more. Without one this does nothing.
@@ -241,6 +243,7 @@ class ContextCache:
         self._check_v1()
         self._check_quiet()
         self._layout = None
+        self._presence.register(None)
 
     def _check_quiet(self) -> None:
         if self._in_slots:
@@ -268,8 +271,9 @@ class ContextCache:
     ) -> CcResult:
         """Store blocks. What is there already counts as stored; what cannot be stored does not make the call fail.
 
-        Where the tokens are is said in one of two ways: with ``slots``, one for each token, and ``offsets``, how many tokens
-        each hash has; or with ``chunks``, for each layer group a list of ``(start_slot, length)``, one for each hash.
+        A slot is a token's place in the cache, ``block * block_size + offset``. Where the tokens are is said in one of two
+        ways: with ``slots``, one for each token, and ``offsets``, how many tokens each hash has; or with ``chunks``, for each
+        layer group a list of ``(start_slot, length)``, one for each hash.
 
         Args:
             hashes: -2**63 to 2**64 - 1, distinct. Equal hashes mean equal contents.
@@ -278,9 +282,9 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
-        await self._turns.wait()
+        left = await self._time_left(timeout, hashes)
         return await self.start_save(
-            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=timeout, write_rcache=write_rcache
+            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, write_rcache=write_rcache
         )
 
     def start_save(
@@ -326,9 +330,9 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
-        await self._turns.wait()
+        left = await self._time_left(timeout, hashes)
         return await self.start_load(
-            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=timeout, read_local_only=read_local_only
+            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, read_local_only=read_local_only
         )
 
     def start_load(
@@ -364,24 +368,13 @@ class ContextCache:
         self, layout: Layout, hashes: Any, slots: Any, offsets: Any, chunks: Any
     ) -> tuple[list[PoolKey], Memory, int]:
         wanted = check_hashes(hashes)
-        if chunks is not None:
-            if slots is not None or offsets is not None:
-                raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
-            memory = SlotMemory.chunked(layout, chunks, len(wanted))
-        elif slots is None or offsets is None:
-            raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
-        else:
-            memory = SlotMemory.mapped(layout, slots, offsets, len(wanted))
+        memory = SlotMemory.of(layout, slots, offsets, chunks, len(wanted))
         of_hash, shape = self._names.of_hash, layout.shape
         keys = [of_hash(wanted[i], shape, g) for i, g in zip(memory.owners, memory.groups, strict=True)]
         return keys, memory, len(wanted)
 
     async def _save_blocks(self, call: Call) -> None:
-        now = anyio.current_time()
-        if self._layout is not None and self._noted + NOTE_EVERY <= now:
-            note = self._names.of_note(self._names.shard)
-            if await self._work.write_note(note, self._layout.shape.note(), call.deadline):
-                self._noted = now
+        await self._presence.note_down(call.deadline)
         await self._work.save(call)
 
     # ---- saving and loading by key ----
@@ -401,8 +394,8 @@ class ContextCache:
             buffers: for each key the regions that its value is made of, one behind the other: :class:`KvBufferWrapper` or
                 writable buffers.
         """
-        await self._turns.wait()
-        return await self.start_save_values(keys, buffers, timeout=timeout, write_rcache=write_rcache)
+        left = await self._time_left(timeout, keys)
+        return await self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
 
     def start_save_values(
         self,
@@ -433,8 +426,8 @@ class ContextCache:
         read_local_only: bool = False,
     ) -> CcResult:
         """Read values of the caller's own names. As :meth:`load`; a value of another length than its regions is not there."""
-        await self._turns.wait()
-        return await self.start_load_values(keys, buffers, timeout=timeout, read_local_only=read_local_only)
+        left = await self._time_left(timeout, keys)
+        return await self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
 
     def start_load_values(
         self,
@@ -466,6 +459,20 @@ class ContextCache:
         return [self._names.of_key(parts_of(key, f"keys[{i}]")) for i, key in enumerate(rules.some(keys, "keys"))]
 
     # ---- under way ----
+
+    async def _time_left(self, timeout: float | None, wanted: Any) -> float:
+        """Wait for a turn to begin; seconds that the call has then.
+
+        Raises:
+            EmsInvalidArgument: the cache is closed, or the timeout no time.
+            EmsTimeout: none. What is wanted was not looked at, and the pool not asked.
+        """
+        self._check_running()
+        left = await self._turns.wait(rules.seconds(timeout))
+        if left is None:
+            count = len(wanted) if isinstance(wanted, Sized) else 0
+            raise EmsTimeout("not begun by the deadline", partial=CcResult.of([CcStatus.TIMEOUT] * count))
+        return left
 
     def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> Call:
         deadline = anyio.current_time() + seconds
@@ -510,7 +517,7 @@ class ContextCache:
         except Exception as problem:
             if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
                 logger.exception("%r failed", transfer)
-            error = _translated(problem, "")
+            error = translated(problem, transfer.what)
             error.__cause__ = problem
             error.partial = call.result(CcStatus.TIMEOUT if isinstance(error, EmsTimeout) else CcStatus.IO_ERROR)
             self._failed()
@@ -550,16 +557,19 @@ class ContextCache:
         """
         self._check_v1()
         wanted = check_hashes(hashes)
-        deadline = anyio.current_time() + rules.seconds(timeout)
+        seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         rules.flag(all_ranks, "all_ranks")
         rules.integer(lease_ms, "lease_ms", 0)
         if self._gate is not None and not self._gate.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
-        await self._turns.wait()
+        left = await self._turns.wait(seconds)
+        if left is None:
+            return CcResult.of([CcStatus.TIMEOUT] * len(wanted))
+        deadline = anyio.current_time() + left
         shards = self._names.shards() if all_ranks else [self._names.shard]
         try:
-            return await in_time(self._exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
+            return await in_time(self._presence.exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             self._failed()
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
@@ -568,52 +578,6 @@ class ContextCache:
     async def match_prefix(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
         """How many of them, from the first without a gap, are there: ``exists().success``."""
         return (await self.exists(hashes, timeout=timeout)).success
-
-    async def _exists(
-        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
-    ) -> CcResult:
-        """A part at a time, up to the one with the first gap."""
-        details = [CcStatus.SKIPPED] * len(hashes)
-        for first in range(0, len(hashes), AT_ONCE):
-            part = hashes[first : first + AT_ONCE]
-            found = await self._find(part, shards, local_only, lease_ms, deadline)
-            details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
-            if not all(found):
-                break
-            await anyio.lowlevel.checkpoint()
-        return CcResult.of(details)
-
-    async def _find(
-        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
-    ) -> list[bool]:
-        """Which of them are there in each of the shards."""
-        everywhere = [True] * len(hashes)
-        for shard in shards:
-            shape = await self._shape_of(shard, local_only, deadline)
-            if shape is None:
-                return [False] * len(hashes)
-            keys = [self._names.of_hash(h, shape, g, shard) for h in hashes for g in range(shape.groups)]
-            found = [self._work.local.has(key) for key in keys]
-            rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
-            if rest:
-                question = self._work.pool.exists_many(rest, lease_ms=lease_ms, deadline=deadline)
-                answers = iter(await self._work.ask(question, deadline))
-                found = [there or next(answers) for there in found]
-            for i in range(len(hashes)):
-                everywhere[i] &= any(found[i * shape.groups : (i + 1) * shape.groups])
-            if not any(everywhere) and shape is self._shapes.get(shard):
-                del self._shapes[shard]  # perhaps they have another layout now: look again next time
-        return everywhere
-
-    async def _shape_of(self, shard: str, local_only: bool, deadline: float) -> Shape | None:
-        """The layout of a shard: ours, or what its rank has noted down."""
-        if self._layout is not None and shard == self._names.shard:
-            return self._layout.shape
-        if shard not in self._shapes and not local_only:
-            note = await self._work.read_note(self._names.of_note(shard), NOTE, deadline)
-            if note is not None:
-                self._shapes[shard] = Shape.noted(note)
-        return self._shapes.get(shard)
 
     async def remove(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
         """Forget blocks of this rank's shard; how many values there were in the pool.
@@ -624,15 +588,7 @@ class ContextCache:
         self._check_v1()
         wanted = check_hashes(hashes)
         deadline = anyio.current_time() + rules.seconds(timeout)
-
-        async def remove() -> int:
-            shape = await self._shape_of(self._names.shard, False, deadline)
-            if shape is None:
-                return 0
-            keys = [self._names.of_hash(h, shape, g) for h in wanted for g in range(shape.groups)]
-            return await self._remove(keys, deadline)
-
-        return await self._in_time(remove(), deadline)
+        return await self._in_time(self._presence.remove(wanted, deadline), deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
@@ -640,26 +596,25 @@ class ContextCache:
         self._check_running()
         names = self._pool_keys(keys)
         deadline = anyio.current_time() + rules.seconds(timeout)
-        return await self._in_time(self._remove(names, deadline), deadline)
+        return await self._in_time(self._presence.remove_keys(names, deadline), deadline)
 
     async def _in_time(self, work: Coroutine[Any, Any, int], deadline: float) -> int:
         try:
             return await in_time(work, deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             self._failed()
-            raise _translated(problem, "") from problem
-
-    async def _remove(self, keys: Sequence[PoolKey], deadline: float) -> int:
-        self._work.local.remove(keys)
-        try:
-            return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
-        finally:
-            self._work.local.remove(keys)  # what was read while the pool still had them
+            raise translated(problem, "") from problem
 
     # ---- health ----
 
     async def check_health(self) -> bool:
-        """Whether the pool works right now. Does not raise, and takes at most a second."""
+        """Whether the pool works right now; False when the cache is closed. Takes at most a second.
+
+        Raises:
+            EmsException: the cache belongs to another event loop, or to another process.
+        """
+        if self._stopping.is_set():
+            return False
         self._check_running()
         return await self._is_healthy()
 
@@ -693,17 +648,3 @@ async def _ended(task: asyncio.Task[None]) -> None:
                 continue
     if not task.cancelled():
         task.exception()
-
-
-def _translated(problem: BaseException, where: str) -> EmsException:
-    """What callers get for what went wrong inside."""
-    words = f"{where}: {problem}" if where else str(problem)
-    if isinstance(problem, EmsException):
-        return problem
-    if isinstance(problem, (PoolTimeout, TransferTimeout)):
-        return EmsTimeout(words)
-    if isinstance(problem, PoolUnreachable):
-        return EmsIoError(words)
-    if isinstance(problem, LLMException):
-        return EmsInternalError(words)
-    return EmsInternalError(f"{words or 'it failed'}: {problem!r}; please report it")

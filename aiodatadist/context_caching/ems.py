@@ -237,7 +237,7 @@ class Ems:
 
     @classmethod
     def check_health(cls) -> bool:
-        """Whether the pool works right now; False without a client.
+        """Whether the pool works right now; False without a client, and while it shuts down.
 
         Raises:
             EmsInternalError: the client was started before a fork.
@@ -246,7 +246,10 @@ class Ems:
         if client is None:
             return False
         client.check_pid()
-        return client.cc is not None and client.run(lambda cache: cache.check_health())
+        try:
+            return client.cc is not None and client.run(lambda cache: cache.check_health())
+        except EmsInvalidArgument:  # it has ended, or ends now
+            return False
 
     @classmethod
     def shutdown(cls) -> None:

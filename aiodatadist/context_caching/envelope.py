@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
-
-import anyio
 
 from aiodatadist.context_caching.pool import PoolKey, Stage, Value
 from aiodatadist.device.threads import in_thread
@@ -43,6 +42,9 @@ class Wrapping(Protocol):
     async def proven(self, keys: Sequence[PoolKey], values: Sequence[Value]) -> list[bool]:
         """Which of them are what was asked for."""
 
+    def close(self) -> None:
+        """Nothing is wrapped any more."""
+
 
 class Bare:
     """Memory of this process: payloads and nothing else."""
@@ -54,6 +56,9 @@ class Bare:
 
     async def proven(self, keys: Sequence[PoolKey], values: Sequence[Value]) -> list[bool]:
         return [True] * len(values)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class Envelope:
@@ -69,7 +74,7 @@ class Envelope:
             raise FeatureNotEnabled(
                 "pools outside this process need xxhash", hint="pip install xxhash; it comes with the engines' extras"
             ) from problem
-        self._threads = anyio.CapacityLimiter(THREADS)
+        self._threads = ThreadPoolExecutor(THREADS, "aiodatadist checksums")
 
     async def seal(self, keys: Sequence[PoolKey], stages: Sequence[Stage]) -> None:
         await self._apart(self._seal_all, keys, stages)
@@ -77,12 +82,15 @@ class Envelope:
     async def proven(self, keys: Sequence[PoolKey], values: Sequence[Value]) -> list[bool]:
         return await self._apart(self._prove_all, keys, values)
 
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False)
+
     async def _apart(self, work: Callable[[Sequence[PoolKey], Any], T], keys: Sequence[PoolKey], memory: Any) -> T:
         """Off the loop, when it is much. Cancelled, it is over when this returns."""
         if sum(each.nbytes for each in memory) <= ON_THE_LOOP:
             return work(keys, memory)
-        async with self._threads:
-            return await in_thread(work, keys, memory)
+        return await in_thread(work, keys, memory, threads=self._threads)
 
     def _seal_all(self, keys: Sequence[PoolKey], stages: Sequence[Stage]) -> None:
         for key, stage in zip(keys, stages, strict=True):

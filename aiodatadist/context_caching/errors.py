@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from aiodatadist.context_caching.pool import PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult
+from aiodatadist.errors import LLMException, TransferTimeout
 
 
 class EmsErrorCode(Enum):
@@ -72,3 +74,17 @@ class EmsInternalError(EmsException):
     """A fault of this client's, or memory that the device does not let go of."""
 
     default_code = EmsErrorCode.EMS_INTERNAL_ERROR
+
+
+def translated(problem: BaseException, where: str) -> EmsException:
+    """What callers get for what went wrong inside."""
+    words = f"{where}: {problem}" if where else str(problem)
+    if isinstance(problem, EmsException):
+        return problem
+    if isinstance(problem, (PoolTimeout, TransferTimeout)):
+        return EmsTimeout(words)
+    if isinstance(problem, PoolUnreachable):
+        return EmsIoError(words)
+    if isinstance(problem, LLMException):
+        return EmsInternalError(words)
+    return EmsInternalError(f"{words or 'it failed'}: {problem!r}; please report it")

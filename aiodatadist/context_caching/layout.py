@@ -161,6 +161,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     if all(hasattr(value, part) for part in ("data_ptr", "is_contiguous", "element_size", "shape", "dtype")):
         found, contiguous, readonly = _of_torch(value), value.is_contiguous(), False
     elif hasattr(value, "__array_interface__"):
+        rules.plain(value, name)
         interface = value.__array_interface__
         found = Tensor(interface["data"][0], tuple(value.shape), str(value.dtype), value.itemsize, value)
         contiguous, readonly = interface.get("strides") is None, interface["data"][1]
@@ -188,6 +189,7 @@ def _of_buffer(value: Any, name: str) -> tuple[Tensor, bool, bool]:
         raise EmsInvalidArgument(
             f"{name} is of type {type(value).__name__}: it has to be a torch tensor, a numpy array or another buffer"
         ) from None
+    rules.plain(view, name)
     shape = view.shape or ()
     if view.readonly or not view.c_contiguous or not view.nbytes:
         return Tensor(0, shape, view.format, view.itemsize, view), view.c_contiguous, view.readonly

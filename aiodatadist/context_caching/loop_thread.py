@@ -26,7 +26,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
         self._asked: set[concurrent.futures.Future[Any]] = set()
-        self._lock = threading.Lock()  # guards the set and its end
+        self._lock = threading.RLock()  # guards the set and its end; a signal handler may post while its thread has it
         self._is_over = False
         self._has_warned = False
         self._name = name

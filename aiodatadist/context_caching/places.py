@@ -78,6 +78,21 @@ class SlotMemory(Memory):
                     self.groups.append(g)
 
     @classmethod
+    def of(cls, layout: Layout, slots: Any, offsets: Any, chunks: Any, count: int) -> Self:
+        """Said in one of the two ways.
+
+        Raises:
+            EmsInvalidArgument: said in both, in neither, or a rule is broken.
+        """
+        if chunks is not None:
+            if slots is not None or offsets is not None:
+                raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
+            return cls.chunked(layout, chunks, count)
+        if slots is None or offsets is None:
+            raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
+        return cls.mapped(layout, slots, offsets, count)
+
+    @classmethod
     def mapped(cls, layout: Layout, slots: Any, offsets: Any, count: int) -> Self:
         """From a slot per token and a number of tokens per hash.
 
@@ -206,7 +221,7 @@ class KvBufferWrapper:
         """The bytes of a writable buffer, which is kept alive as long as this is.
 
         Raises:
-            EmsInvalidArgument: it is no buffer, read-only, empty or not contiguous.
+            EmsInvalidArgument: it is no buffer, read-only, empty or not contiguous, or its items are references.
         """
         address, length, keep = _bytes_of(owner, "the buffer")
         made = cls(address, length)
@@ -215,12 +230,15 @@ class KvBufferWrapper:
 
 
 def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
+    if hasattr(owner, "dtype"):
+        rules.plain(owner, name)  # first: numpy shows no memory of some of these
     try:
         view = memoryview(owner)
     except TypeError:
         raise EmsInvalidArgument(
             f"{name} is of type {type(owner).__name__}: it has to be a KvBufferWrapper or a writable buffer"
         ) from None
+    rules.plain(view, name)
     if view.readonly or not view.c_contiguous or not view.nbytes:
         raise EmsInvalidArgument(f"{name} has to be writable, contiguous and not empty")
     return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from array import array
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ from typing import Any, TypeVar
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 
 T = TypeVar("T")
+
+_FIELD_NAME = re.compile(":[^:]*:")
+_REFERENCE = re.compile("[O&PXz]|Z(?![fdg])")
+"""Of formats of buffers: objects and pointers of all kinds. ``Z`` before another letter is a complex number."""
 
 
 def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
@@ -75,6 +80,17 @@ def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
     except OverflowError:
         at = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise EmsInvalidArgument(f"{name}[{at}] is {values[at]}: it does not fit 64 bits") from None
+
+
+def plain(array: Any, name: str) -> None:
+    """A numpy array or a memoryview whose items are in its memory, and no references to what is elsewhere."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is not None:
+        kind, refers = f"dtype {dtype}", getattr(dtype, "hasobject", False)
+    else:
+        kind, refers = f"format {array.format}", _REFERENCE.search(_FIELD_NAME.sub("", array.format)) is not None
+    if refers:
+        raise EmsInvalidArgument(f"{name} has the {kind}: its items have to be values, and not references to them")
 
 
 def distinct(values: Sequence[T], name: str) -> None:

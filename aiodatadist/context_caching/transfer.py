@@ -34,7 +34,7 @@ class Transfer:
         self.scope = anyio.CancelScope()
         self.is_stuck = False
         self.is_asked_to_stop = False
-        self._what = what
+        self.what = what
         self._ended = anyio.Event()
         self._result: CcResult | None = None
         self._error: EmsException | None = None
@@ -72,7 +72,7 @@ class Transfer:
         if self._error is not None:
             raise self._error
         if self._result is None:
-            raise asyncio.CancelledError(f"{self._what} was cancelled")
+            raise asyncio.CancelledError(f"{self.what} was cancelled")
         return self._result
 
     async def quiesced(self) -> None:
@@ -83,7 +83,7 @@ class Transfer:
         """
         await self._ended.wait()
         if self.is_stuck:
-            raise EmsInternalError(f"{self._what}: the device did not let go of the memory")
+            raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Call it on the loop when this has ended; at once if it has."""
@@ -118,7 +118,7 @@ class Transfer:
             return
         self._result, self._error = result, error
         if error is not None:
-            logger.warning("%s: %s", self._what, error)
+            logger.warning("%s: %s", self.what, error)
         self._ended.set()
         for callback in self._callbacks:
             callback(self)
@@ -126,4 +126,4 @@ class Transfer:
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
-        return f"<Transfer {self._what} {state}>"
+        return f"<Transfer {self.what} {state}>"

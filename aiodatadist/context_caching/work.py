@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
+from aiodatadist.context_caching.behind import InTurn, one_behind
 from aiodatadist.context_caching.budget import Budget
 from aiodatadist.context_caching.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.hold import Hold
@@ -39,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 WAVE = 32 << 20
 """Bytes that a call handles at a time; a value that is larger goes alone."""
+FOREIGN_WAVE = 8 << 20
+"""The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
+AT_ONCE = 512
+"""Values that the pool is asked for at a time."""
 LATE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
@@ -63,6 +70,30 @@ async def in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
     with anyio.CancelScope(deadline=deadline + LATE):
         return await work
     raise PoolTimeout("not done by the deadline")
+
+
+@dataclass
+class _Found:
+    """What a wave found, from its first value without a gap.
+
+    Attributes:
+        hold: of all that was lent for it.
+        removals: from the local read cache, before it looked.
+        addresses: of the payloads.
+        remote: those of them that the pool lent.
+        is_damaged: they end before one that is.
+    """
+
+    hold: Hold
+    removals: int
+    addresses: dict[int, int] = field(default_factory=dict)
+    remote: dict[int, Value] = field(default_factory=dict)
+    is_damaged: bool = False
+
+    def end_before(self, value: int) -> None:
+        self.is_damaged = True
+        self.addresses = {v: address for v, address in self.addresses.items() if v < value}
+        self.remote = {v: lent for v, lent in self.remote.items() if v < value}
 
 
 @dataclass
@@ -117,7 +148,9 @@ class Work:
         self.budget = budget
         self._mover = mover
         self._fill_on_read = fill_on_read
-        self.wrapping: Wrapping = Bare() if pool.capabilities.in_process else Envelope()
+        is_here = pool.capabilities.in_process
+        self.wrapping: Wrapping = Bare() if is_here else Envelope()
+        self._wave = WAVE if is_here else FOREIGN_WAVE
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
         """A question to the pool, by somebody whose own scope ends a little after the deadline. If that has passed already,
@@ -146,58 +179,73 @@ class Work:
         Raises:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
-        waiting = deque(range(len(call.keys)))
-        while waiting:
-            wave = self._take_wave(call, waiting)
-            waiting.extendleft(reversed(await self._in_budget(call, wave, self._save_wave)))
+        async with self._behind(call) as behind:
+            for first in range(0, len(call.keys), AT_ONCE):
+                waiting = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
+                while waiting:
+                    wave = self._take_wave(call, waiting)
+                    is_alone = not behind.is_busy
+                    with ExitStack() as lent:
+                        await self._take_budget(call, wave, lent)
+                        stages = await self._fill(call, wave, lent.enter_context(Hold()))
+                        await behind.done()
+                        if stages:
+                            put = partial(self._put, call, stages, lent.pop_all())
+                            await behind.go_on(put, is_last=len(stages) == len(wave) and not waiting)
+                    if not stages and is_alone:
+                        self._reject(call, wave)
+                    elif len(stages) < len(wave):  # there may be room once all others have been put
+                        await behind.done()
+                        waiting.extendleft(v for v in reversed(wave) if v not in stages)
 
-    async def _save_wave(self, call: Call, wave: list[int]) -> list[int]:
-        """Returns the values to try again."""
-        keys = [call.keys[v] for v in wave]
+    def _reject(self, call: Call, values: Sequence[int]) -> None:
+        for value in values:
+            call.statuses[value] = CcStatus.REJECTED
+        self.counts["rejected"] += len(values)
+
+    async def _absent(self, call: Call, values: Sequence[int]) -> deque[int]:
+        """Those that are not there yet."""
+        keys = [call.keys[v] for v in values]
         present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
-        fresh = []
-        for value, is_there in zip(wave, present, strict=True):
+        absent: deque[int] = deque()
+        for value, is_there in zip(values, present, strict=True):
             if is_there:
                 call.statuses[value] = CcStatus.OK
             else:
-                fresh.append(value)
-        self.counts["present"] += len(wave) - len(fresh)
-        return await self._store(call, fresh) if fresh else []
+                absent.append(value)
+        self.counts["present"] += len(values) - len(absent)
+        return absent
 
-    async def _store(self, call: Call, fresh: list[int]) -> list[int]:
-        with Hold() as hold:
-            stages = await self._stages(call, fresh, hold)
-            if not stages:
-                for value in fresh:
-                    call.statuses[value] = CcStatus.REJECTED
-                self.counts["rejected"] += len(fresh)
-                return []
-            addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
-            lots = self._local_room(call, addresses, hold) if call.write_local else {}
-            await self._move("save", call, [*self._gathered(call, addresses, await self._mover.placements()),
-                                            *self._copied(call, addresses, lots)], hold)  # fmt: skip
-            self._keep_local(call, lots)
-            await self._put(call, stages)
-        return [v for v in fresh if v not in stages]
+    async def _fill(self, call: Call, wave: list[int], hold: Hold) -> dict[int, Stage]:
+        """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none."""
+        stages = await self._stages(call, wave, hold)
+        if not stages:
+            return {}
+        addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
+        lots = self._local_room(call, addresses, hold) if call.write_local else {}
+        await self._move("save", call, [*self._gathered(call, addresses, await self._mover.placements()),
+                                        *self._copied(call, addresses, lots)], hold)  # fmt: skip
+        self._keep_local(call, lots)
+        await self.wrapping.seal([call.keys[v] for v in stages], list(stages.values()))
+        return stages
 
     async def _stages(self, call: Call, values: Sequence[int], hold: Hold) -> dict[int, Stage]:
-        sizes = [call.size(v) + self.wrapping.nbytes for v in values]
+        sizes = [self._wire_size(call, v) for v in values]
         stages = await self.ask(self.pool.stage(sizes, deadline=call.deadline), call.deadline)
         return {v: hold.add(stage) for v, stage in zip(values, stages, strict=True) if stage is not None}
 
-    async def _put(self, call: Call, stages: Mapping[int, Stage]) -> None:
-        keys = [call.keys[v] for v in stages]
-        await self.wrapping.seal(keys, list(stages.values()))
-        put = self.pool.put_many(keys, list(stages.values()), deadline=call.deadline)
-        for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
-            call.statuses[value] = _PUT[status]
-            if status is PutStatus.STORED:
-                self.counts["saved"] += 1
-                self.counts["saved_bytes"] += call.size(value)
-            elif status is PutStatus.PRESENT:
-                self.counts["present"] += 1
-            else:
-                self.counts["rejected"] += 1
+    async def _put(self, call: Call, stages: Mapping[int, Stage], lent: ExitStack) -> None:
+        with lent:
+            put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
+            for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
+                call.statuses[value] = _PUT[status]
+                if status is PutStatus.STORED:
+                    self.counts["saved"] += 1
+                    self.counts["saved_bytes"] += call.size(value)
+                elif status is PutStatus.PRESENT:
+                    self.counts["present"] += 1
+                else:
+                    self.counts["rejected"] += 1
 
     # ---- loading ----
 
@@ -208,56 +256,54 @@ class Work:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
         """
         waiting = deque(range(len(call.keys)))
-        while waiting:
-            wave = self._take_wave(call, waiting)
-            loaded = await self._in_budget(call, wave, self._load_wave)
-            if loaded < len(wave) and (not loaded or call.statuses[wave[loaded]] is not None):
-                return
-            waiting.extendleft(reversed(wave[loaded:]))  # the pool had no memory for them beside the others
+        before: _Found | None = None
+        async with self._behind(call) as behind:
+            while waiting:
+                wave = self._take_wave(call, waiting)
+                with ExitStack() as lent:
+                    await self._take_budget(call, wave, lent)
+                    found = await self._find(call, wave, lent.enter_context(Hold()))
+                    await behind.done()
+                    if before is not None and before.is_damaged:
+                        return
+                    before = found
+                    left = wave[len(found.addresses) :]
+                    is_last = call.statuses[left[0]] is not None if left else not waiting
+                    await behind.go_on(partial(self._land, call, found, lent.pop_all()), is_last=is_last)
+                if is_last:
+                    return
+                if left:  # the pool had no memory for them beside the others
+                    await behind.done()
+                    waiting.extendleft(reversed(left))
 
-    async def _load_wave(self, call: Call, wave: list[int]) -> int:
-        """How many were there, from the first without a gap."""
-        with Hold() as hold:
-            removals = self.local.removals
-            local, remote = await self._find(call, wave, hold)
-            usable: dict[int, int] = {}
-            for value in wave:
-                if value not in local and value not in remote:
-                    break
-                usable[value] = local[value] if value in local else remote[value]
-            fresh = {v: address for v, address in usable.items() if v in remote}
-            lots = self._local_room(call, fresh, hold) if self._fill_on_read else {}
-            await self._move("load", call, [*self._scattered(call, usable, await self._mover.placements()),
-                                            *self._copied(call, fresh, lots)], hold)  # fmt: skip
-            if removals == self.local.removals:
-                self._keep_local(call, lots)
-        for value in usable:
-            call.statuses[value] = CcStatus.OK
-            self.counts["loaded_bytes"] += call.size(value)
-        self.counts["loaded"] += len(usable)
-        self.counts["local"] += len(usable) - len(fresh)
-        return len(usable)
-
-    async def _find(self, call: Call, wave: list[int], hold: Hold) -> tuple[dict[int, int], dict[int, int]]:
-        """Addresses of the payloads that are here, and of those that the pool lent."""
+    async def _find(self, call: Call, wave: list[int], hold: Hold) -> _Found:
+        found = _Found(hold, self.local.removals)
         local: dict[int, int] = {}
         for value in wave:
             copy = self.local.find(call.keys[value], call.size(value))
             if copy is not None:
                 local[value] = hold.add(copy).address
         rest = [v for v in wave if v not in local]
+        remote: dict[int, Value] = {}
         if call.local_only:
             for value in rest:
                 call.statuses[value] = CcStatus.MISS
             self.counts["missed"] += len(rest)
-            return local, {}
-        values = await self._get(call, rest, hold) if rest else {}
-        return local, {v: value.address + self.wrapping.nbytes for v, value in values.items()}
+        elif rest:
+            remote = await self._get(call, rest, hold)
+        for value in wave:
+            if value in local:
+                found.addresses[value] = local[value]
+            elif value in remote:
+                found.remote[value] = remote[value]
+                found.addresses[value] = remote[value].address + self.wrapping.nbytes
+            else:
+                break
+        return found
 
     async def _get(self, call: Call, wanted: Sequence[int], hold: Hold) -> dict[int, Value]:
-        """Those that are there, and whole."""
         keys = [call.keys[v] for v in wanted]
-        sizes = [call.size(v) + self.wrapping.nbytes for v in wanted]
+        sizes = [self._wire_size(call, v) for v in wanted]
         answers = await self.ask(self.pool.get_many(keys, sizes, deadline=call.deadline), call.deadline)
         values: dict[int, Value] = {}
         for value, answer in zip(wanted, answers, strict=True):
@@ -268,15 +314,35 @@ class Work:
                 self.counts["missed"] += 1
             else:
                 values[value] = hold.add(answer)
-        proven = await self.wrapping.proven([call.keys[v] for v in values], list(values.values()))
-        for value, is_proven in zip(list(values), proven, strict=True):
-            if not is_proven:
-                logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
-                call.statuses[value] = CcStatus.MISS
-                self.counts["missed"] += 1
-                self.counts["damaged"] += 1
-                del values[value]
         return values
+
+    async def _land(self, call: Call, found: _Found, lent: ExitStack) -> None:
+        """Into the caller's memory, and what is new into the local read cache; up to the first that is damaged."""
+        with lent:
+            await self._prove(call, found)
+            fresh = {v: found.addresses[v] for v in found.remote}
+            lots = self._local_room(call, fresh, found.hold) if self._fill_on_read else {}
+            await self._move("load", call, [*self._scattered(call, found.addresses, await self._mover.placements()),
+                                            *self._copied(call, fresh, lots)], found.hold)  # fmt: skip
+            if found.removals == self.local.removals:
+                self._keep_local(call, lots)
+        for value in found.addresses:
+            call.statuses[value] = CcStatus.OK
+            self.counts["loaded_bytes"] += call.size(value)
+        self.counts["loaded"] += len(found.addresses)
+        self.counts["local"] += len(found.addresses) - len(fresh)
+
+    async def _prove(self, call: Call, found: _Found) -> None:
+        """Leave those before the first that is damaged."""
+        proven = await self.wrapping.proven([call.keys[v] for v in found.remote], list(found.remote.values()))
+        damaged = [v for v, is_proven in zip(found.remote, proven, strict=True) if not is_proven]
+        for value in damaged:
+            logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
+            call.statuses[value] = CcStatus.MISS
+        self.counts["missed"] += len(damaged)
+        self.counts["damaged"] += len(damaged)
+        if damaged:
+            found.end_before(damaged[0])
 
     # ---- a few bytes of our own ----
 
@@ -314,27 +380,27 @@ class Work:
 
     # ---- what both need ----
 
+    def _behind(self, call: Call) -> AbstractAsyncContextManager[InTurn]:
+        is_one_wave = sum(call.memory.sizes) <= self._wave
+        return nullcontext(InTurn()) if is_one_wave or self.pool.capabilities.in_process else one_behind()
+
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
-        most = min(WAVE, self.budget.limit)
         wave = [waiting.popleft()]
-        nbytes = self._wire_size(call, wave[0])
-        while waiting and nbytes + self._wire_size(call, waiting[0]) <= most:
-            nbytes += self._wire_size(call, waiting[0])
+        payload, wire = call.size(wave[0]), self._wire_size(call, wave[0])
+        while waiting:
+            payload, wire = payload + call.size(waiting[0]), wire + self._wire_size(call, waiting[0])
+            if payload > self._wave or wire > self.budget.limit:
+                break
             wave.append(waiting.popleft())
         return wave
 
     def _wire_size(self, call: Call, value: int) -> int:
         return call.size(value) + self.wrapping.nbytes
 
-    async def _in_budget(
-        self, call: Call, wave: list[int], work: Callable[[Call, list[int]], Coroutine[Any, Any, T]]
-    ) -> T:
+    async def _take_budget(self, call: Call, wave: list[int], lent: ExitStack) -> None:
         share = self.budget.share(sum(self._wire_size(call, value) for value in wave))
         await self.budget.take(share, call.deadline)
-        try:
-            return await work(call, wave)
-        finally:
-            self.budget.give(share)
+        lent.callback(self.budget.give, share)
 
     @staticmethod
     def _gathered(call: Call, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Step]:

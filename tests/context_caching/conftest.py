@@ -17,15 +17,19 @@ from tests.context_caching.engine_fixtures import mooncake_master, redis_server,
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.servers import (
     MIB,
+    MooncakeLender,
     MooncakeMaster,
     RedisServer,
+    need_mooncake,
+    need_redis,
+    redis_cluster,
     running,
 )
 
 __all__ = ["mooncake_master", "redis_server", "redis_servers"]
 
 SMALL = 48 * MIB
-"""Bytes that a small server has for values: requests under way count as well, and are several."""
+"""Bytes that an engine's small store has for values."""
 
 
 class Store(Protocol):
@@ -35,22 +39,24 @@ class Store(Protocol):
         """Another client of the same store. The store closes it."""
 
 
+OpenStore = Callable[[int], AbstractAsyncContextManager[Store]]
+"""Opens an empty store, in this process with so many bytes for values."""
+
+
 @dataclass(frozen=True)
-class OpenStore:
-    """Opens empty stores.
+class SmallStore:
+    """A store that is soon full.
 
     Attributes:
-        open: with so many bytes for values, and a little for what engines need beside them.
-        least: bytes that it can be limited to; 0: it cannot here.
+        nbytes: for values.
         is_exact: it evicts the least recently used, and no other.
+        rejects: at first, while it makes room on its own time.
     """
 
-    open: Callable[[int], AbstractAsyncContextManager[Store]]
-    least: int = 32 << 10
-    is_exact: bool = True
-
-    def __call__(self, nbytes: int) -> AbstractAsyncContextManager[Store]:
-        return self.open(nbytes)
+    open: OpenStore
+    nbytes: int
+    is_exact: bool = False
+    rejects: bool = False
 
 
 # ---- in this process ----
@@ -135,36 +141,60 @@ async def _served(url: str) -> AsyncIterator[Store]:
 
 def _redis(request: pytest.FixtureRequest) -> OpenStore:
     shared: RedisServer = request.getfixturevalue("redis_server")
-
-    @asynccontextmanager
-    async def open_store(nbytes: int) -> AsyncIterator[Store]:
-        if nbytes != SMALL:
-            async with _served(shared.url) as store:
-                yield store
-        else:
-            with running(small := RedisServer(SMALL + 16 * MIB)):
-                async with _served(f"{small.url}?memory={16 * MIB}") as store:
-                    yield store
-
-    return OpenStore(open_store, SMALL, is_exact=False)
+    return lambda _: _served(shared.url)
 
 
 def _cluster(request: pytest.FixtureRequest) -> OpenStore:
     servers: list[RedisServer] = request.getfixturevalue("redis_servers")
-    return OpenStore(lambda _: _served(servers[0].url), 0, is_exact=False)
+    return lambda _: _served(servers[0].url)
 
 
 def _mooncake(request: pytest.FixtureRequest) -> OpenStore:
     master: MooncakeMaster = request.getfixturevalue("mooncake_open")
-    return OpenStore(lambda _: _served(master.url), 0, is_exact=False)
+    return lambda _: _served(master.url)
 
 
 STORES: dict[str, Callable[[pytest.FixtureRequest], OpenStore]] = {
-    "memory": lambda _: OpenStore(_memory),
-    "foreign": lambda _: OpenStore(_foreign),
+    "memory": lambda _: _memory,
+    "foreign": lambda _: _foreign,
     "redis": _redis,
     "cluster": _cluster,
     "mooncake": _mooncake,
+}
+
+
+@asynccontextmanager
+async def _small_redis(nbytes: int) -> AsyncIterator[Store]:
+    """Requests under way count as well, and are several."""
+    need_redis()
+    with running(server := RedisServer(nbytes + 16 * MIB)):
+        async with _served(f"{server.url}?memory={16 * MIB}") as store:
+            yield store
+
+
+@asynccontextmanager
+async def _small_cluster(nbytes: int) -> AsyncIterator[Store]:
+    need_redis()
+    with redis_cluster(nbytes // 3 + 8 * MIB) as servers:
+        async with _served(f"{servers[0].url}?memory={16 * MIB}") as store:
+            yield store
+
+
+@asynccontextmanager
+async def _small_mooncake(nbytes: int) -> AsyncIterator[Store]:
+    need_mooncake()
+    master = MooncakeMaster()
+    with running(master, *(MooncakeLender(master, nbytes // 2) for _ in range(2))):
+        async with _served(f"{master.url}&memory={24 * MIB}") as store:
+            yield store
+
+
+SMALL_STORES = {
+    "memory": SmallStore(_memory, 32 << 10, is_exact=True),
+    "foreign": SmallStore(_foreign, 32 << 10, is_exact=True),
+    "redis": SmallStore(_small_redis, SMALL),
+    "cluster": SmallStore(_small_cluster, SMALL),
+    "mooncake": SmallStore(_small_mooncake, SMALL, rejects=True),
 }
 
 
@@ -173,6 +203,11 @@ def mooncake_open(mooncake_master: MooncakeMaster) -> Iterator[MooncakeMaster]:
     """With a store of this process's that stays open: what it keeps for itself is no leak of a test's."""
     with store_open(mooncake_master):
         yield mooncake_master
+
+
+@pytest.fixture(params=SMALL_STORES)
+def small_store(request: pytest.FixtureRequest) -> SmallStore:
+    return SMALL_STORES[request.param]
 
 
 @pytest.fixture(params=STORES)

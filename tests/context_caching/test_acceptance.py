@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import product
 from time import perf_counter
 from typing import Any
@@ -300,28 +300,9 @@ async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
 # ---- limits, many at a time, giving up ----
 
 
-async def test_a_full_pool_keeps_the_newest(pool_factory: OpenStore) -> None:
-    if not pool_factory.least:
-        pytest.skip("the test of the contract fills a small pool of this kind")
-    room = pool_factory.least
-    kv = Kv(rows=[[(room // 8 // BLOCK // 2,)]], blocks=20, dtype="int16")  # of which 8 fit
-    async with pool_factory(room) as store, opened(await store.client(), kv) as cache:
-        hashes = list(range(20))
-        saved = kv.rows(block_slots([19]))
-        assert (await cache.save(hashes, **by_slots(range(20)), timeout=30)).success == 20
-        assert (await cache.exists([19])).success == 1
-        kv.wipe()
-        assert (await cache.load([19], **by_slots([0]))).success == 1
-        assert kv.rows(block_slots([0])) == saved
-        present = [h for h in hashes if (await cache.exists([h])).success]
-        if pool_factory.is_exact:
-            assert present == hashes[-len(present) :]
-            assert 5 <= len(present) <= 8
-        assert len(present) < 16
-
-
 async def test_many_at_a_time_stay_within_the_bytes_in_flight(pool_factory: OpenStore) -> None:
     kv, limit = Kv(blocks=1000), 20_000
+    asyncio.get_running_loop().set_debug(False)  # it takes longer than the work
     async with pool_factory(16 * ROOM) as store, opened(await store.client(), kv, bytes_in_flight=limit) as cache:
         saved = kv.image()
 
@@ -348,15 +329,26 @@ async def test_many_at_a_time_do_not_block_the_loop() -> None:
     async with opened("memory:", kv) as cache:
         gc.collect()
         gc.disable()
+
+        async def work(i: int) -> None:
+            await cache.save([i], **by_slots([i % 1000]))
+            await cache.load([i], **by_slots([i % 1000]))
+
         try:
-            longest = min([await longest_round(cache, 1000 * turn) for turn in range(5)])
+            longest = min([await longest_round(work, 1000 * turn) for turn in range(5)])
+            started = min([await longest_round(nothing, 0) for _ in range(5)])
         finally:
             gc.enable()
-    assert longest < 0.02
+    assert longest - started < 0.02
 
 
-async def longest_round(cache: ContextCache, first: int) -> float:
-    """Seconds of the event loop's longest round while 1000 tasks save and load."""
+async def nothing(_: int) -> None:
+    """As long as it takes to start the tasks themselves."""
+    await asyncio.sleep(0)
+
+
+async def longest_round(work: Callable[[int], Coroutine[Any, Any, None]], first: int) -> float:
+    """Seconds of the event loop's longest round while 1000 tasks work."""
     longest, last = 0.0, perf_counter()
 
     async def watch() -> None:
@@ -366,15 +358,11 @@ async def longest_round(cache: ContextCache, first: int) -> float:
             now = perf_counter()
             longest, last = max(longest, now - last), now
 
-    async def work(i: int) -> None:
-        await cache.save([first + i], **by_slots([i]))
-        await cache.load([first + i], **by_slots([i]))
-
     async with anyio.create_task_group() as watching:
         watching.start_soon(watch)
         async with anyio.create_task_group() as group:
             for i in range(1000):
-                group.start_soon(work, i)
+                group.start_soon(work, first + i)
         watching.cancel_scope.cancel()
     return longest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -204,6 +205,57 @@ async def test_a_kv_cache_that_breaks_a_rule_is_not_registered() -> None:
             await cache.save([1], **by_slots([0]))
         await cache.register_kvcache([[bytearray_of(4, 4, 8)]], [LayerGroup([0], "all")])
         assert (await cache.save([1], **by_slots([0]))).success == 1
+
+
+def view_of(array: Any) -> memoryview:
+    return memoryview(array)
+
+
+class _Pair(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int), ("object", ctypes.py_object))
+
+
+REFERENCES: list[Callable[[], Any]] = [
+    lambda: np.full((4, 4), "text", object),
+    lambda: np.zeros((4, 4), [("number", "i4"), ("inner", [("objects", "O", (2,))])]),
+    lambda: np.array([["a", "b"]] * 2, np.dtypes.StringDType()),
+    lambda: view_of(np.full((4, 4), "text", object)),
+    ctypes.py_object * 4 * 4,
+    _Pair * 4 * 4,
+    ctypes.POINTER(ctypes.c_int) * 4 * 4,
+    ctypes.c_char_p * 4 * 4,
+    ctypes.c_wchar_p * 4 * 4,
+    ctypes.c_void_p * 4 * 4,
+    ctypes.CFUNCTYPE(None) * 4 * 4,
+]
+VALUES: list[Callable[[], Any]] = [
+    lambda: np.zeros((4, 4), complex),
+    lambda: np.zeros((4, 4), [("Object", "i4"), ("Pz", ">f2")]),
+    lambda: np.array([["Oz", "PX"]] * 2),
+    lambda: view_of(np.zeros((4, 4), "complex64")),
+    lambda: view_of(np.zeros((4, 4), [("Object", "i4"), ("z", "c8")])),
+    ctypes.c_float * 4 * 4,
+]
+
+
+@pytest.mark.parametrize("make", REFERENCES)
+async def test_items_that_are_references_are_refused(make: Callable[[], Any]) -> None:
+    owner = make()
+    with pytest.raises(EmsInvalidArgument, match=r"^the buffer has the (dtype|format) .*: .* references"):
+        KvBufferWrapper.from_buffer(owner)
+    async with opened("memory:") as cache:
+        with pytest.raises(EmsInvalidArgument, match=r"^layers\[0\]\[0\] has the (dtype|format) .*: .* references"):
+            await cache.register_kvcache([[owner]])
+        with pytest.raises(EmsInvalidArgument, match=r"^buffers\[0\]\[0\] has the (dtype|format) .*: .* references"):
+            cache.start_load_values(["key"], [[owner]])
+
+
+@pytest.mark.parametrize("make", VALUES)
+async def test_items_that_look_like_references_are_not(make: Callable[[], Any]) -> None:
+    owner = make()
+    KvBufferWrapper.from_buffer(owner)
+    async with opened("memory:") as cache:
+        await cache.register_kvcache([[owner]])
 
 
 def bytearray_of(*shape: int) -> memoryview:

@@ -35,7 +35,11 @@ HASHES = list(range(64))
 
 @pytest.mark.parametrize("how", ["task", "handle"])
 @pytest.mark.parametrize("what", ["save", "load"])
-async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(what: str, how: str) -> None:
+@pytest.mark.parametrize("wave", [8 << 20, 3 << 20], ids=["in one wave", "in three"])
+async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
+    wave: int, what: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", wave)
     kv = Kv(**LARGE)
     async with await MemoryPool.open(64 << 20) as inner:
         pool = Foreign(inner)

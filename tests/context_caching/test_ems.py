@@ -172,6 +172,37 @@ def test_shutdown_ends_what_is_under_way(hanging: None) -> None:
     assert code_of(cc.get_result, futures[3]) is EmsErrorCode.EMS_INTERNAL_ERROR
 
 
+def test_health_is_false_while_it_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    async def hang() -> None:
+        asked.set()
+        await never()
+
+    async def open_pool(url: str) -> KVPool:
+        pool = Foreign(await MemoryPool.open(1 << 20))
+        pool.misdeeds["healthy"] = hang
+        return pool
+
+    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    v1()
+    with ThreadPoolExecutor(1) as threads:
+        health = threads.submit(Ems.check_health)
+        asked.wait()
+        Ems.shutdown()
+        assert health.result() is False
+
+
+def test_health_is_false_for_those_who_ask_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They found the client, and before they could ask it had ended."""
+    v1()
+    client = Ems._client
+    Ems.shutdown()
+    monkeypatch.setattr(Ems, "_client", client)
+    assert Ems.check_health() is False
+    monkeypatch.undo()
+
+
 # ---- event loops ----
 
 

@@ -166,3 +166,29 @@ def test_what_a_cluster_says_of_itself() -> None:
         ("10.0.0.9", 6380),
     ]
     assert view.failed == {("10.0.0.2", 6379)}
+
+
+async def test_a_look_that_hangs_holds_up_no_call_that_has_returned() -> None:
+    calls, go_on, over = Calls(1, 1), threading.Event(), []
+
+    async def look() -> None:
+        go_on.set()
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(5):
+        assert await calls.run("peer", lambda: go_on.wait(5), lambda: over.append(1), look, 0.01)
+    assert over == [1]
+    assert await calls.aclose(5)
+
+
+async def test_a_look_that_fails_ends_the_wait() -> None:
+    calls, go_on = Calls(1, 1), threading.Event()
+
+    async def look() -> None:
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        await calls.run("peer", lambda: go_on.wait(5), lambda: None, look, 0.01)
+    assert calls.abandoned == 1
+    go_on.set()
+    assert await calls.aclose(5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from aiodatadist.context_caching import (
     HealthRules,
     MemoryPool,
 )
-from aiodatadist.context_caching.pool import PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
 
@@ -129,7 +129,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
 async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
     misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", 1)  # every block travels alone
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)  # every block travels alone
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         saved = kv.rows(block_slots([0, 1]))
@@ -141,12 +141,59 @@ async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
 
 
 async def test_behind_a_gap_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", 1)
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)
     async with foreign() as pool, loaded(pool, Kv()) as cache:
         await cache.remove([2])
         result = await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]))
         assert result.details == (CcStatus.OK, CcStatus.MISS, CcStatus.SKIPPED, CcStatus.SKIPPED)
         assert pool.asked["get_many"] == 2
+
+
+async def test_waves_of_small_values_stay_within_the_bytes_in_flight() -> None:
+    class Measuring(Foreign):
+        most = 0
+
+        async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
+            self.most = max(self.most, sum(sizes))
+            return await super().stage(sizes, deadline=deadline)
+
+    async with await MemoryPool.open(1 << 20) as inner:
+        pool = Measuring(inner)
+        async with opened(pool, Kv(rows=[[(1,)]], blocks=64), bytes_in_flight=1000) as cache:
+            assert (await cache.save(list(range(64)), **by_slots(range(64)))).success == 64
+        assert 900 < pool.most <= 1000
+
+
+class Impatient(Foreign):
+    """There is memory for one call at a time, and nobody waits for it."""
+
+    is_lent = False
+
+    async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
+        if self.is_lent:
+            return [None] * len(sizes)
+        self.is_lent = True
+        return await super().stage(sizes, deadline=deadline)
+
+    async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
+        try:
+            return await super().put_many(keys, stages, deadline=deadline)
+        finally:
+            self.is_lent = False
+
+
+async def test_a_wave_that_has_no_room_beside_the_one_before_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = Kv(blocks=16)
+    wave = 4 * sum(len(row) // 16 for row in kv.image())  # 4 blocks
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", wave)
+
+    async def slowly() -> None:
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+
+    async with await MemoryPool.open(ROOM) as inner, opened(pool := Impatient(inner), kv) as cache:
+        pool.misdeeds["put_many"] = slowly
+        assert (await cache.save(list(range(16)), **by_slots(range(16)))).success == 16
 
 
 async def test_without_time_only_what_takes_no_waiting_is_done() -> None:

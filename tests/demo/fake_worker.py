@@ -2,11 +2,13 @@
 
 Scenarios: ``good`` runs to the end; ``different`` has other tokens than the reference; ``idle`` only waits for the end
 of its stdin; ``deaf`` does not even look at it, and depends on Linux; ``complain`` lets decode give up when it has
-its job; ``crash`` lets decode end with a traceback; ``busy`` lets prefill find its port in use.
+its job; ``crash`` lets decode end with a traceback; ``busy`` lets prefill find its port in use; ``endless`` lets
+prefill report for ever.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -22,7 +24,7 @@ def prefill(scenario: str, port: int) -> None:
     if scenario == "busy":
         say(kind="failed", message=f"cannot use port {port}: address in use", exit_code=2)
         return
-    for done in range(9):
+    for done in itertools.count() if scenario == "endless" else range(9):
         say(kind="progress", phase="prefill", done=done, total=8)
     say(kind="prefilled", port=4711, blocks=[2, 0, 1], digest="d", first_token=65, seconds=0.5)
 

@@ -44,7 +44,9 @@ def test_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "the second run did not compute 96 tokens again" in told
     assert "tokens equal: yes" in told
     assert cli.main([*command, "memory:?bytes=1024"]) == 1  # no room: nothing is there the second time
-    assert "did not compute 0 tokens again" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not saved 6 blocks: rejected" in told
+    assert "the second run found nothing that it could load" in told
 
 
 def worker(code: str) -> Sequence[str]:
@@ -60,11 +62,23 @@ def test_with_a_server_each_run_is_a_process(tmp_path: Path, capsys: pytest.Capt
     assert started.read_text() == "xx"
     assert "tokens equal: yes" in capsys.readouterr().out
     wrong = ContextRun(error="no server", exit_code=2)
+    fails = f"open({str(started)!r}, 'a').write('y'); print({wrong.model_dump_json()!r})"
     with pytest.raises(CommandError, match="no server") as caught:
-        run_context_demo(options, lambda name: worker(f"print({wrong.model_dump_json()!r})"))
+        run_context_demo(options, lambda name: worker(fails))
     assert caught.value.exit_code == 2
+    assert started.read_text() == "xxy", "the second run is not tried"
     with pytest.raises(CommandError, match="ended with exit code 3: bad"):
         run_context_demo(options, lambda name: worker("sys.stderr.write('bad'); sys.exit(3)"))
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_password_is_not_shown(is_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ContextOptions("redis://me:s3cret@127.0.0.1:1/2?memory=16MiB", Path(__file__), 4, 0, is_json)
+    run = ContextRun(text="same", loaded_tokens=16)
+    run_context_demo(options, lambda name: worker(f"assert 's3cret' in job; print({run.model_dump_json()!r})"))
+    told = capsys.readouterr().out
+    assert "s3cret" not in told
+    assert "redis://me:***@127.0.0.1:1/2?memory=16MiB" in told
 
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,12 +134,24 @@ def test_json_is_the_only_output(start: Start) -> None:
     assert summary["bytes"] == 3 << 18
 
 
-def test_reader_that_goes_away_is_no_traceback(start: Start) -> None:
-    demo = start("good")
+def check_reader_gone(demo: Demo) -> None:
     assert demo.process.stdout is not None
     demo.process.stdout.close()
     assert demo.wait_until_all_ended() < PATIENCE
+    assert demo.process.returncode == 128 + signal.SIGPIPE, "as of what the signal ends"
     assert demo.errors() == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_reader_that_never_was_there_is_no_traceback(start: Start, arguments: list[str]) -> None:
+    check_reader_gone(start("good", *arguments))
+
+
+def test_reader_that_goes_away_while_the_workers_report_is_no_traceback(start: Start) -> None:
+    demo = start("endless")
+    demo.wait_until_started()
+    demo.read_until(r"prefill: \d+%")
+    check_reader_gone(demo)
 
 
 def test_terminal_gets_one_moving_line() -> None:

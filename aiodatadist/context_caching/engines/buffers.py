@@ -9,9 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiodatadist.context_caching.engines.lending import Budget
+
+HEAD: Final = 256
+BEHIND: Final = 16
+"""Bytes in front of a value and behind it, for what is sent around it: so it leaves in one piece."""
+TAIL: Final = 2
+"""Bytes behind a value that come in with it: its end of line."""
 
 
 class Buffer:
@@ -25,15 +31,30 @@ class Buffer:
     def __init__(self, buffers: Buffers, memory: Any, nbytes: int) -> None:
         self._buffers: Buffers | None = buffers
         self._memory = memory
-        self.address = ctypes.addressof(memory)
+        self.address = ctypes.addressof(memory) + HEAD
         self.nbytes = nbytes
         self.is_idle = True
 
     def view(self) -> memoryview:
         """The bytes, writable. Raises ValueError: it was given back."""
+        return self._from(0, self.nbytes)
+
+    def with_tail(self) -> memoryview:
+        """The bytes and those behind them."""
+        return self._from(0, self.nbytes + TAIL)
+
+    def framed(self, head: bytes, tail: bytes) -> memoryview | None:
+        """The bytes between these others, all in one piece; None: they have no room."""
+        if len(head) > HEAD or len(tail) > BEHIND:
+            return None
+        whole = self._from(-len(head), self.nbytes + len(tail))
+        whole[: len(head)], whole[len(head) + self.nbytes :] = head, tail
+        return whole
+
+    def _from(self, start: int, end: int) -> memoryview:
         if self._buffers is None:
-            raise ValueError("this stage was put or released")
-        return memoryview(self._memory).cast("B")
+            raise ValueError("this memory was put or released")
+        return memoryview(self._memory).cast("B")[HEAD + start : HEAD + end]
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
@@ -44,7 +65,7 @@ class Buffer:
 
 
 class Buffers:
-    """As many bytes as ``capacity``, lent and kept together, and no more."""
+    """As many bytes of values as ``capacity``, lent and kept together, and no more; each takes 272 bytes beside its own."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -61,7 +82,7 @@ class Buffers:
 
     def _memory(self, nbytes: int) -> Any:
         if not self._kept[nbytes]:
-            return (ctypes.c_char * nbytes)()
+            return (ctypes.c_char * (HEAD + nbytes + BEHIND))()
         self._kept_bytes -= nbytes
         return self._kept[nbytes].pop()
 

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +31,20 @@ class Refused(Exception):
 class _Share:
     permits: anyio.Semaphore
     abandoned: int = 0
+
+
+async def _until_done(future: asyncio.Future[Any], work: Callable[[], Awaitable[object]]) -> None:
+    """Await work, but no longer than until the future is done."""
+    with anyio.CancelScope() as scope:
+
+        def stop(_: object) -> None:
+            scope.cancel()
+
+        future.add_done_callback(stop)
+        try:
+            await work()
+        finally:
+            future.remove_done_callback(stop)
 
 
 class Calls:
@@ -54,11 +68,19 @@ class Calls:
         self.running = 0
         self.abandoned = 0
 
-    async def run(self, peer: str, call: Callable[[], T], over: Callable[[], object]) -> T:
+    async def run(
+        self,
+        peer: str,
+        call: Callable[[], T],
+        over: Callable[[], object],
+        look: Callable[[], Awaitable[object]] | None = None,
+        every: float = 0.5,
+    ) -> T:
         """What ``call`` returns or raises.
 
         Args:
             over: called once, on the event loop, when the call returned or was never made; perhaps after a cancelled wait.
+            look: awaited when the call has not returned for another ``every`` seconds. What it raises ends the wait.
 
         Raises:
             Refused: nothing was started.
@@ -78,8 +100,10 @@ class Calls:
             raise
         future = self._start(call)
         try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
+            while not (await asyncio.wait([future], timeout=every if look is not None else None))[0]:
+                assert look is not None
+                await _until_done(future, look)
+        except BaseException:  # cancelled, or the look has failed: the call goes on without us
             if not future.done():
                 share.abandoned += 1
                 self.abandoned += 1

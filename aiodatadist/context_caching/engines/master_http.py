@@ -31,6 +31,12 @@ async def get(host: str, port: int, path: str) -> bytes:
         writer.transport.abort()
 
 
+async def listens(host: str, port: int) -> None:
+    """Raises OSError: nobody does."""
+    _, writer = await asyncio.open_connection(host, port)
+    writer.transport.abort()
+
+
 async def local_host(host: str, port: int) -> str:
     """The address by which this machine talks to that one. Raises OSError: it cannot be reached."""
     _, writer = await asyncio.open_connection(host, port)

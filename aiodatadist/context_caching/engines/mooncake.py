@@ -60,9 +60,11 @@ REFUSED: Final = -1
 """Our own code for a key that was not asked for, because its peer hangs; no code of Mooncake's."""
 ELSEWHERE: Final = -2
 """Our own code for a key that somebody else is putting at this moment, so that it is not there yet."""
-BATCH_BYTES: Final = 8 << 20
+BATCH_BYTES: Final = (8 << 20) + (64 << 10)
 BATCH_KEYS: Final = 8
 """What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
+LEAST: Final = 16 << 20
+"""Bytes of memory that a pool needs for values on their way."""
 AT_ONCE: Final = max(1, (os.cpu_count() or 1) // 2)
 """Batches of one call that are under way at a time: each keeps a core busy here, and one at the other end."""
 FRESH: Final = 2.0
@@ -89,6 +91,7 @@ class _Batch:
     keys: list[str]
     pieces: list[Piece]
     groups: list[str]
+    segments: list[str]  # where each belongs
     codes: list[int] = field(default_factory=list)
     is_over: bool = False
     is_wanted: bool = True
@@ -142,6 +145,7 @@ class _Place:
     """Where the master is, and how much of this process the pool has."""
 
     host: str
+    rpc: int
     metrics: int
     memory: int
     threads: int
@@ -173,7 +177,8 @@ class MooncakePool(KVPool):
         ``protocol=tcp``, ``device=`` (of RDMA), ``hostname=`` (this machine's, where the others reach it).
 
         Args:
-            timeout: seconds for finding the master. The set-up of the engine, which cannot be stopped, takes its own time.
+            timeout: seconds for finding the master. The set-up of the engine, which cannot be stopped, takes its own time: a
+                minute and more if something else listens at the RPC port.
 
         Raises:
             TypeError, ValueError: the URL.
@@ -187,6 +192,7 @@ class MooncakePool(KVPool):
             try:
                 here = settings.host or await master_http.local_host(place.host, place.metrics)
                 await master_http.get(place.host, place.metrics, "/health")
+                await master_http.listens(place.host, place.rpc)
             except OSError as error:
                 raise PoolUnreachable(
                     f"no Mooncake master: {error}; is metrics={place.metrics} its HTTP port?"
@@ -214,7 +220,7 @@ class MooncakePool(KVPool):
                 stage.release()
         batches = self._batches(keys, pieces, self._segments_to_write())
         for batch in batches:
-            batch.unwanted()
+            batch.unwanted()  # once it is over its pieces are free
         await self._run(batches, self._put, deadline, "put")
         statuses = [PutStatus.FAILED] * len(keys)
         for batch in batches:
@@ -232,9 +238,7 @@ class MooncakePool(KVPool):
         with lending.until(deadline, "memory for values"):
             pieces = await self._arena.lend([size for size, fit in zip(sizes, fits, strict=True) if fit])
         places = [i for i, fit in enumerate(fits) if fit]
-        is_well = not self._calls.abandoned and not self._suspects
-        # the engine is faster with one call for several peers than with a call for each; but then one that hangs holds up all
-        batches = self._batches([keys[i] for i in places], pieces, [] if is_well else self._segments)
+        batches = self._batches([keys[i] for i in places], pieces, self._segments)
         try:
             await self._run(batches, self._get, deadline, "get")
         except BaseException:
@@ -249,13 +253,13 @@ class MooncakePool(KVPool):
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
         """Looking protects what is found for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says."""
         await self._look(deadline)
-        batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [])
+        batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [], [])
         await self._run([batch], lambda asked: list(self._store.batch_is_exist(asked.keys)), deadline, "exists")
         return [code == 1 for code in batch.codes]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         await self._look(deadline)
-        batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [])
+        batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [], [])
         await self._run([batch], lambda asked: list(self._store.batch_remove(asked.keys, True)), deadline, "remove")
         return sum(code == 0 for code in batch.codes)
 
@@ -313,45 +317,47 @@ class MooncakePool(KVPool):
         batches = [batch for batch in batches if batch.keys]
         begun: set[_Batch] = set()
         queue = iter(batches)
-        is_gone = False
+        gone: PoolUnreachable | None = None
 
-        async def work() -> None:
-            for batch in queue:
-                begun.add(batch)
-                try:
-                    batch.codes = await self._calls.run(batch.peer, partial(call, batch), batch.over)
-                except Refused as refused:
-                    logger.debug("%s: %s", what, refused)
-                    batch.codes = [REFUSED] * len(batch.keys)
-
-        async def watch(scope: anyio.CancelScope) -> None:
-            nonlocal is_gone
-            while True:
-                await anyio.sleep(WATCH)
-                try:
-                    await self._ask("/health")
-                except PoolUnreachable:
-                    is_gone = True
-                    scope.cancel()
+        async def work(others: anyio.CancelScope | None = None) -> None:
+            nonlocal gone
+            try:
+                for batch in queue:
+                    begun.add(batch)
+                    batch.codes = await self._called(batch, partial(call, batch))
+            except PoolUnreachable as error:
+                gone = error
+                if others is not None:
+                    others.cancel()
 
         try:
             with lending.until(deadline, f"mooncake: {what} of {sum(len(batch.keys) for batch in batches)} keys"):
-                async with anyio.create_task_group() as watching:
-                    watching.start_soon(watch, watching.cancel_scope)
-                    async with anyio.create_task_group() as working:
+                if min(AT_ONCE, len(batches)) == 1:
+                    await work()
+                else:
+                    async with anyio.create_task_group() as group:
                         for _ in range(min(AT_ONCE, len(batches))):
-                            working.start_soon(work)
-                    watching.cancel_scope.cancel()
+                            group.start_soon(work, group.cancel_scope)
         finally:
             for batch in batches:
                 if batch not in begun:
                     batch.over()
+        if gone is not None:
+            raise gone
         for batch in batches:
             self._suspect(batch)
         codes = [code for batch in batches for code in batch.codes]
-        if is_gone or (codes and all(code in NO_MASTER for code in codes)):
+        if codes and all(code in NO_MASTER for code in codes):
             self._seen = -math.inf
             raise PoolUnreachable(f"no answer from Mooncake's master at {self._place.host}")
+
+    async def _called(self, batch: _Batch, call: Callable[[], list[int]]) -> list[int]:
+        """The engine's codes. Raises PoolUnreachable: the master is gone, and the call is not waited for any longer."""
+        try:
+            return await self._calls.run(batch.peer, call, batch.over, partial(self._ask, "/health"), WATCH)
+        except Refused as refused:
+            logger.debug("%s", refused)
+            return [REFUSED] * len(batch.keys)
 
     def _put(self, batch: _Batch) -> list[int]:
         """In a thread. 1: it was there.
@@ -367,20 +373,23 @@ class MooncakePool(KVPool):
             store.batch_remove(broken, True)
         present = {batch.keys[i] for i in listed} - set(broken)
         wanted = [i for i, key in enumerate(batch.keys) if key not in present]
-        if wanted:
-            config = self._module.ReplicateConfig()
-            config.replica_num = self._place.replicas
-            config.group_ids = [batch.groups[i] for i in wanted]
-            if batch.peer != ANYBODY:
-                config.preferred_segment = batch.peer
-            pieces = [batch.pieces[i] for i in wanted]
-            results = store.batch_put_from(
-                [batch.keys[i] for i in wanted], [p.address for p in pieces], [p.nbytes for p in pieces], config
-            )
-            there = store.batch_is_exist([batch.keys[i] for i in wanted])
-            for i, code, is_there in zip(wanted, results, there, strict=True):
-                codes[i] = ELSEWHERE if code == 0 and is_there != 1 else code
+        for segment in dict.fromkeys(batch.segments[i] for i in wanted):
+            places = [i for i in wanted if batch.segments[i] == segment]
+            for i, code in zip(places, self._store_at(segment, batch, places), strict=True):
+                codes[i] = code
         return codes
+
+    def _store_at(self, segment: str, batch: _Batch, places: Sequence[int]) -> list[int]:
+        config = self._module.ReplicateConfig()
+        config.replica_num = self._place.replicas
+        config.group_ids = [batch.groups[i] for i in places]
+        if segment != ANYBODY:
+            config.preferred_segment = segment
+        keys, pieces = [batch.keys[i] for i in places], [batch.pieces[i] for i in places]
+        addresses, sizes = [piece.address for piece in pieces], [piece.nbytes for piece in pieces]
+        codes = self._store.batch_put_from(keys, addresses, sizes, config)
+        there = self._store.batch_is_exist(keys)  # at once: it may be evicted, too
+        return [ELSEWHERE if code == 0 and is_there != 1 else code for code, is_there in zip(codes, there, strict=True)]
 
     def _unreadable(self, keys: list[str]) -> list[str]:
         """Those whose owners do not give a byte of one of their keys. In a thread: to ask a dead owner takes a second."""
@@ -434,20 +443,25 @@ class MooncakePool(KVPool):
         return stage.piece.taken(self._arena)
 
     def _batches(self, keys: Sequence[PoolKey], pieces: Sequence[Piece], segments: Sequence[str]) -> list[_Batch]:
-        """What goes to one segment together; no batch is large."""
+        """Parts that are not large. If some peer hangs, or may, what goes to one segment together, so that it holds up nobody
+        else; else whatever comes together, because fewer calls are faster.
+        """
+        is_well = not self._calls.abandoned and not self._suspects
         batches: list[_Batch] = []
         open_ones: dict[str, tuple[_Batch, int]] = {}
         for place, (key, piece) in enumerate(zip(keys, pieces, strict=True)):
             name = group(key)
-            peer = rendezvous(name, segments) or ANYBODY
+            segment = rendezvous(name, segments) or ANYBODY
+            peer = ANYBODY if is_well else segment
             batch, nbytes = open_ones.get(peer, (None, 0))
             if batch is None or nbytes + piece.nbytes > BATCH_BYTES or len(batch.keys) == BATCH_KEYS:
-                batch, nbytes = _Batch(peer, [], [], [], []), 0
+                batch, nbytes = _Batch(peer, [], [], [], [], []), 0
                 batches.append(batch)
             batch.places.append(place)
             batch.keys.append(flat(key))
             batch.pieces.append(piece)
             batch.groups.append(name)
+            batch.segments.append(segment)
             open_ones[peer] = batch, nbytes + piece.nbytes
         return batches
 
@@ -455,10 +469,9 @@ class MooncakePool(KVPool):
         return [segment for segment in self._segments if segment not in self._suspects] or self._segments
 
     def _suspect(self, batch: _Batch) -> None:
-        for name, code in zip(batch.groups, batch.codes, strict=False):
+        for segment, code in zip(batch.segments, batch.codes, strict=False):
             if code == NODE_GONE:
-                peer = rendezvous(name, self._segments) if batch.peer == ANYBODY else batch.peer
-                self._suspects[peer or ANYBODY] = anyio.current_time() + SUSPECT
+                self._suspects[segment] = anyio.current_time() + SUSPECT
 
     async def _look(self, deadline: float) -> None:
         """Know the segments, and that the master is there. Raises PoolTimeout, PoolUnreachable."""
@@ -503,13 +516,14 @@ def _read_url(url: str) -> tuple[_Place, mooncake_store.Settings]:
     options = address.options
     place = _Place(
         host=address.host,
+        rpc=address.port,
         metrics=addresses.number(options.get("metrics", "9003"), "metrics", 1, 65535),
         memory=addresses.byte_size(options.get("memory", "256MiB"), "memory"),
         threads=addresses.number(options.get("threads", "8"), "threads", 1, 256),
         replicas=addresses.number(options.get("replicas", "1"), "replicas", 1, 256),
     )
-    if place.memory < 2 * BATCH_BYTES:
-        raise ValueError(f"memory is {place.memory} bytes: it has to be at least {2 * BATCH_BYTES}")
+    if place.memory < LEAST:
+        raise ValueError(f"memory is {place.memory} bytes: it has to be at least {LEAST}")
     settings = mooncake_store.Settings(
         host=options.get("hostname", ""),
         master=f"{address.host}:{address.port}",

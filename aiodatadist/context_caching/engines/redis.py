@@ -10,7 +10,6 @@ is not used again: nothing that such a call left behind, here or at the server, 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 import random
@@ -26,16 +25,15 @@ from aiodatadist.context_caching.engines.keys import flat
 from aiodatadist.context_caching.engines.redis_nodes import (
     SLOTS,
     Account,
-    Command,
     Node,
     NodeDown,
-    ResponseError,
     SSLConnection,
     View,
     key_slot,
     parse_nodes,
     parse_url,
 )
+from aiodatadist.context_caching.engines.resp import LARGEST, Filled, Reply, Request, ResponseError, request, storing
 from aiodatadist.context_caching.pool import (
     Capabilities,
     GetStatus,
@@ -51,8 +49,6 @@ from aiodatadist.context_caching.pool import (
 
 logger = logging.getLogger(__name__)
 
-LARGEST: Final = 512 << 20
-"""Bytes that a Redis value may have (``proto-max-bulk-len``)."""
 OPTIONS: Final = frozenset({"cluster", "connections", "memory"})
 SILENT: Final = frozenset(
     {"decode_responses", "encoding", "protocol", "retry", "socket_timeout", "socket_connect_timeout"}
@@ -67,20 +63,18 @@ REDIRECTS: Final = 3
 
 
 class RedisValue:
-    """A reply's own bytes."""
+    """Memory with a value in it."""
 
-    def __init__(self, reply: bytes) -> None:
-        self._bytes: bytes | None = reply
-        self.address = ctypes.cast(ctypes.c_char_p(reply), ctypes.c_void_p).value or 0
-        self.nbytes = len(reply)
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self.address = buffer.address
+        self.nbytes = buffer.nbytes
 
     def view(self) -> memoryview:
-        if self._bytes is None:
-            raise ValueError("this value was released")
-        return memoryview(self._bytes)
+        return self._buffer.view().toreadonly()
 
     def release(self) -> None:
-        self._bytes = None
+        self._buffer.release()
 
 
 class RedisPool(KVPool):
@@ -108,7 +102,7 @@ class RedisPool(KVPool):
         """Connect to ``redis://[[user]:password@]host[:port][/db]``, or with TLS to ``rediss://...``.
 
         Options of ours in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` to each server at most,
-        ``memory=256MiB`` for stages at most. Others are redis-py's, for instance ``ssl_ca_certs``.
+        ``memory=256MiB`` for stages and values at most. Others are redis-py's, for instance ``ssl_ca_certs``.
 
         Args:
             timeout: seconds.
@@ -121,10 +115,10 @@ class RedisPool(KVPool):
         seed = Node(host, port, account)
         try:
             with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}"):
-                (info,) = await seed.ask(("INFO", "cluster"))
+                (info,) = await seed.ask(request("INFO", "cluster"))
         except NodeDown as error:
             raise PoolUnreachable(str(error)) from error
-        if isinstance(info, ResponseError):
+        if not isinstance(info, bytes):
             await seed.aclose()
             raise PoolUnreachable(f"redis at {seed.name}: {info}")
         is_cluster = b"cluster_enabled:1" in info
@@ -147,12 +141,10 @@ class RedisPool(KVPool):
         try:
             lending.same_length(keys, stages, "stages")
             buffers = [_buffer(stage) for stage in stages]
-            commands: list[Command] = [
-                ("SET", flat(key).encode(), buffer.view(), "NX") for key, buffer in zip(keys, buffers, strict=True)
-            ]
+            requests = [storing(flat(key), buffer) for key, buffer in zip(keys, buffers, strict=True)]
             for buffer in buffers:
                 buffer.is_idle = False
-            statuses = [_put_status(reply) for reply in await self._run(commands, deadline, "put")]
+            statuses = [_put_status(reply) for reply in await self._run(requests, deadline, "put")]
             for buffer, status in zip(buffers, statuses, strict=True):
                 buffer.is_idle = status >= PutStatus.STORED  # the server has read all of it
             return statuses
@@ -164,19 +156,29 @@ class RedisPool(KVPool):
         self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float
     ) -> list[Value | GetStatus]:
         lending.same_length(keys, sizes, "sizes")
-        lending.fitting(sizes, LARGEST, 0)
-        commands: list[Command] = [
-            ("GETRANGE", flat(key).encode(), 0, size) for key, size in zip(keys, sizes, strict=True)
+        fits = lending.fitting(sizes, LARGEST, self._buffers.capacity)
+        with lending.until(deadline, "memory for values"):
+            buffers = await self._buffers.lend([size for size, fit in zip(sizes, fits, strict=True) if fit])
+        wanted = [key for key, fit in zip(keys, fits, strict=True) if fit]
+        requests = [
+            request("GETRANGE", flat(key), 0, buffer.nbytes, into=buffer.with_tail())
+            for key, buffer in zip(wanted, buffers, strict=True)
         ]
-        replies = await self._run(commands, deadline, "get")
-        return [_value(reply, size) for reply, size in zip(replies, sizes, strict=True)]
+        try:
+            replies = await self._run(requests, deadline, "get")
+        except BaseException:
+            for buffer in buffers:
+                buffer.release()
+            raise
+        found = (_value(reply, buffer) for reply, buffer in zip(replies, buffers, strict=True))
+        return [next(found) if fit else GetStatus.NO_ROOM for fit in fits]
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        replies = await self._run([("EXISTS", flat(key).encode()) for key in keys], deadline, "exists", at_once=True)
+        replies = await self._run([request("EXISTS", flat(key)) for key in keys], deadline, "exists", at_once=True)
         return [reply == 1 for reply in replies]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
-        replies = await self._run([("UNLINK", flat(key).encode()) for key in keys], deadline, "remove", at_once=True)
+        replies = await self._run([request("UNLINK", flat(key)) for key in keys], deadline, "remove", at_once=True)
         return sum(reply == 1 for reply in replies)
 
     async def nodes(self, *, deadline: float) -> list[NodeInfo]:
@@ -188,7 +190,7 @@ class RedisPool(KVPool):
 
         async def look(node: Node) -> None:
             try:
-                (info,) = await node.ask(("INFO", "memory"))
+                (info,) = await node.ask(request("INFO", "memory"))
             except NodeDown:
                 return
             if isinstance(info, bytes):
@@ -211,7 +213,7 @@ class RedisPool(KVPool):
         try:
             with lending.until(deadline, "ping"):
                 self._check_open()
-                return await self._first_answer(self._owners(), ("PING",)) is not None
+                return await self._first_answer(self._owners(), request("PING")) is not None
         except (PoolTimeout, PoolUnreachable):
             return False
 
@@ -220,41 +222,42 @@ class RedisPool(KVPool):
         for node in [*self._nodes.values(), self._seed]:
             await node.aclose()
 
-    # ---- commands to where their keys are ----
+    # ---- requests to where their keys are ----
 
-    async def _run(self, commands: list[Command], deadline: float, what: str, *, at_once: bool = False) -> list[Any]:
-        """A reply for each command; a ``NodeDown`` where its server is gone, a ``ResponseError`` where it refused.
+    async def _run(self, requests: list[Request], deadline: float, what: str, *, at_once: bool = False) -> list[Any]:
+        """A reply for each request; a ``NodeDown`` where its server is gone, a ``ResponseError`` where it refused.
 
         Args:
-            at_once: the commands for one server travel together; for small ones.
+            at_once: the requests for one server travel together; for small ones.
 
         Raises:
             PoolTimeout, PoolUnreachable: see :class:`KVPool`.
         """
         try:
-            with lending.until(deadline, f"redis: {what} of {len(commands)} keys"):
+            with lending.until(deadline, f"redis: {what} of {len(requests)} keys"):
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._refresh_if_doubtful()
-                replies = await self._send(commands, at_once=at_once)
+                replies = await self._send(requests, at_once=at_once)
                 again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or _is_redirect(reply)]
                 if again:
                     await self._mend([replies[i] for i in again], is_all=len(again) == len(replies))
-                    for i, reply in zip(again, await self._send([commands[i] for i in again]), strict=True):
+                    for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
                         replies[i] = reply
                 return replies
         except BaseException:  # somebody may hang: the others may have noticed by the next call
             self._is_doubtful = self._is_cluster
             raise
 
-    async def _send(self, commands: Sequence[Command], *, at_once: bool = False) -> list[Any]:
-        replies: list[Any] = [None] * len(commands)
+    async def _send(self, requests: Sequence[Request], *, at_once: bool = False) -> list[Any]:
+        replies: list[Any] = [None] * len(requests)
         by_node: dict[Node | None, list[int]] = {}
-        for i, command in enumerate(commands):
-            by_node.setdefault(self._owner(command), []).append(i)
+        for i, each in enumerate(requests):
+            by_node.setdefault(self._owner(each), []).append(i)
 
         async def together(node: Node, wanted: list[int]) -> None:
+            answers: Sequence[Any]
             try:
-                answers = await node.ask(*(commands[i] for i in wanted))
+                answers = await node.ask(*(requests[i] for i in wanted))
             except NodeDown as error:
                 answers = [error] * len(wanted)
             for i, answer in zip(wanted, answers, strict=True):
@@ -262,7 +265,7 @@ class RedisPool(KVPool):
 
         async def one_by_one(node: Node, wanted: Iterable[int]) -> None:
             for i in wanted:
-                replies[i] = await self._follow(node, commands[i])
+                replies[i] = await self._follow(node, requests[i])
 
         async with anyio.create_task_group() as group:
             for node, wanted in by_node.items():
@@ -278,13 +281,13 @@ class RedisPool(KVPool):
                         group.start_soon(one_by_one, node, queue)
         return replies
 
-    async def _follow(self, node: Node, command: Command) -> Any:
-        """One command, wherever its slot goes meanwhile."""
-        before: tuple[Command, ...] = ()
+    async def _follow(self, node: Node, wanted: Request) -> Any:
+        """One request, wherever its slot goes meanwhile."""
+        before: tuple[Request, ...] = ()
         reply: Any = None
         for _ in range(REDIRECTS):
             try:
-                reply = (await node.ask(*before, command))[-1]
+                reply = (await node.ask(*before, wanted))[-1]
             except NodeDown as error:
                 return error
             if not _is_redirect(reply):
@@ -292,7 +295,7 @@ class RedisPool(KVPool):
             kind, _, place = str(reply).split()[:3]
             host, _, port = place.rpartition(":")
             node = self._node((host or node.host, int(port)))
-            before = (("ASKING",),) if kind == "ASK" else ()
+            before = (request("ASKING"),) if kind == "ASK" else ()
             self._is_doubtful = True
         return reply
 
@@ -310,8 +313,8 @@ class RedisPool(KVPool):
         if self._is_closed:
             raise PoolUnreachable("this pool is closed")
 
-    def _owner(self, command: Command) -> Node | None:
-        address = self._view.owners[key_slot(command[1]) if self._is_cluster else 0]
+    def _owner(self, wanted: Request) -> Node | None:
+        address = self._view.owners[key_slot(wanted.key) if self._is_cluster else 0]
         return None if address is None else self._node(address)
 
     def _owners(self) -> list[Node]:
@@ -339,13 +342,13 @@ class RedisPool(KVPool):
         async with self._learning:
             if self._seen >= asked:
                 return
-            node, text = await self._first_answer([*self._owners(), self._seed], ("CLUSTER", "NODES"))
+            node, text = await self._first_answer([*self._owners(), self._seed], request("CLUSTER", "NODES"))
             self._view = parse_nodes(text.decode(), node.host)
             self._seen, self._is_doubtful = anyio.current_time(), False
             for address in self._nodes.keys() - set(self._view.owners):
                 self._nodes.pop(address).drop()
 
-    async def _first_answer(self, nodes: list[Node], command: Command) -> tuple[Node, Any]:
+    async def _first_answer(self, nodes: list[Node], wanted: Request) -> tuple[Node, Any]:
         """Ask some servers, those first that are known to work, and take the first answer.
 
         Raises:
@@ -361,7 +364,7 @@ class RedisPool(KVPool):
         async def ask(scope: anyio.CancelScope) -> None:
             for node in queue:
                 try:
-                    (reply,) = await node.ask(command)
+                    (reply,) = await node.ask(wanted)
                 except NodeDown as error:
                     failures.append(error)
                     continue
@@ -428,10 +431,11 @@ def _is_full(reply: Any) -> bool:
     return isinstance(reply, ResponseError) and ("maxmemory" in str(reply) or str(reply).startswith("OOM"))
 
 
-def _value(reply: Any, size: int) -> Value | GetStatus:
+def _value(reply: Reply, buffer: Buffer) -> Value | GetStatus:
+    if reply is Filled.FILLED:
+        return RedisValue(buffer)
+    buffer.release()
     if isinstance(reply, bytes):
-        if not reply:
-            return GetStatus.MISS
-        return RedisValue(reply) if len(reply) == size else GetStatus.WRONG_LENGTH
+        return GetStatus.WRONG_LENGTH if reply else GetStatus.MISS
     logger.debug("get: %s", reply)
     return GetStatus.MISS if isinstance(reply, NodeDown) else GetStatus.FAILED

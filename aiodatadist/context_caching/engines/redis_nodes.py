@@ -1,38 +1,37 @@
 """Redis servers: one connection for one caller at a time, and which server has which slot.
 
-redis-py's ``Connection`` speaks and parses, with TLS and ACLs. Its cluster client is not used: after an error of one server
-nobody's next call begins before the cluster has been learnt anew, and a cluster that is down closes everybody's connections.
-Here a server that does not answer costs the calls that wanted it, and no others.
+redis-py's ``Connection`` connects, with TLS and ACLs; what is said then is ours (:mod:`.resp`). Its cluster client is not
+used: after an error of one server nobody's next call begins before the cluster has been learnt anew, and a cluster that is
+down closes everybody's connections. Here a server that does not answer costs the calls that wanted it, and no others.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 
+from aiodatadist.context_caching.engines.resp import Exchange, Reply, Request
+
 try:
-    import hiredis  # noqa: F401 - redis-py parses a MiB with it, or fifty times slower without
     from redis.asyncio.connection import Connection, SSLConnection, parse_url
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.crc import key_slot
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import RedisError
 except ImportError as missing:
-    raise ImportError(
-        f"RedisPool needs the packages redis and hiredis ({missing}): pip install 'aiodatadist[redis]'"
-    ) from missing
+    raise ImportError(f"RedisPool needs the package redis ({missing}): pip install 'aiodatadist[redis]'") from missing
 
 __all__ = [
     "SLOTS",
     "Account",
-    "Command",
     "Node",
     "NodeDown",
-    "ResponseError",
     "SSLConnection",
     "View",
     "key_slot",
@@ -45,13 +44,11 @@ if TYPE_CHECKING:
 else:
     Base = object
 
+logger = logging.getLogger(__name__)
+
 SLOTS: Final = 16384
-READ: Final = 1 << 18
-"""Bytes that are read from a socket at a time."""
 CLOSE: Final = 1.0
 """Seconds that closing a connection may take."""
-
-Command: TypeAlias = tuple[Any, ...]
 
 
 class NodeDown(ConnectionError):
@@ -59,26 +56,43 @@ class NodeDown(ConnectionError):
 
 
 class _Wire(Base):
-    """A connection that is dropped at once: ``close()`` would first send what is buffered, perhaps never."""
+    """A connection that redis-py makes, and that is ours from then on: :class:`Exchange` speaks on it."""
 
-    _transport: Any = None
+    _transport: asyncio.Transport | None = None
+    _exchange: Exchange | None = None
 
     async def _connect(self) -> None:
         await super()._connect()  # type: ignore[no-untyped-call]
-        self._transport = self._writer.transport if self._writer is not None else None
+        self._transport = cast("asyncio.Transport", self._writer.transport) if self._writer is not None else None
+
+    async def talk(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send requests at once; their replies, in this order. Raises RedisError, OSError: it has to be dropped."""
+        if self._exchange is None:
+            await self.connect()  # type: ignore[no-untyped-call]
+            if self._transport is None:
+                raise ConnectionResetError("the connection was dropped")
+            self._exchange = Exchange(self._transport)
+        return await self._exchange.ask(requests)
 
     def drop(self) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.abort()
+        """Close it at once: ``disconnect()`` would first send what is buffered, perhaps never."""
+        if self._exchange is not None:
+            self._exchange.drop()
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.abort()
+        self._transport = self._reader = self._writer = None
+
+    @property
+    def is_lost(self) -> bool:
+        """It was closed since it was last used."""
+        return self._exchange is None or self._exchange.is_lost
 
     async def aclose(self) -> None:
         """Drop it, and wait until its socket is closed."""
-        writer = self._writer
         self.drop()
-        if writer is not None:
+        if self._exchange is not None:
             with anyio.move_on_after(CLOSE, shield=True):
-                await self.disconnect()
+                await self._exchange.closed()
 
 
 class _PlainWire(_Wire, Connection):
@@ -107,7 +121,6 @@ class Account:
             protocol=2,
             socket_timeout=None,
             socket_connect_timeout=None,
-            socket_read_size=READ,
             health_check_interval=0,
             retry=Retry(NoBackoff(), 0),
         )
@@ -129,11 +142,12 @@ class Node:
         self._account = account
         self._idle: list[_Wire] = []
         self._is_closed = False
+        self._is_over = False
         self._busy: set[_Wire] = set()
         self._permits = anyio.Semaphore(account.connections, fast_acquire=True)
 
-    async def ask(self, *commands: Command) -> list[Any]:
-        """Send commands at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
+    async def ask(self, *requests: Request) -> list[Reply]:
+        """Send requests at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
 
         A cancelled call drops its connection, so nobody reads what it did not.
 
@@ -142,21 +156,33 @@ class Node:
         """
         async with self._permits:
             try:
-                while self._idle:
+                if (wire := self._idle_wire()) is not None:
                     try:
-                        return await self._talk(self._idle.pop(), commands)
-                    except (RedisConnectionError, OSError):  # closed since it was last used: the server was restarted
-                        continue
-                return await self._talk(self._account.wire(self.host, self.port), commands)
+                        return await self._talk(wire, requests)
+                    except (
+                        RedisConnectionError,
+                        OSError,
+                    ) as error:  # closed just now: the server was restarted, perhaps
+                        logger.debug("redis at %s: %s", self.name, error)
+                if self._is_over:
+                    raise ConnectionResetError("this pool is closed")
+                return await self._talk(self._account.wire(self.host, self.port), requests)
             except (RedisError, OSError) as error:
                 self.is_down = True
                 raise NodeDown(f"redis at {self.name}: {error}") from error
 
-    async def _talk(self, wire: _Wire, commands: Sequence[Command]) -> list[Any]:
+    def _idle_wire(self) -> _Wire | None:
+        while self._idle:
+            wire = self._idle.pop()
+            if not wire.is_lost:
+                return wire
+            wire.drop()
+        return None
+
+    async def _talk(self, wire: _Wire, requests: Sequence[Request]) -> list[Reply]:
         self._busy.add(wire)
         try:
-            await wire.send_packed_command(wire.pack_commands(commands))
-            replies = [await self._read(wire) for _ in commands]
+            replies = await wire.talk(requests)
         except BaseException:
             wire.drop()
             raise
@@ -170,13 +196,6 @@ class Node:
         finally:
             self._busy.discard(wire)
 
-    @staticmethod
-    async def _read(wire: _Wire) -> Any:
-        try:
-            return await wire.read_response()
-        except ResponseError as refused:
-            return refused
-
     def drop(self) -> None:
         """It is not part of the pool any more: no connection is kept. Calls that are under way come to their end."""
         self._is_closed = True
@@ -187,6 +206,7 @@ class Node:
     async def aclose(self) -> None:
         """Drop all connections, and wait until their sockets are closed. Calls that are under way fail."""
         wires = [*self._idle, *self._busy]
+        self._is_over = True
         self.drop()
         for wire in wires:
             await wire.aclose()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,10 @@ def test_chosen_word_of_a_kernel_setting(tmp_path: Path) -> None:
     setting.write_text("always within_size [advise] never\n")
     assert findings._chosen_word(str(setting)) == "advise"
     assert findings._chosen_word(str(tmp_path / "missing")) == ""
+
+
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "aiodatadist", "doctor"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "aiodatadist: [Errno 28] No space left on device\n")

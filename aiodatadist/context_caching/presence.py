@@ -1,0 +1,131 @@
+"""Which blocks are in the pool, as far as anybody can say: by the layouts that ranks have noted down there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from aiodatadist.context_caching.names import NOTE, Names, Shape
+from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.results import CcResult, CcStatus
+from aiodatadist.context_caching.work import Work
+
+NOTE_EVERY: Final = 30.0
+"""Seconds after which a save looks again whether its layout is still noted down in the pool."""
+AT_ONCE: Final = 512
+"""Hashes asked for at a time."""
+
+
+class Presence:
+    """What is there of one rank's blocks, or of all ranks'.
+
+    Every call raises PoolTimeout or PoolUnreachable when there is no answer; ``deadline`` is a time of the loop's clock.
+    """
+
+    def __init__(self, names: Names, work: Work) -> None:
+        self._names = names
+        self._work = work
+        self._own: Shape | None = None
+        self._noted = -math.inf
+        self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
+
+    def register(self, shape: Shape | None) -> None:
+        """This rank's blocks have this layout from now on; None: no layout of ours."""
+        self._own, self._noted = shape, -math.inf
+
+    async def note_down(self, deadline: float) -> None:
+        """Leave our layout in the pool, for processes that have hashes and no cache."""
+        now = anyio.current_time()
+        if self._own is not None and self._noted + NOTE_EVERY <= now:
+            note = self._names.of_note(self._names.shard)
+            if await self._work.write_note(note, self._own.note(), deadline):
+                self._noted = now
+
+    async def exists(
+        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
+    ) -> CcResult:
+        """A part at a time, up to the one with the first gap."""
+        details = [CcStatus.SKIPPED] * len(hashes)
+        for first in range(0, len(hashes), AT_ONCE):
+            part = hashes[first : first + AT_ONCE]
+            found = await self._find(part, shards, local_only, lease_ms, deadline)
+            details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
+            if not all(found):
+                break
+            await anyio.lowlevel.checkpoint()
+        return CcResult.of(details)
+
+    async def _find(
+        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
+    ) -> list[bool]:
+        """Which of them are there in each of the shards. One without a layout has nothing; those behind it do not matter."""
+        shapes = await self._shapes_of(shards, local_only, deadline)
+        known = list(takewhile(lambda shard: shard in shapes, shards))
+        keys: list[PoolKey] = []
+        for shard in known:
+            if keys:
+                await anyio.lowlevel.checkpoint()  # names are made a shard at a time: others have their turn in between
+            shape = shapes[shard]
+            keys += [self._names.of_hash(h, shape, g, shard) for h in hashes for g in range(shape.groups)]
+        found = [self._work.local.has(key) for key in keys]
+        rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
+        if rest:
+            question = self._work.pool.exists_many(rest, lease_ms=lease_ms, deadline=deadline)
+            answers = iter(await self._work.ask(question, deadline))
+            found = [there or next(answers) for there in found]
+        everywhere, at = [True] * len(hashes), 0
+        for shard in known:
+            shape = shapes[shard]
+            here = [any(found[at + i * shape.groups : at + (i + 1) * shape.groups]) for i in range(len(hashes))]
+            at += len(hashes) * shape.groups
+            everywhere = [before and there for before, there in zip(everywhere, here, strict=True)]
+            if not any(here) and shape is self._shapes.get(shard):
+                del self._shapes[shard]  # perhaps they have another layout now: look again next time
+        return everywhere if len(known) == len(shards) else [False] * len(hashes)
+
+    async def _shapes_of(self, shards: Sequence[str], local_only: bool, deadline: float) -> dict[str, Shape]:
+        """The layouts that are known: ours, and what other ranks have noted down. Reads those that are not, all at once."""
+        problems: list[PoolTimeout | PoolUnreachable] = []
+
+        async def read(shard: str) -> None:
+            try:
+                note = await self._work.read_note(self._names.of_note(shard), NOTE, deadline)
+            except (PoolTimeout, PoolUnreachable) as problem:  # not in a group of exceptions
+                problems.append(problem)
+                group.cancel_scope.cancel()
+            else:
+                if note is not None:
+                    shapes[shard] = self._shapes[shard] = Shape.noted(note)
+
+        shapes = dict(self._shapes)  # other calls may forget them while this one reads
+        if self._own is not None:
+            shapes[self._names.shard] = self._own
+        unknown = [] if local_only else [shard for shard in shards if shard not in shapes]
+        if unknown:
+            async with anyio.create_task_group() as group:
+                for shard in unknown:
+                    group.start_soon(read, shard)
+            if problems:
+                raise problems[0]
+        return shapes
+
+    async def remove(self, hashes: Sequence[int], deadline: float) -> int:
+        """Forget blocks of this rank's shard; how many values there were in the pool."""
+        shape = (await self._shapes_of([self._names.shard], False, deadline)).get(self._names.shard)
+        if shape is None:
+            return 0
+        keys = [self._names.of_hash(h, shape, g) for h in hashes for g in range(shape.groups)]
+        return await self.remove_keys(keys, deadline)
+
+    async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:
+        """Forget values; how many there were. They are gone from the local read cache in any case."""
+        self._work.local.remove(keys)
+        try:
+            return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
+        finally:
+            self._work.local.remove(keys)  # what was read while the pool still had them

@@ -1,0 +1,114 @@
+"""The time of a call counts from the call, also while it waits for its turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
+from aiodatadist.context_caching.work import LATE
+from tests.context_caching.fakes import Foreign, never
+from tests.context_caching.kit import ROOM, Kv, by_slots, opened
+
+LIMIT = 0.2
+SLACK = 0.1
+CLOCK = 0.002
+"""A loop's clock may count whole milliseconds."""
+
+Call = Callable[[ContextCache, float], Awaitable[CcResult]]
+calls = pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache, timeout: cache.save([1, 2], **by_slots([0, 1]), timeout=timeout),
+        lambda cache, timeout: cache.load([1, 2], **by_slots([0, 1]), timeout=timeout),
+        lambda cache, timeout: cache.save_values(["a", "b"], [[bytearray(8)], [bytearray(8)]], timeout=timeout),
+        lambda cache, timeout: cache.load_values(["a", "b"], [[bytearray(8)], [bytearray(8)]], timeout=timeout),
+        lambda cache, timeout: cache.start_save([1, 2], **by_slots([0, 1]), timeout=timeout),
+        lambda cache, timeout: cache.start_load([1, 2], **by_slots([0, 1]), timeout=timeout),
+    ],
+    ids=["save", "load", "save_values", "load_values", "start_save", "start_load"],
+)
+
+
+@asynccontextmanager
+async def silent(gate: HealthGate | None = None) -> AsyncIterator[ContextCache]:
+    """A cache whose pool never answers."""
+    async with await MemoryPool.open(ROOM) as inner:
+        pool = Foreign(inner)
+        async with opened(pool, Kv(), gate=gate) as cache:
+            pool.misdeeds["exists_many"] = pool.misdeeds["get_many"] = never
+            yield cache
+
+
+class Turnstile:
+    """Nobody gets a turn before it is opened."""
+
+    def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aiodatadist.context_caching.turns.PER_ROUND", 0)
+        self._turns, self._patch = cache._turns, monkeypatch
+        self._turns._left = 0
+
+    async def open_after(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self._patch.undo()
+
+
+async def timed_out(cache: ContextCache, call: Call) -> None:
+    with anyio.fail_after(5):
+        started = time.perf_counter()
+        with pytest.raises(EmsTimeout) as caught:
+            await call(cache, LIMIT)
+        assert LIMIT - CLOCK <= time.perf_counter() - started < LIMIT + SLACK
+    assert caught.value.partial == CcResult(0, 2)
+    assert caught.value.partial.details == (CcStatus.TIMEOUT,) * 2
+
+
+@calls
+async def test_a_turn_that_never_comes_costs_the_deadline(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with silent() as cache:
+        Turnstile(cache, monkeypatch)
+        await timed_out(cache, call)
+        assert not cache._transfers
+
+
+@calls
+async def test_a_turn_that_comes_late_leaves_the_rest(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with silent() as cache, anyio.create_task_group() as group:
+        group.start_soon(Turnstile(cache, monkeypatch).open_after, 0.6 * LIMIT)
+        await timed_out(cache, call)
+
+
+async def test_exists_does_not_wait_longer_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with silent() as cache:
+        Turnstile(cache, monkeypatch)
+        started = time.perf_counter()
+        with anyio.fail_after(5):
+            result = await cache.exists([1, 2], timeout=LIMIT)
+        assert LIMIT - CLOCK <= time.perf_counter() - started < LIMIT + SLACK
+        assert result.details == (CcStatus.TIMEOUT,) * 2
+
+
+async def test_a_turn_that_never_came_is_no_fault_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = HealthGate()
+    async with silent(gate) as cache:
+        Turnstile(cache, monkeypatch)
+        with anyio.fail_after(5):
+            with pytest.raises(EmsTimeout):
+                await cache.load([1], **by_slots([0]), timeout=0.01)
+            await cache.exists([1], timeout=0.01)
+        assert gate.is_open
+
+
+async def test_without_time_a_turn_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened("memory:", Kv(), read_cache_bytes=ROOM) as cache:
+        await cache.save([1], **by_slots([0]))
+        async with anyio.create_task_group() as group:
+            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE)
+            assert (await cache.exists([1], timeout=0)).success == 1
+        async with anyio.create_task_group() as group:
+            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE)
+            assert (await cache.load([1], **by_slots([1]), timeout=0)).success == 1

@@ -1,0 +1,143 @@
+"""What a scheduler asks for: one question for all ranks, and what it does without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, MemoryPool
+from aiodatadist.context_caching.pool import PoolKey, PoolUnreachable
+from tests.context_caching.fakes import Foreign, fails_with
+from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
+
+RANKS = 4
+HASHES = [1, 2, 3, 4]
+
+
+class Listening(Foreign):
+    """Keeps the keys of each question."""
+
+    def __init__(self, inner: MemoryPool) -> None:
+        super().__init__(inner)
+        self.questions: list[list[PoolKey]] = []
+
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+        self.questions.append(list(keys))
+        return await super().exists_many(keys, lease_ms=lease_ms, deadline=deadline)
+
+
+def one_of(number: int) -> CcConfig_v1:
+    return rank(tp_world_size=RANKS, rank_in_tp_group=number)
+
+
+async def save(pool: Listening, number: int, hashes: Sequence[int], layers: int = 2) -> None:
+    """As a rank whose cache has so many layers."""
+    async with opened(pool, Kv(rows=[[(8,)]] * layers), config=one_of(number)) as worker:
+        result = await worker.save(hashes, **by_slots(range(len(hashes))))
+        assert result.success == len(hashes)
+
+
+@asynccontextmanager
+async def asked(**options: Any) -> AsyncIterator[tuple[Listening, ContextCache]]:
+    """A pool, and a scheduler without a registered cache."""
+    async with await MemoryPool.open(ROOM) as inner:
+        pool = Listening(inner)
+        async with opened(pool, config=one_of(0), **options) as scheduler:
+            yield pool, scheduler
+
+
+async def test_all_ranks_are_asked_for_in_one_question() -> None:
+    async with asked() as (pool, scheduler):
+        for number in range(RANKS):
+            await save(pool, number, HASHES[: 4 - number // 2])
+        pool.questions.clear()
+        assert (await scheduler.exists(HASHES, all_ranks=True)).success == 3
+        (question,) = pool.questions
+        assert len(set(question)) == len(question) == RANKS * len(HASHES)
+        assert {key.attribute_key for key in question} == {f"p0t{number}g0" for number in range(RANKS)}
+
+
+async def test_the_layouts_of_all_ranks_are_read_at_the_same_time() -> None:
+    async with asked() as (pool, scheduler):
+        for number in range(RANKS):
+            await save(pool, number, HASHES)
+        everybody, pool.asked["get_many"] = anyio.Event(), 0
+
+        async def together() -> None:
+            if pool.asked["get_many"] == RANKS:
+                everybody.set()
+            await everybody.wait()
+
+        pool.misdeeds["get_many"] = together
+        for _ in range(2):
+            assert (await scheduler.exists(HASHES, all_ranks=True)).success == len(HASHES)
+        assert pool.asked["get_many"] == RANKS  # once each
+
+
+async def test_a_layout_that_cannot_be_read_is_a_failure_of_the_pool() -> None:
+    async with asked() as (pool, scheduler):
+        await save(pool, 0, HASHES)
+        pool.misdeeds["get_many"] = fails_with(PoolUnreachable("gone"))
+        result = await scheduler.exists(HASHES, all_ranks=True)
+        assert result.details == (CcStatus.IO_ERROR,) * len(HASHES)
+
+
+async def test_what_has_a_copy_here_is_not_asked_for() -> None:
+    async with asked(read_cache_bytes=ROOM) as (pool, first):
+        await first.register_kvcache(Kv(rows=[[(8,)]] * 2).layers)
+        await first.save(HASHES[:2], **by_slots(range(2)))
+        await first.save(HASHES[2:], **by_slots(range(2, 4)), write_rcache=False)
+        for number in range(1, RANKS):
+            await save(pool, number, HASHES)
+        pool.questions.clear()
+        assert (await first.exists(HASHES, all_ranks=True)).success == len(HASHES)
+        (question,) = pool.questions
+        own = [key.distribute_key for key in question if key.attribute_key.startswith("p0t0")]
+        assert own == ["3", "4"]
+        assert len(question) == len(own) + (RANKS - 1) * len(HASHES)
+
+
+async def test_a_rank_that_never_saved_has_nothing() -> None:
+    async with asked() as (pool, scheduler):
+        for number in (0, 2, 3):
+            await save(pool, number, HASHES)
+        result = await scheduler.exists(HASHES, all_ranks=True)
+        assert result.details == (CcStatus.MISS,) * len(HASHES)
+        assert (await scheduler.exists(HASHES)).success == len(HASHES)
+        await save(pool, 1, HASHES)
+        assert (await scheduler.exists(HASHES, all_ranks=True)).success == len(HASHES)
+
+
+async def test_a_layout_under_which_nothing_is_there_is_looked_up_again() -> None:
+    async with asked() as (pool, scheduler):
+        for number in range(2):
+            await save(pool, number, HASHES)
+        assert (await scheduler.exists(HASHES, all_ranks=True)).success == 0  # but two layouts are known now
+        for number in range(RANKS):
+            await save(pool, number, [5, 6], layers=3)
+        assert (await scheduler.exists([5, 6], all_ranks=True)).success == 0
+        assert (await scheduler.exists([5, 6], all_ranks=True)).success == 2
+
+
+async def test_a_layout_is_looked_up_again_also_while_another_rank_has_none() -> None:
+    async with asked() as (pool, scheduler):
+        await save(pool, 0, HASHES)
+        assert (await scheduler.exists(HASHES)).success == len(HASHES)
+        await save(pool, 0, [5, 6], layers=3)
+        assert (await scheduler.exists([5, 6], all_ranks=True)).success == 0
+        for number in range(1, RANKS):
+            await save(pool, number, [5, 6], layers=3)
+        assert (await scheduler.exists([5, 6], all_ranks=True)).success == 2
+
+
+async def test_only_the_layout_under_which_nothing_is_there_is_looked_up_again() -> None:
+    async with asked() as (pool, scheduler):
+        for number in range(RANKS):
+            await save(pool, number, [5] if number == 0 else HASHES)
+        pool.asked["get_many"] = 0
+        for _ in range(3):
+            assert (await scheduler.exists(HASHES, all_ranks=True)).success == 0
+        assert pool.asked["get_many"] == RANKS + 2

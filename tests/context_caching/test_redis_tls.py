@@ -1,0 +1,86 @@
+"""Redis over TLS: values larger than what a socket takes at once, and nobody who cannot prove who he is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import trustme
+
+from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.testing.pools import new_key, soon, store
+from tests.context_caching.servers import RedisServer, free_port, need_redis, running
+
+SIZES = [1, 4095, 3 << 20, 17 << 20]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the certificate of an authority, and one that it gave to 127.0.0.1 with its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(folder / "other.pem"))
+    cert = ca.issue_cert("127.0.0.1")
+    cert.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    cert.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls_port(authority: Path) -> Iterator[int]:
+    need_redis()
+    port = free_port()
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(authority / "ca.pem")]
+    options += ["--tls-cert-file", str(authority / "cert.pem"), "--tls-key-file", str(authority / "key.pem")]
+    with running(RedisServer(options=options)):
+        yield port
+
+
+@asynccontextmanager
+async def opened(port: int, ca: Path) -> AsyncIterator[KVPool]:
+    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    pool = await RedisPool.open(f"rediss://127.0.0.1:{port}?ssl_ca_certs={ca}")
+    try:
+        yield pool
+    finally:
+        await pool.aclose()
+
+
+async def test_values_of_all_sizes_come_back(tls_port: int, authority: Path) -> None:
+    rng = random.Random(5)
+    values = [rng.randbytes(size) for size in SIZES]
+    keys = [new_key() for _ in SIZES]
+    async with opened(tls_port, authority / "ca.pem") as pool:
+        assert await store(pool, keys, values) == [PutStatus.STORED] * len(SIZES)
+        found = await pool.get_many(keys, SIZES, deadline=soon())
+        for value, content in zip(found, values, strict=True):
+            assert not isinstance(value, GetStatus)
+            assert value.view() == content
+            value.release()
+
+
+async def test_a_call_that_is_given_up_leaves_no_byte_for_the_next(tls_port: int, authority: Path) -> None:
+    async with opened(tls_port, authority / "ca.pem") as pool:
+        keys = [new_key() for _ in range(4)]
+        values = [bytes([i]) * (8 << 20) for i in range(4)]
+        assert await store(pool, keys, values) == [PutStatus.STORED] * 4
+        for _ in range(3):
+            with pytest.raises(PoolTimeout):
+                await pool.get_many(keys, [8 << 20] * 4, deadline=anyio.current_time() + 0.003)
+        found = await pool.get_many(keys, [8 << 20] * 4, deadline=soon())
+        for value, content in zip(found, values, strict=True):
+            assert not isinstance(value, GetStatus)
+            assert value.view() == content
+            value.release()
+
+
+async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(tls_port: int, authority: Path) -> None:
+    with pytest.raises(PoolUnreachable, match=r"(?i)certificate"):
+        async with opened(tls_port, authority / "other.pem"):
+            pass
