@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import anyio
 
@@ -38,17 +39,29 @@ class CacheTask:
         try:
             return await self._inner.get_results(timeout_in_millis)
         except asyncio.CancelledError:
-            self._inner.cancel()
-            with anyio.CancelScope(shield=True):
-                await self._inner.get_results(LET_GO)
+            await self._end()
             raise
+
+    async def _end(self) -> None:
+        self._inner.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._inner.get_results(LET_GO)
+
+    def _stop(self) -> None:
+        """Cancel it, and wait until no byte can land any more."""
+        with suppress(LLMException):  # the loop is over, and the transfer with it
+            self.cancel()  # no further interrupt prevents that
+            self._thread.call(self._end)
 
     def done(self) -> bool:
         """It has ended, one way or another."""
         return self._inner.done()
 
     def cancel(self) -> None:
-        """Ask it to stop, without waiting. Its memory is free to use when it is done."""
+        """Ask it to stop, without waiting. Its memory is free to use when it is done.
+
+        Raises ForkError: it is under way, and this is a child of the process that began it.
+        """
         if not self.done():
             self._thread.post(self._inner.cancel)
 

@@ -144,8 +144,10 @@ class LLMDataDist:
             finally:
                 self._last_stats = submissions.counters.now
                 self._running = self._manager = self._submissions = None
-                submissions.abandon()
-                release(thread)
+                try:
+                    submissions.abandon()
+                finally:
+                    release(thread)
 
     def _check_outside(self, what: str, *methods: str) -> None:
         """Raises LLMException: a runner's method, one of these, makes this call, which would wait for it."""

@@ -79,7 +79,10 @@ def moving(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callab
 
 
 def starting(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callable[Concatenate[Any, P], CacheTask]:
-    """A method that returns when it has begun, with a task to ask or to wait for, as upstream."""
+    """A method that returns when it has begun, with a task to ask or to wait for, as upstream.
+
+    An interrupt before the caller has that task stops the transfer, and is re-raised when no byte can land any more.
+    """
     name = method.__name__
 
     @wraps(method)
@@ -87,9 +90,19 @@ def starting(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Call
         mover: Mover = self
         inner = mover._inner
 
-        async def run() -> awaitable.CacheTask:
-            return mover._watched(getattr(inner, name)(*args, **kwargs))
+        begun: list[CacheTask] = []
 
-        return CacheTask(mover._thread, mover._thread.call(run))
+        async def run() -> awaitable.CacheTask:
+            task: awaitable.CacheTask = getattr(inner, name)(*args, **kwargs)
+            begun.append(CacheTask(mover._thread, task))
+            return mover._watched(task)
+
+        try:
+            mover._thread.call(run)
+            return begun[0]
+        except BaseException:
+            for task in begun:
+                task._stop()
+            raise
 
     return call

@@ -14,7 +14,7 @@ import anyio.to_thread
 from aiodatadist.blocking.submitted import Handle, Submissions
 from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.errors import LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.link import LayerReceiver as AwaitableReceiver
 from aiodatadist.synchronizers import AwaitableLayerSynchronizer
 
@@ -42,8 +42,21 @@ class _Announced(AwaitableLayerSynchronizer):
         is_ready = await super().synchronize_layer(layer_index, timeout_in_millis)
         wait = self.waits.get(layer_index)
         if is_ready and wait is not None:
-            await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(_wait_for, wait, layer_index, abandon_on_cancel=True)
         return is_ready
+
+
+def _wait_for(wait: Callable[[], object], layer_index: int) -> None:
+    """In a worker thread. SystemExit and the like would end the event loop that awaits this, and all clusters with it.
+
+    Raises TransferError in their place; Exception: whatever else the event's code raises.
+    """
+    try:
+        wait()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise TransferError(f"the event of layer {layer_index} raised {error!r}") from error
 
 
 class LayersHandle(Handle):
@@ -70,16 +83,21 @@ class LayersHandle(Handle):
 
         Args:
             event: what a worker thread waits for: ``event.synchronize()`` of torch's and torch_npu's events, which have to be
-                recorded already, or ``event.wait()`` of ``threading.Event``.
+                recorded already, or ``event.wait()`` of ``threading.Event``. Whatever that raises, SystemExit too, is why
+                the transfer fails.
 
         Raises:
             ParamInvalid: there is no such layer.
             TypeError: the event has neither method.
+            ForkError: this is a child of the process that submitted it.
         """
         self._say(layer_index, True, _wait_of(event))
 
     def layer_failed(self, layer_index: int) -> None:
-        """The layer will not come: the transfer ends with ``LLM_PARAM_INVALID``. Never blocks."""
+        """The layer will not come: the transfer ends with ``LLM_PARAM_INVALID``. Never blocks.
+
+        Raises ParamInvalid, ForkError: as :meth:`layer_ready`.
+        """
         self._say(layer_index, False, None)
 
     def _say(self, layer_index: int, is_ready: bool, wait: Callable[[], object] | None) -> None:

@@ -7,7 +7,6 @@ bounded together: whoever submits, drains.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,11 +14,12 @@ from enum import StrEnum
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from aiodatadist.blocking.stats import Counters
 from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache.task import CacheTask, TransferReport
-from aiodatadist.errors import ForkError, LinkClosed, LLMException, LLMStatusCode
+from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
 """Handles that may be submitted and not drained."""
@@ -101,7 +101,10 @@ class Handle:
         return self._report
 
     def cancel(self) -> None:
-        """Ask it to stop, without waiting. Its memory is free to use when it is done."""
+        """Ask it to stop, without waiting. Its memory is free to use when it is done.
+
+        Raises ForkError: it is under way, and this is a child of the process that submitted it.
+        """
         if not self.done():
             self._start = None
             self._submissions.post(self._cancel)
@@ -203,8 +206,7 @@ class Submissions:
             LLMException: ``LLM_ENGINE_FINALIZED``: it is closed.
             ForkError: this is a child of the process that it belongs to.
         """
-        if self._thread.pid != os.getpid():
-            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+        self._thread.check_process()  # before the lock, which somebody may have had at the fork
         with self._lock:
             if self._is_closed:
                 raise LLMException(
@@ -240,6 +242,18 @@ class Submissions:
     def call(self, function: Callable[[], Any]) -> Any:
         return self._thread.call(function)
 
+    def abandon(self) -> None:
+        """The engine is gone, and whatever is still here with it. Waits for the loop, on which the waiters are told."""
+        with self._lock:
+            self._is_closed = True
+        if not self._under_way:
+            return
+        try:
+            self.post(self._abandon)  # is run also where the wait for it is interrupted
+            self.call(anyio.lowlevel.checkpoint)
+        except LLMException:  # the loop is over, and nobody waits there
+            self._abandon()
+
     # ---- on the loop ----
 
     def _ended(self, handle: Handle) -> None:
@@ -264,9 +278,6 @@ class Submissions:
         while self._under_way:
             await self._news.wait()
 
-    def abandon(self) -> None:
-        """The engine is gone, and whatever is still here with it."""
-        with self._lock:
-            self._is_closed = True
+    def _abandon(self) -> None:
         for handle in list(self._under_way):
             handle._finish(HandleState.FAILED, LinkClosed("the cluster was finalized"))

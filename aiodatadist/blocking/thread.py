@@ -154,10 +154,14 @@ class LoopThread:
                 logger.exception("%r failed", function)
         asyncio.get_running_loop().call_soon(self._run_posted)
 
-    def check_usable(self) -> None:
-        """Raises ForkError, LLMException: this process, or this thread, cannot wait for the loop."""
+    def check_process(self) -> None:
+        """Raises ForkError: this is a child of the loop's process, and there is no loop here."""
         if self.pid != os.getpid():
             raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+
+    def check_usable(self) -> None:
+        """Raises ForkError, LLMException: this process, or this thread, cannot wait for the loop."""
+        self.check_process()
         if threading.get_ident() == self._thread.ident:
             raise LLMException(
                 "a blocking call on the thread that would have to carry it out",
@@ -192,8 +196,10 @@ class LoopThread:
         """Run ``function()`` on the loop soon, in the order of the posts. Waits for nothing; many share one wake-up.
 
         Raises:
+            ForkError: this is a child of the loop's process.
             LLMException: ``LLM_ENGINE_FINALIZED``: the loop is over.
         """
+        self.check_process()
         self._posted.append(function)
         with self._lock:
             if self._is_over:

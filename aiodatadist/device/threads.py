@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import anyio
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def _start(call: Callable[..., T], args: tuple[Any, ...]) -> asyncio.Future[T]:
+def _start(call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -31,7 +32,10 @@ def _start(call: Callable[..., T], args: tuple[Any, ...]) -> asyncio.Future[T]:
         except RuntimeError:  # the loop is closed: nobody waits any more
             logger.debug("%r ended after its event loop", call)
 
-    threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+    if threads is not None:
+        threads.submit(run)
+    else:
+        threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
     return future
 
 
@@ -40,6 +44,7 @@ async def in_thread(
     *args: Any,
     undo: Callable[[T], object] | None = None,
     on_cancel: Callable[[], object] | None = None,
+    threads: Executor | None = None,
 ) -> T:
     """Run a blocking call in a thread and wait until it is over, whatever happens meanwhile.
 
@@ -49,8 +54,9 @@ async def in_thread(
     Args:
         undo: gets the result, in a thread, when the wait was cancelled: nobody else will.
         on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
+        threads: to be used, for short calls that are made often; otherwise a thread of its own.
     """
-    future = _start(call, args)
+    future = _start(call, args, threads)
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:

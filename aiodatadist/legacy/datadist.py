@@ -320,7 +320,8 @@ class LLMDataDist(datadist.LLMDataDist):
 
     async def complete_request(self, llm_req: LLMReq) -> None:
         """A request is over: what it still has here is given back: on PROMPT a cache that was not pulled, on DECODER what is
-        staged, and its slot. An unknown request is fine.
+        staged, and its slot. An unknown request is fine. A ``pull_kv`` or ``merge_kv`` of it that is under way ends with
+        ``LLM_REQUEST_ALREADY_COMPLETED``.
 
         Raises:
             TypeError, ParamInvalid: the argument or the mode is wrong.

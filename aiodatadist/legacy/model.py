@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -18,6 +19,19 @@ from aiodatadist.legacy.kv_cache_manager import KvCacheManager
 from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq, check_requests
 from aiodatadist.legacy.runner import ModelRunner, call
+
+
+@dataclass(slots=True, eq=False)
+class _Move:
+    """A request on its way into the staging area of a DECODER, or out of it."""
+
+    req_id: int
+    is_completed: bool = False
+
+    def check(self) -> None:
+        """Raises LLMException: the request was completed meanwhile."""
+        if self.is_completed:
+            raise _completed(self.req_id, "meanwhile")
 
 
 class LLMModel:
@@ -43,6 +57,7 @@ class LLMModel:
         self._staging: KvCache | None = None
         self._staged: tuple[int, int] | None = None  # whose, and how many bytes of each tensor
         self._stage = anyio.Lock()
+        self._moves: list[_Move] = []
         self._slots: dict[int, int] = {}
         self._scheduled: set[int] = set()
         self._completed: set[int] = set()
@@ -166,6 +181,9 @@ class LLMModel:
         self._slots = {slot: each for slot, each in self._slots.items() if each != req_id}
         if self._staged is not None and self._staged[0] == req_id:
             self._staged = None
+        for move in self._moves:
+            if move.req_id == req_id:
+                move.is_completed = True
         return CacheKey(self._cluster_id, req_id, self._model_id)
 
     # ---- PROMPT ----
@@ -181,8 +199,7 @@ class LLMModel:
         self._scheduled |= mine
         try:
             async with self._cache_for_now(desc) as cache:
-                for slot, prefix in prefixes:
-                    await self._copy_prefix(prefix, cache, slot)
+                await self._copy_prefixes(prefixes, cache)
                 self._check_not_completed(mine)
                 result = await call(self._runner.run_model, cache, inputs, **kwargs)
                 self._leave(cache, desc, [self._unless_completed(key) for key in keys])
@@ -201,10 +218,7 @@ class LLMModel:
 
     def _check_not_completed(self, req_ids: set[int]) -> None:
         for req_id in sorted(req_ids & self._completed):
-            raise LLMException(
-                f"request {req_id} was completed before the model ran",
-                status_code=LLMStatusCode.LLM_REQUEST_ALREADY_COMPLETED,
-            )
+            raise _completed(req_id, "before the model ran")
 
     def _unless_completed(self, key: CacheKey) -> CacheKey:
         return CacheKey(self._cluster_id, UNSET) if key.req_id in self._completed else key
@@ -233,9 +247,18 @@ class LLMModel:
             raise ParamInvalid(f"prompt_length is {request.prompt_length}: its prefix alone is longer")
         return prefix
 
-    async def _copy_prefix(self, prefix: KvCache, cache: KvCache, slot: int) -> None:
-        size = prefix.cache_desc.stride
-        await self._manager.copy_cache(cache, prefix, dst_batch_index=slot, size=size)
+    async def _copy_prefixes(self, prefixes: Sequence[tuple[int, KvCache]], cache: KvCache) -> None:
+        """All begin before the first wait, and hold what they copy: a prefix may be released meanwhile."""
+        copies = [
+            self._manager.copy_cache(cache, prefix, dst_batch_index=slot, size=prefix.cache_desc.stride)
+            for slot, prefix in prefixes
+        ]
+        try:
+            for copy in copies:
+                await copy
+        finally:
+            for copy in copies:
+                copy.cancel()
 
     async def preload_prompt_prefix(self, llm_req: LLMReq, inputs: Any, **kwargs: Any) -> None:
         """PROMPT: run the model once, on a cache of one slot, and keep that under ``llm_req.prefix_id``.
@@ -292,7 +315,7 @@ class LLMModel:
             raise ParamInvalid(f"prefix_id is {llm_req.prefix_id}: it has to be below 2**64-1")
 
     async def release_prompt_prefix(self, llm_req: LLMReq) -> None:
-        """PROMPT: give a shared prefix up. Requests that were predicted with it have their own copies.
+        """PROMPT: give a shared prefix up. Requests that are predicted with it, or were, have their own copies.
 
         Raises:
             TypeError, ParamInvalid, FeatureNotEnabled: as :meth:`preload_prompt_prefix`.
@@ -328,19 +351,33 @@ class LLMModel:
         Raises:
             TypeError, ParamInvalid: an argument or the role is wrong, or the two caches do not fit together.
             CacheNotFound: the peer has no such request (any more).
-            LLMException: ``LLM_NOT_YET_LINK``, ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT`` and the like.
+            LLMException: ``LLM_NOT_YET_LINK``, ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT`` and the like;
+                ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile.
 
         When it raises or is cancelled, nothing is staged; and the peer has the request still, unless all had arrived.
         """
         key = self._staged_key("pull_kv", llm_req)
         size = self._pull_bytes(llm_req)
-        async with self._stage:
+        async with self._move(llm_req.req_id) as move:
             if self._staging is None:
                 raise ParamInvalid("this model has no staging area: it was added on another role")
             self._staged = None
             with self._calls.open("pull_kv"):
                 await self._manager.pull_cache(key, self._staging, size=size)
-            self._staged = llm_req.req_id, size
+            move.check()
+            self._staged = move.req_id, size
+
+    @asynccontextmanager
+    async def _move(self, req_id: int) -> AsyncIterator[_Move]:
+        """Alone in the staging area, after those that came before, for a request that is not completed yet."""
+        move = _Move(req_id)
+        self._moves.append(move)
+        try:
+            async with self._stage:
+                move.check()
+                yield move
+        finally:
+            self._moves.remove(move)
 
     def _staged_key(self, what: str, llm_req: LLMReq) -> CacheKey:
         self._manager.want_role(LLMRole.DECODER, what)
@@ -367,6 +404,7 @@ class LLMModel:
             TypeError, ValueError, ParamInvalid: an argument or the role is wrong: the slot, or the batch, is not there.
             CacheNotFound: what is staged is not this request's.
             TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
+            LLMException: ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile. Nothing of it is staged, and the slot is nobody's.
 
         When the copy fails or is cancelled, it can be repeated; until then the slot is nobody's.
         """
@@ -376,7 +414,7 @@ class LLMModel:
             raise ParamInvalid(f"batch_id is {batch_id}: there is one batch, 0")
         if batch_index >= self._layout.shape[0]:
             raise ParamInvalid(f"batch_index is {batch_index}: the batch has {self._layout.shape[0]} slots")
-        async with self._stage:
+        async with self._move(llm_req.req_id) as move:
             if self._staging is None or self._staged is None or self._staged[0] != llm_req.req_id:
                 whose = "nothing" if self._staged is None else f"request {self._staged[0]}"
                 raise CacheNotFound(f"request {llm_req.req_id} is not staged: {whose} is", hint="pull_kv() first")
@@ -384,7 +422,8 @@ class LLMModel:
             self._slots.pop(batch_index, None)
             with self._calls.open("merge_kv"):
                 await self._manager.copy_cache(self._shared(), self._staging, dst_batch_index=batch_index, size=size)
-            self._slots[batch_index] = llm_req.req_id
+            move.check()
+            self._slots[batch_index] = move.req_id
             self._staged = None
 
     async def pull_blocks(
@@ -430,6 +469,12 @@ def _repeated(req_id: int, why: str) -> LLMException:
         f"request {req_id}: {why}",
         status_code=LLMStatusCode.LLM_REPEAT_REQUEST,
         hint="give each request an id of its own; complete_request() ends one",
+    )
+
+
+def _completed(req_id: int, when: str) -> LLMException:
+    return LLMException(
+        f"request {req_id} was completed {when}", status_code=LLMStatusCode.LLM_REQUEST_ALREADY_COMPLETED
     )
 
 

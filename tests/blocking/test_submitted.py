@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -26,7 +27,7 @@ from aiodatadist.blocking import (
     TransferWithCacheKeyConfig,
     thread,
 )
-from aiodatadist.errors import CacheNotFound, NotLinked, ParamInvalid, TransferError, TransferTimeout
+from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair
 
@@ -313,6 +314,30 @@ def test_close_wants_seconds(pair: Pair, drain: Any, kind: type[Exception]) -> N
     pair.pull()
 
 
+class Told:
+    """In the place of an event of the loop's: remembers who set it."""
+
+    def __init__(self) -> None:
+        self.by: list[str] = []
+
+    def set(self) -> None:
+        self.by.append(threading.current_thread().name)
+
+
+def test_those_who_wait_are_told_on_the_loop_of_what_is_abandoned(pair: Pair, hung: Handle) -> None:
+    """Neither an event nor the loop itself may be touched by another thread."""
+    submissions, waiter, news = pair.target.manager._submissions, Told(), Told()
+    hung._waiters.append(waiter)  # type: ignore[arg-type]
+    submissions._news = news  # type: ignore[assignment]
+    submissions.abandon()
+    assert hung.poll() == "failed"
+    assert waiter.by == news.by == ["aiodatadist loop"]
+    assert isinstance(hung.exception(), LinkClosed)
+    assert pair.target.manager.drain() == [hung]
+    with pytest.raises(LLMException, match="finalized"):
+        submit(pair)
+
+
 # ---- figures ----
 
 
@@ -406,3 +431,25 @@ def test_layers_may_be_ready_before_the_transfer_begins_and_fail(pair: Pair) -> 
     assert isinstance(error, LLMException)
     assert error.status_code is LLMStatusCode.LLM_PARAM_INVALID
     other.layer_ready(1)
+
+
+class Leaving:
+    """An event whose code wants to end whoever waits for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def synchronize(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+def test_what_an_event_raises_ends_its_transfer_and_not_the_loop_thread(pair: Pair, error: BaseException) -> None:
+    handle = pair.source.manager.submit_layers(pair.source.cache, [config()], [3], [0])
+    handle.layer_ready(0, Leaving(error))
+    assert handle.wait(10)
+    reason = handle.exception()
+    assert isinstance(reason, TransferError)
+    assert type(error).__name__ in str(reason)
+    assert handle.failed_blocks() == [0]
+    pair.pull()

@@ -266,6 +266,28 @@ def test_an_interrupted_wait_for_a_layered_transfer_stops_it(pair: Pair, monkeyp
     assert pair.source.datadist.stats().cancelled == 1
 
 
+def test_an_interrupt_that_comes_when_a_layered_transfer_has_begun_stops_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its task yet: not the caller, who gets the interrupt instead."""
+    hanging, call = Hanging(), thread.LoopThread.call
+
+    def interrupted(self: thread.LoopThread, function: Callable[[], Any]) -> Any:
+        result = call(self, function)
+        if isinstance(result, awaitable.CacheTask):
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(thread.LoopThread, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            layered(pair, hanging)
+    hanging.let_go.set()
+    ended = pair.source.datadist.stats()
+    assert (ended.started, ended.cancelled, ended.running) == (1, 1, 0)
+    pair.target.check({})
+
+
 # ---- layered transfers ----
 
 
@@ -340,6 +362,37 @@ def test_in_a_child_of_the_process_a_clear_error_is_raised(pair: Pair) -> None:
     assert all("before a fork" in text and "spawn" in text for _, text in errors[:5])
     pair.pull()
     pair.target.check({b: (0, b) for b in EVERYTHING})
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_in_a_child_of_the_process_what_is_under_way_can_be_asked_and_not_told(pair: Pair) -> None:
+    config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
+    handle = pair.source.manager.submit_layers(pair.source.cache, [config], [3], [0])
+    other = pair.source.manager.submit_layers(pair.source.cache, [config], [3], [1])
+    hanging = Hanging()
+    task = layered(pair, hanging)
+    errors = in_child(
+        [
+            handle.cancel,
+            handle.wait,
+            lambda: handle.layer_ready(0),
+            lambda: handle.layer_failed(0),
+            task.cancel,
+            task.synchronize,
+            lambda: task.done() or handle.poll(),
+        ]
+    )
+    assert [error and error[0] for error in errors] == [ForkError] * 6 + [None]
+    assert all("before a fork" in text and "spawn" in text for _, text in errors[:6])
+    other.cancel()
+    assert other.wait(10)
+    task.cancel()
+    assert task.synchronize(10_000) is LLMStatusCode.LLM_FAILED
+    hanging.let_go.set()
+    for layer in range(2):
+        handle.layer_ready(layer)
+    assert handle.wait(10)
+    assert (handle.poll(), other.poll()) == ("done", "cancelled")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

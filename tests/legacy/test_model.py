@@ -217,6 +217,64 @@ async def test_what_is_completed_before_its_model_runs_is_told_so() -> None:
         assert m.pair.free() == free
 
 
+async def until_begun(m: Models) -> None:
+    """Until the DECODER moves bytes for a model, whoever awaits that."""
+    began = asyncio.Event()
+    m.pair.puller.watch = lambda _: began.set()
+    async with asyncio.timeout(10):
+        await began.wait()
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_what_is_completed_while_it_is_pulled_is_not_staged(is_waiting: bool) -> None:
+    """While it is on its way, and while it waits for another one's turn to end."""
+    async with models() as m:
+        await m.prompt.predict([request(10), request(11)], [wrote(0, [1]), wrote(1, [2])])
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:delay=100@*")
+            pulls = [asyncio.create_task(m.decoder.pull_kv(request(req_id))) for req_id in (10, 11)]
+            await until_begun(m)
+            ended = 10 + is_waiting
+            await m.pair.decoder.complete_request(request(ended))
+            await refused(lambda: pulls[is_waiting], S.LLM_REQUEST_ALREADY_COMPLETED, f"request {ended} was completed")
+            await pulls[not is_waiting]
+        await refused(lambda: m.decoder.merge_kv(request(ended), 0), S.LLM_KV_CACHE_NOT_EXIST, "is not staged")
+        await m.decoder.merge_kv(request(21 - ended), 0)
+        assert m.slot(0)[:2] == [2 - is_waiting, 0]
+
+
+async def test_what_is_completed_while_it_is_pulled_has_nothing_staged_and_may_be_pulled_again() -> None:
+    async with models() as m:
+        for attempt in range(2):
+            await m.prompt.predict(request(10), [wrote(0, [attempt + 1])])
+            with soft_faults_cleared():
+                soft_fault("HcclBatchPut:delay=100@*")
+                pulling = asyncio.create_task(m.decoder.pull_kv(request(10)))
+                await until_begun(m)
+                if attempt == 0:
+                    await m.pair.decoder.complete_request(request(10))
+                    await refused(lambda: pulling, S.LLM_REQUEST_ALREADY_COMPLETED)  # noqa: B023
+                    assert m.decoder._staged is None
+                else:
+                    await pulling
+        await m.decoder.merge_kv(request(10), 0)
+        assert m.slot(0)[:2] == [2, 0]
+
+
+async def test_what_is_completed_while_it_is_merged_has_no_slot() -> None:
+    async with models() as m:
+        await m.prompt.predict(request(10), [wrote(0, [1])])
+        await m.decoder.pull_kv(request(10))
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:delay=100@*")
+            merging = asyncio.create_task(m.decoder.merge_kv(request(10), 1))
+            await until_begun(m)
+            await m.pair.decoder.complete_request(request(10))
+            await refused(lambda: merging, S.LLM_REQUEST_ALREADY_COMPLETED, "request 10 was completed")
+        await refused(lambda: m.decoder.predict([IDLE, request(10)], []), S.LLM_PARAM_INVALID, "put nobody there")
+        await refused(lambda: m.decoder.merge_kv(request(10), 1), S.LLM_KV_CACHE_NOT_EXIST, "is not staged")
+
+
 async def test_capacity_is_what_a_request_may_have_now() -> None:
     async with models("-1,-1,8") as m:
         state = m.pair.prompt.check_capacity(1)
@@ -292,6 +350,26 @@ async def prefix_desc(m: Models) -> Any:
     (prefix,) = m.prompt._prefixes.values()
     assert prefix is not None
     return prefix.cache_desc
+
+
+async def test_a_prefix_that_is_released_meanwhile_is_in_all_slots_and_its_memory_comes_back() -> None:
+    async with models() as m:
+        before = m.pair.free()
+        await m.prompt.preload_prompt_prefix(request(UNSET, 0, 5), [wrote(0, [1, 2])])
+        began = asyncio.Event()
+        m.pair.owner.watch = lambda _: began.set()
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:delay=50@*")
+            predicting = asyncio.create_task(m.prompt.predict([request(10, 0, 5), request(11, 0, 5)], []))
+            await began.wait()
+            await m.prompt.release_prompt_prefix(request(UNSET, 0, 5))
+            await refused(lambda: m.prompt.predict(request(12, 0, 5), []), S.LLM_PREFIX_NOT_EXIST)
+            assert await predicting == "done"
+        for slot in (0, 1):
+            await m.decoder.pull_kv(request(10 + slot))
+            await m.decoder.merge_kv(request(10 + slot), slot)
+            assert m.slot(slot)[:3] == [1, 2, 0]
+        assert m.pair.free() == before
 
 
 async def test_prefixes_have_to_be_switched_on() -> None:
