@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -37,6 +36,7 @@ from tests.context_caching.servers import (
     need_redis,
     running,
 )
+from tests.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -46,25 +46,13 @@ MEMORY = 32 * MIB
 
 
 async def within(seconds: float, call: Callable[[float], Awaitable[T]]) -> T:
-    """What ``call(deadline)`` makes of it; it has to come to its end by then, but for what the machine is late with all."""
-    late, due = 0.0, anyio.current_time()
-
-    async def tick() -> None:
-        nonlocal late, due
-        while True:
-            due = anyio.current_time() + 0.005
-            await anyio.sleep_until(due)
-            late = max(late, anyio.current_time() - due)
-
-    ticking = asyncio.create_task(tick())
-    deadline = anyio.current_time() + seconds
-    try:
-        return await call(deadline)
-    finally:
-        ended = anyio.current_time()
-        ticking.cancel()
-        await asyncio.wait([ticking])
-        assert ended <= deadline + SLACK + min(max(late, ended - due), 0.1)
+    """What ``call(deadline)`` makes of it; it has to come to its end by then."""
+    with Stopwatch() as watch:
+        try:
+            return await call(anyio.current_time() + seconds)
+        finally:
+            watch.stop()
+            assert watch.seconds - watch.stood_still <= seconds + SLACK
 
 
 async def until_true(look: Callable[[], Awaitable[bool]]) -> None:

@@ -23,6 +23,7 @@ from aiodatadist import (
 )
 from aiodatadist.testing import Cluster, open_cluster, soft_counters, verify
 from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, puppet
+from tests.stopwatch import lasting
 
 TOLD = 1.0
 """Seconds after which whoever waits for a dead peer has been told."""
@@ -107,18 +108,15 @@ async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
             await anyio.sleep(0.15)  # in the middle of it, wherever that is
             assert not waiter.done()
             peer.send(signal.SIGKILL)
-            killed = anyio.current_time()
-            with pytest.raises((PeerLost, NotLinked)) as caught:
+            with lasting(TOLD), pytest.raises((PeerLost, NotLinked)) as caught:
                 await waiter
-            assert anyio.current_time() - killed < TOLD
             assert isinstance(caught.value, LLMException)
             await gone(cluster)
             await is_back(cluster, cache)
             async with puppet(**options) as again:
-                started = anyio.current_time()
-                status, _ = await cluster.datadist.link_clusters([again.info], 5000)
-                assert status is LLMStatusCode.LLM_SUCCESS
-                assert anyio.current_time() - started < TOLD
+                with lasting(TOLD):
+                    status, _ = await cluster.datadist.link_clusters([again.info], 5000)
+                    assert status is LLMStatusCode.LLM_SUCCESS
                 await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
                 verify(cluster.memory(cache), cache, [(t, 6, 1, 5) for t in range(2)])
                 await cluster.datadist.unlink_clusters([again.info])

@@ -38,6 +38,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
 )
 from tests.faults.test_liveness import BRISK, DESC, DETECTED, POOL, gone, linked_to, puppet
+from tests.stopwatch import lasting
 
 BLOCKS = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 SLOTS = CacheDesc(2, [4, 1 << 16], DataType.DT_UINT8)
@@ -72,9 +73,9 @@ def free(cluster: Cluster) -> int:
 # ---- waiting for peers ----
 
 
-@pytest.mark.parametrize("puller_timeout", [300, 30_000], ids=["transfer_times_out", "revocation_stops_it"])
+@pytest.mark.parametrize("puller_timeout", [800, 30_000], ids=["transfer_times_out", "revocation_stops_it"])
 async def test_a_deallocation_waits_for_a_peer_that_reads(puller_timeout: int) -> None:
-    async with owner_and_pullers(1, 300, puller_timeout) as (owner, (puller,)):
+    async with owner_and_pullers(1, 800, puller_timeout) as (owner, (puller,)):
         whole = free(owner)
         lent = await owner.datadist.cache_manager.allocate_blocks_cache(BLOCKS, BlocksCacheKey(1))
         into = await puller.blocks(BLOCKS)
@@ -83,14 +84,13 @@ async def test_a_deallocation_waits_for_a_peer_that_reads(puller_timeout: int) -
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")
             task = pull(BlocksCacheKey(1), into, [1], [1])
-            started = anyio.current_time()
-            deallocation = asyncio.create_task(owner.datadist.cache_manager.deallocate_blocks_cache(lent))
-            await task.get_results(200)
-            assert not task.done()
-            assert not deallocation.done()
-            assert free(owner) < whole, "it was given back while a peer reads"
-            await deallocation
-        assert 0.25 < anyio.current_time() - started < 0.3 + 0.5
+            with lasting(0.8 + 0.5, at_least=0.7):
+                deallocation = asyncio.create_task(owner.datadist.cache_manager.deallocate_blocks_cache(lent))
+                await task.get_results(200)
+                assert not task.done()
+                assert not deallocation.done()
+                assert free(owner) < whole, "it was given back while a peer reads"
+                await deallocation
         assert task.done()
         assert free(owner) == whole
         if puller_timeout == 300:
@@ -106,9 +106,8 @@ async def test_a_peer_that_never_gives_back_costs_its_link_not_the_memory() -> N
         lent = await manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, 5))
         await peer.ask("push_for_ever", 5)
         peer.send(signal.SIGSTOP)
-        started = anyio.current_time()
-        await manager.deallocate_blocks_cache(lent)
-        assert anyio.current_time() - started < DETECTED
+        with lasting(DETECTED):
+            await manager.deallocate_blocks_cache(lent)
         assert free(cluster) == whole
         assert "gone already" in await gone(cluster) or not cluster.datadist.statistics().links
 

@@ -22,6 +22,7 @@ import pytest
 from aiodatadist import pulse as pulse_module
 from aiodatadist.pulse import Pulse
 from tests.conftest import open_files
+from tests.stopwatch import lasting
 
 INTERVAL = 0.02
 SLACK = 0.4
@@ -109,12 +110,11 @@ async def test_the_first_beat_comes_at_once_and_the_others_at_intervals(
 ) -> None:
     pulse = Pulse(0.1)
     try:
-        start = monotonic()
-        pulse.watch(pair[0], FOREVER, News())
-        await count_beats(pair[1], 1)
-        assert monotonic() - start < 0.09
-        await count_beats(pair[1], 3)
-        assert 0.29 < monotonic() - start < 0.3 + SLACK
+        with lasting(0.3 + SLACK, 0.29):
+            with lasting(0.09):
+                pulse.watch(pair[0], FOREVER, News())
+                await count_beats(pair[1], 1)
+            await count_beats(pair[1], 3)
     finally:
         pulse.close()
 
@@ -124,11 +124,10 @@ async def test_any_bytes_are_a_beat_however_many(pulse: Pulse, pair: tuple[socke
     pulse.watch(pair[0], 0.25, news)
     await asyncio.sleep(0.15)
     await loop.sock_sendall(pair[1], b"anything " * 100_000)
-    sent = monotonic()
-    await asyncio.sleep(0.15)
-    assert news.reasons == []
-    await news.come()
-    assert 0.2 < monotonic() - sent < 0.25 + SLACK
+    with lasting(0.25 + SLACK, 0.2):
+        await asyncio.sleep(0.15)
+        assert news.reasons == []
+        await news.come()
 
 
 async def test_a_peer_that_does_not_read_holds_nobody_up(
@@ -156,10 +155,10 @@ async def test_a_peer_that_does_not_read_holds_nobody_up(
 async def test_a_silent_peer_is_told_when_its_time_is_over(
     pulse: Pulse, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    news, start = News(), monotonic()
-    pulse.watch(pair[0], 0.2, news)
-    reason = await news.come()
-    assert 0.2 <= monotonic() - start < 0.2 + SLACK
+    news = News()
+    with lasting(0.2 + SLACK, 0.2):
+        pulse.watch(pair[0], 0.2, news)
+        reason = await news.come()
     assert re.fullmatch(r"no heartbeat for 0\.[2-5]\d s", reason)
     assert pair[0].fileno() == -1
 
@@ -183,9 +182,8 @@ async def test_the_end_of_a_connection_is_told_at_once(pulse: Pulse, pair: tuple
     pulse.watch(pair[0], FOREVER, news)
     await count_beats(pair[1], 1)
     pair[1].shutdown(socket.SHUT_WR)
-    start = monotonic()
-    assert await news.come() == "its heartbeat connection was closed"
-    assert monotonic() - start < SLACK
+    with lasting(SLACK):
+        assert await news.come() == "its heartbeat connection was closed"
 
 
 async def test_a_reset_is_told_at_once(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -305,9 +303,8 @@ async def test_close_leaves_no_thread_and_no_file(no_leaks: None) -> None:
         pulse.watch(ours, FOREVER, news)
     assert len(pulse_threads()) == 1
     heart = weakref.ref(pulse_threads()[0])
-    start = monotonic()
-    pulse.close()
-    assert monotonic() - start < 0.1
+    with lasting(0.1):
+        pulse.close()
     pulse.close()
     assert pulse_threads() == []
     for ours, theirs in pairs:
@@ -435,10 +432,9 @@ async def test_a_stopped_process_is_told(
     pulse.watch(pair[0], 0.2, news)
     await asyncio.sleep(0.3)
     assert news.reasons == []
-    start = monotonic()
-    child.freeze()
-    reason = await news.come()
-    assert 0.2 - 2 * INTERVAL < monotonic() - start < 0.2 + SLACK
+    with lasting(0.2 + SLACK, 0.2 - 2 * INTERVAL):
+        child.freeze()
+        reason = await news.come()
     assert "no heartbeat for 0." in reason
 
 
