@@ -3,7 +3,8 @@
 64 values of 1 MiB are stored in a Redis server, a Redis cluster of three and a Mooncake store of two nodes on this machine,
 and read again, 8 at a time: by the pool, and in turns with it by a bare client of the same engine, with the same values,
 batches and placement, in the same process. Bare means redis-py's own clients with as many callers, and Mooncake's
-``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. The pool's time has in it what its contract
+``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. Every value has memory of its own, as in a KV
+cache: what is stored comes from memory, not from the processor's cache. The pool's time has in it what its contract
 asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it.
 `cache` is `ContextCache` over the pool, one call for all values, with all that it does: values of 64 ranges of 16 KiB
 gathered from a KV cache and scattered into it, headers and checksums. `by hand` is what one would write without it: the same
@@ -50,14 +51,15 @@ class Case:
     """A pool, and how to do the same without it.
 
     Attributes:
-        memory: that the bare client stores from: of a batch.
+        memory: that the bare client stores from, for each value; what it reads is there, or in memory that it made.
+        bare_put, bare_get: a batch, whose first value is so far behind the first one.
     """
 
     name: str
     pool: KVPool
     memory: list[memoryview]
-    bare_put: Callable[[list[PoolKey]], Awaitable[object]]
-    bare_get: Callable[[list[PoolKey]], Awaitable[list[Any]]]
+    bare_put: Callable[[int, list[PoolKey]], Awaitable[object]]
+    bare_get: Callable[[int, list[PoolKey]], Awaitable[list[Any]]]
 
 
 class Together:
@@ -65,13 +67,13 @@ class Together:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self.memory = [memoryview(bytearray(MIB)) for _ in range(BATCH)]
+        self.memory = [memoryview(bytearray(MIB)) for _ in range(VALUES)]
 
-    async def put(self, keys: list[PoolKey]) -> None:
-        pairs = zip(keys, self.memory, strict=True)
+    async def put(self, first: int, keys: list[PoolKey]) -> None:
+        pairs = zip(keys, self.memory[first : first + len(keys)], strict=True)
         assert all(await asyncio.gather(*(self._client.set(flat(key), value, nx=True) for key, value in pairs)))
 
-    async def get(self, keys: list[PoolKey]) -> list[bytes]:
+    async def get(self, first: int, keys: list[PoolKey]) -> list[bytes]:
         return list(await asyncio.gather(*(self._client.get(flat(key)) for key in keys)))
 
 
@@ -82,56 +84,62 @@ class InThread:
         self._module = mooncake_store.load()
         self._store = store
         self._segments = segments
-        self._places = [memory.scratch + 4096 + i * MIB for i in range(BATCH)]
+        self._places = [memory.scratch + 4096 + i * MIB for i in range(VALUES)]
         self.memory = [memory.view(place, MIB) for place in self._places]
 
-    async def put(self, keys: list[PoolKey]) -> None:
+    async def put(self, first: int, keys: list[PoolKey]) -> None:
         by_node: dict[str | None, list[int]] = {}
         for i, key in enumerate(keys):
             by_node.setdefault(rendezvous(group(key), self._segments), []).append(i)
         for node, places in by_node.items():
             config = self._module.ReplicateConfig()
             config.preferred_segment = node
-            wanted = [flat(keys[i]) for i in places], [self._places[i] for i in places], [MIB] * len(places), config
+            memory = [self._places[first + i] for i in places]
+            wanted = [flat(keys[i]) for i in places], memory, [MIB] * len(places), config
             assert await anyio.to_thread.run_sync(self._store.batch_put_from, *wanted) == [0] * len(places)
 
-    async def get(self, keys: list[PoolKey]) -> list[memoryview]:
-        wanted = [flat(key) for key in keys], self._places, [MIB] * len(keys)
+    async def get(self, first: int, keys: list[PoolKey]) -> list[memoryview]:
+        wanted = [flat(key) for key in keys], self._places[first : first + len(keys)], [MIB] * len(keys)
         assert await anyio.to_thread.run_sync(self._store.batch_get_into, *wanted) == [MIB] * len(keys)
-        return self.memory
+        return self.memory[first : first + len(keys)]
 
 
-def batches(run: str) -> list[list[PoolKey]]:
+def batches(run: str) -> list[tuple[int, list[PoolKey]]]:
+    """Where each begins, and its keys."""
     keys = [PoolKey("benchmark", f"{run} {i}", "") for i in range(VALUES)]
-    return [keys[i : i + BATCH] for i in range(0, VALUES, BATCH)]
+    return [(first, keys[first : first + BATCH]) for first in range(0, VALUES, BATCH)]
 
 
 class Cache:
-    """KV caches, and how long it takes to save blocks of them and to load them into others."""
+    """KV caches, and how long it takes to save blocks of them and to load them into others.
+
+    Attributes:
+        values: what the blocks are as values.
+    """
 
     def __init__(self) -> None:
         shape = 2 * VALUES, ROWS, MIB // TENSORS // ROWS
         self.layers = [[np.full(shape, 2 * i + j, np.uint8) for j in range(2)] for i in range(TENSORS // 2)]
         self.tensors = [tensor for pair in self.layers for tensor in pair]
+        self.values = [b"".join(tensor[2 * i].tobytes() for tensor in self.tensors) for i in range(VALUES)]
 
     async def pool(self, case: Case, run: str) -> tuple[float, float]:
         put = get = 0.0
-        values = [bytes(memory) for memory in case.memory]
-        for keys in batches(run):
+        for first, keys in batches(run):
             start = now()
             stages = [s for s in await case.pool.stage([MIB] * BATCH, deadline=anyio.current_time() + PATIENCE) if s]
             put += now() - start
-            for stage, content in zip(stages, values, strict=True):
+            for stage, content in zip(stages, self.values[first:], strict=False):
                 stage.view()[:] = content
             start = now()
             statuses = await case.pool.put_many(keys, stages, deadline=anyio.current_time() + PATIENCE)
             put += now() - start
             assert statuses == [PutStatus.STORED] * BATCH, statuses
-        for keys in batches(run):
+        for first, keys in batches(run):
             start = now()
             found = await case.pool.get_many(keys, [MIB] * BATCH, deadline=anyio.current_time() + PATIENCE)
             get += now() - start
-            for value, content in zip(found, values, strict=True):
+            for value, content in zip(found, self.values[first:], strict=False):
                 assert not isinstance(value, GetStatus), value
                 assert value.view() == content
                 value.release()
@@ -139,16 +147,17 @@ class Cache:
 
     async def bare(self, case: Case, run: str) -> tuple[float, float]:
         put = get = 0.0
-        values = [bytes(memory) for memory in case.memory]
-        for keys in batches(run):
+        for memory, content in zip(case.memory, self.values, strict=True):
+            memory[:] = content
+        for first, keys in batches(run):
             start = now()
-            await case.bare_put(keys)
+            await case.bare_put(first, keys)
             put += now() - start
-        for keys in batches(run):
+        for first, keys in batches(run):
             start = now()
-            found = await case.bare_get(keys)
+            found = await case.bare_get(first, keys)
             get += now() - start
-            assert all(value == wanted for value, wanted in zip(found, values, strict=True))
+            assert all(value == wanted for value, wanted in zip(found, self.values[first:], strict=False))
         return put, get
 
     async def cache(self, case: Case, run: str) -> tuple[float, float]:
@@ -170,17 +179,17 @@ class Cache:
     async def by_hand(self, case: Case, run: str) -> tuple[float, float]:
         block = (TENSORS, *self.tensors[0].shape[1:])
         start = now()
-        for first, keys in enumerate(batches(run)):
-            for i, memory in enumerate(case.memory):
+        for first, keys in batches(run):
+            for i, memory in enumerate(case.memory[first : first + BATCH], first):
                 for source, to in zip(self.tensors, np.frombuffer(memory, np.uint8).reshape(block), strict=True):
-                    to[:] = source[2 * (first * BATCH + i)]
-            await case.bare_put(keys)
+                    to[:] = source[2 * i]
+            await case.bare_put(first, keys)
         put = now() - start
         start = now()
-        for first, keys in enumerate(batches(run)):
-            for i, value in enumerate(await case.bare_get(keys)):
+        for first, keys in batches(run):
+            for i, value in enumerate(await case.bare_get(first, keys), first):
                 for tensor, source in zip(self.tensors, np.frombuffer(value, np.uint8).reshape(block), strict=True):
-                    tensor[2 * (first * BATCH + i) + 1] = source
+                    tensor[2 * i + 1] = source
         return put, now() - start
 
 
@@ -194,7 +203,7 @@ async def measure(case: Case, repeats: int) -> list[dict[str, str]]:
             if turn:  # the first connects, and touches memory for the first time
                 times[who, "put"].append(put)
                 times[who, "get"].append(get)
-            for keys in batches(f"{who} {turn}") if who != "cache" else ():
+            for _, keys in batches(f"{who} {turn}") if who != "cache" else ():
                 await case.pool.remove_many(keys, deadline=anyio.current_time() + PATIENCE)
 
     def against(who: str, other: str, what: str) -> str:
@@ -237,7 +246,7 @@ async def mooncake_case() -> AsyncIterator[Case]:
     master = MooncakeMaster()
     with running(master, MooncakeLender(master, 512 * MIB), MooncakeLender(master, 512 * MIB)):
         async with aclosing(await MooncakePool.open(master.url)) as pool:
-            store, memory = pool._store, Arena(2 * BATCH * MIB)
+            store, memory = pool._store, Arena((VALUES + BATCH) * MIB)
             store.register_buffer(memory.address, memory.nbytes)
             bare = InThread(store, memory, master.segments())
             try:

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import aiodatadist
 from aiodatadist._native.runtime import ACL_LIBRARIES, Runtime, open_runtime
 from aiodatadist.cli.figures import quantity
+from aiodatadist.context_caching.engines import mooncake_store
 from aiodatadist.errors import LLMException
 
 Mark = Literal["ok", "warn", "fail"]
@@ -176,6 +178,30 @@ def version_findings() -> Iterator[Finding]:
     yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 
 
+def engine_findings() -> Iterator[Finding]:
+    """Which pools of ContextCaching besides the embedded one can be opened here. Whether a server is there is not tried."""
+    redis = "optional: redis:// and rediss:// pools, pip install 'aiodatadist[redis]'"
+    yield _package("redis", missing=redis, mark="ok")
+    yield _mooncake()
+    missing = "pools outside this process do not work: pip install xxhash"
+    yield _package("xxhash", missing=missing, mark="warn" if _is_there("redis", "mooncake") else "ok")
+
+
+def _mooncake() -> Finding:
+    if not _is_there("mooncake"):
+        missing = "optional: mooncake:// pools, pip install 'aiodatadist[mooncake]'"
+        return Finding("mooncake", "not installed", "ok", missing)
+    try:
+        mooncake_store.load()
+    except ImportError as error:
+        return Finding("mooncake", "does not load", "warn", str(error))
+    return Finding("mooncake", "loads", "ok", "mooncake:// pools, with a master to talk to")
+
+
+def _is_there(*modules: str) -> bool:
+    return any(find_spec(module) is not None for module in modules)
+
+
 def _package(name: str, *, missing: str, mark: Mark) -> Finding:
     try:
         return Finding(name, metadata.version(name), "ok", "installed")
@@ -214,4 +240,5 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     cpu_findings,
     network_findings,
     version_findings,
+    engine_findings,
 )

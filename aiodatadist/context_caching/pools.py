@@ -6,6 +6,7 @@ import importlib
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from aiodatadist.context_caching.engines import addresses
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory import MemoryPool
 from aiodatadist.context_caching.pool import KVPool
@@ -22,7 +23,7 @@ _ENGINES: Final = {
 async def open_pool(url: str) -> KVPool:
     """Open what a URL names; the caller closes it.
 
-    ``memory:`` is a pool of this process of 256 MiB, ``memory:?bytes=1073741824`` one of 1 GiB. ``redis://``, ``rediss://``
+    ``memory:`` is a pool of this process of 256 MiB, ``memory:?bytes=1GiB`` one of 1 GiB. ``redis://``, ``rediss://``
     and ``mooncake://`` are engines with extras of their own; see their modules for what may follow.
 
     Raises:
@@ -62,6 +63,9 @@ def _bytes_of(url: str) -> int:
     parts = urlsplit(url)
     options = parse_qs(parts.query, keep_blank_values=True)
     wanted = options.pop("bytes", [str(DEFAULT_BYTES)])
-    if options or parts.path or parts.netloc or len(wanted) != 1 or not wanted[0].isdecimal():
-        raise EmsInvalidArgument(f"{url!r} is no memory pool: it has to be memory: or memory:?bytes=NUMBER")
-    return int(wanted[0])
+    if options or parts.path or parts.netloc or len(wanted) != 1:
+        raise EmsInvalidArgument(f"{url!r} is no memory pool: it has to be memory: or memory:?bytes=1GiB")
+    try:
+        return addresses.byte_size(wanted[0], "bytes")
+    except ValueError as problem:
+        raise EmsInvalidArgument(f"{url!r} is no memory pool: {problem}") from problem

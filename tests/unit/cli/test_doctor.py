@@ -12,6 +12,7 @@ import pytest
 
 from aiodatadist.cli import doctor, findings, main
 from aiodatadist.cli.findings import Finding
+from aiodatadist.context_caching.engines import mooncake_store
 from aiodatadist.errors import RuntimeUnavailable
 
 
@@ -67,6 +68,23 @@ def test_unlimited_files_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_numpy_is_no_more_than_a_warning() -> None:
     assert findings._package("no-such-package", missing="only the demo needs it", mark="warn").mark == "warn"
+
+
+def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [finding.name for finding in findings.engine_findings()] == ["redis", "mooncake", "xxhash"]
+    monkeypatch.setattr(findings, "find_spec", lambda module: None)
+    assert next(f for f in findings.engine_findings() if f.name == "mooncake").value == "not installed"
+
+
+def test_mooncake_that_does_not_load_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ImportError("Mooncake needs libnuma.so.1: apt install libnuma1")
+
+    monkeypatch.setattr(findings, "find_spec", lambda module: object())
+    monkeypatch.setattr(mooncake_store, "load", refuse)
+    mooncake = next(f for f in findings.engine_findings() if f.name == "mooncake")
+    assert (mooncake.mark, mooncake.value) == ("warn", "does not load")
+    assert "libnuma1" in mooncake.meaning
 
 
 def test_chosen_word_of_a_kernel_setting(tmp_path: Path) -> None:
