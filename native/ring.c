@@ -192,7 +192,7 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
     int status = RING_QUEUED;
     pthread_mutex_lock(&r->lock);
     slot *s = r->free.first;
-    bool busy = r->running || r->queued.first;
+    bool busy = r->running || r->queued.first || r->complete.first;   /* nobody is told of a later end first */
     if (r->closing)
         status = RING_CLOSED;
     else if (!s)

@@ -3,9 +3,11 @@
  * A ring owns one device stream. A transfer is one *program*: a few steps, each of which may name thousands of ranges.
  * ring_submit() takes it; one worker thread issues it to the stream and waits for the device, without any lock, any
  * Python or any event loop; its completion goes to the completion queue and the eventfd becomes readable. Programs of
- * one ring run one after the other, in order of submission.
+ * one ring run one after the other, in order of submission, and their ends are told in that order, but for what is
+ * cancelled while it waits.
  *
- * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB).
+ * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
+ * completions have been reaped.
  * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
  * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted; the limit
  * counts from when the program begins to run, and again from each group of layers that has landed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, MemoryPool
+from tests.ports import free_port
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -52,8 +52,7 @@ async def test_context_caching_of_the_readme_with_an_empty_pool_and_with_a_full_
 
 
 def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-X", "dev", "-W", "error", "-c"]
     with subprocess.Popen([*command, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
         assert prefill.stdout is not None

@@ -21,9 +21,6 @@ from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMExcepti
 
 logger = logging.getLogger(__name__)
 
-REAP = 64  # completions per call into C
-
-
 _STATES = {
     ring.RING_DONE: TransferState.DONE, ring.RING_FAILED: TransferState.FAILED,
     ring.RING_TIMED_OUT: TransferState.FAILED, ring.RING_CANCELLED: TransferState.CANCELLED,
@@ -123,7 +120,7 @@ class Stream:
         self._pending: dict[int, Transfer] = {}
         self._backlog: deque[tuple[Transfer, int]] = deque()
         self._ran = ffi.new("ring_completion *")
-        self._reaped = ffi.new("ring_completion[]", REAP)
+        self._reaped = ffi.new("ring_completion *")
         self._ring = self._open(context)
         self._closed = False
         self._pid = os.getpid()
@@ -200,18 +197,16 @@ class Stream:
         return int(ring.ring_watch(self._ring, transfer._id))
 
     def _drain(self) -> None:
-        """The eventfd is readable: take all completions, resolve their transfers, start what waits."""
-        reaped = self._reaped
-        while True:
-            count = ring.ring_reap(self._ring, reaped, REAP)
-            for i in range(count):
-                completion = reaped[i]
-                if completion.state == ring.RING_UNDER_WAY:
-                    self._pending[completion.id]._pass(completion.step)
-                elif (transfer := self._pending.pop(completion.id, None)) is not None:
-                    transfer._complete(completion)
-            if count < REAP:
-                break
+        """The eventfd is readable: take all completions, resolve their transfers, start what waits.
+
+        One at a time: what a callback submits must not end before those that C has still to tell of.
+        """
+        completion = self._reaped
+        while ring.ring_reap(self._ring, completion, 1):
+            if completion.state == ring.RING_UNDER_WAY:
+                self._pending[completion.id]._pass(completion.step)
+            elif (transfer := self._pending.pop(completion.id, None)) is not None:
+                transfer._complete(completion)
         while self._backlog and not self._closed:
             transfer, timeout_ms = self._backlog.popleft()
             if transfer.is_done:

@@ -42,6 +42,24 @@ TEST(test_small_program_on_an_idle_ring_runs_in_the_submitting_call)
     close_ring(r);
 }
 
+TEST(test_small_program_does_not_end_before_one_whose_end_nobody_has_heard_of)
+{
+    fake_reset();
+    ring *r = open_ring(4, 1000, 100, 1000);
+    script large = { 0 }, small = { 0 };
+    script_copy(&large, 1, 2, 60);
+    script_copy(&small, 2, 1, 60);
+    CHECK_EQ(submit(r, 1, &large, 1000), RING_QUEUED);
+    struct pollfd fd = { .fd = ring_fd(r), .events = POLLIN };
+    CHECK_EQ(poll(&fd, 1, PATIENCE_MS), 1);
+    CHECK_EQ(submit(r, 2, &small, 1000), RING_QUEUED);
+    CHECK_DONE(next_completion(r), 1, RING_DONE, 120, 2);
+    CHECK_DONE(next_completion(r), 2, RING_DONE, 60, 1);
+    ring_completion ran;
+    CHECK_EQ(ring_submit(r, 3, small.steps, small.count, 1000, &ran), RING_RAN);
+    close_ring(r);
+}
+
 static void goes_to_the_worker(const script *s, uint64_t window, uint64_t ranges, uint64_t bytes)
 {
     fake_reset();
@@ -303,6 +321,7 @@ int main(void)
 {
     RUN(test_programs_run_one_after_the_other_in_order_of_submission);
     RUN(test_small_program_on_an_idle_ring_runs_in_the_submitting_call);
+    RUN(test_small_program_does_not_end_before_one_whose_end_nobody_has_heard_of);
     RUN(test_program_that_would_hold_up_the_caller_goes_to_the_worker);
     RUN(test_worker_takes_over_when_the_device_is_not_done);
     RUN(test_ring_is_full_until_completions_are_reaped);

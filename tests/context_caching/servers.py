@@ -1,4 +1,4 @@
-"""Engines as processes of their own, on loopback, with ports from the operating system, stopped by process id.
+"""Engines as processes of their own, on loopback, stopped by process id.
 
 Redis listens on loopback only. Mooncake's processes, and every process that uses its client, so the test run, too, open ports
 on all addresses, whatever they are told, as long as the test lasts; no option of theirs changes that.
@@ -25,18 +25,13 @@ from typing import TypeVar
 import pytest
 
 from aiodatadist.context_caching.engines import mooncake_store
+from tests.ports import free_port
 
 T = TypeVar("T")
 
 PATIENCE = 20.0
 """Seconds that a server has for getting ready."""
 MIB = 1 << 20
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def eventually(look: Callable[[], T | None], what: str) -> T:

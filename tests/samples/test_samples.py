@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))
@@ -18,8 +19,7 @@ RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
 
 def play(sample: str) -> list[str]:
     """Both ends, each reading what the other prints; their stderr. What they assert is their exit code."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     from_server, to_client = os.pipe()
     from_client, to_server = os.pipe()
     command = [*RUN, str(HERE / f"{sample}.py")]
