@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, process_time
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +21,7 @@ class Stopwatch:
 
     Attributes:
         seconds: that it lasted.
-        stood_still: those of them in which no thread of this process ran.
+        stood_still: those of them in which no thread of this process ran, nor used a processor.
     """
 
     def __init__(self) -> None:
@@ -45,16 +45,17 @@ class Stopwatch:
             self._thread.join()
 
     def _look_out(self) -> None:
-        last = monotonic()
+        last = monotonic(), process_time()
         while not self._over.wait(PAUSE):
-            last = self._look(last)
-        self._look(last)
+            last = self._look(*last)
+        self._look(*last)
 
-    def _look(self, last: float) -> float:
-        now = monotonic()
-        if now - last - PAUSE >= STILL:
-            self.stood_still += now - last - PAUSE
-        return now
+    def _look(self, last: float, last_used: float) -> tuple[float, float]:
+        now, used = monotonic(), process_time()
+        late = now - last - PAUSE
+        if late >= STILL:  # else, or as far as somebody of ours worked, it was not the machine
+            self.stood_still += max(0.0, late - (used - last_used))
+        return now, used
 
 
 @contextmanager

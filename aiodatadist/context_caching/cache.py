@@ -248,7 +248,7 @@ class ContextCache:
     def _check_quiet(self) -> None:
         if self._in_slots:
             raise EmsInvalidArgument(
-                f"{len(self._in_slots)} saves and loads use the registered cache: await them, or their quiesced()"
+                f"{len(self._in_slots)} saves and loads use the registered cache: wait until they have ended"
             )
 
     def _check_v1(self) -> CcConfig_v1:
@@ -571,6 +571,7 @@ class ContextCache:
         try:
             return await in_time(self._presence.exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
+            logger.warning("exists of %d hashes found nothing: %s", len(wanted), problem)
             self._failed()
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
@@ -588,7 +589,7 @@ class ContextCache:
         self._check_v1()
         wanted = check_hashes(hashes)
         deadline = anyio.current_time() + rules.seconds(timeout)
-        return await self._in_time(self._presence.remove(wanted, deadline), deadline)
+        return await self._in_time(f"remove of {len(wanted)} hashes", self._presence.remove(wanted, deadline), deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
@@ -596,14 +597,16 @@ class ContextCache:
         self._check_running()
         names = self._pool_keys(keys)
         deadline = anyio.current_time() + rules.seconds(timeout)
-        return await self._in_time(self._presence.remove_keys(names, deadline), deadline)
+        return await self._in_time(
+            f"remove of {len(names)} keys", self._presence.remove_keys(names, deadline), deadline
+        )
 
-    async def _in_time(self, work: Coroutine[Any, Any, int], deadline: float) -> int:
+    async def _in_time(self, what: str, work: Coroutine[Any, Any, int], deadline: float) -> int:
         try:
             return await in_time(work, deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             self._failed()
-            raise translated(problem, "") from problem
+            raise translated(problem, what) from problem
 
     # ---- health ----
 

@@ -20,17 +20,21 @@ from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
     EmsInvalidArgument,
+    EmsIoError,
+    EmsTimeout,
 )
 from aiodatadist.context_caching.future import CcFuture
 from aiodatadist.context_caching.layout import LayerGroup
 from aiodatadist.context_caching.loop_thread import LoopThread
 from aiodatadist.context_caching.names import PrimaryKey
 from aiodatadist.context_caching.places import KvBufferWrapper
+from aiodatadist.context_caching.pool import PoolRefused
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer import Transfer
 
 __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
-           "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException", "KVCacheType", "KvBufferWrapper",
+           "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException",
+           "EmsInternalError", "EmsInvalidArgument", "EmsIoError", "EmsTimeout", "KVCacheType", "KvBufferWrapper",
            "LayerGroup", "PrimaryKey"]  # fmt: skip
 
 T = TypeVar("T")
@@ -205,7 +209,7 @@ class Ems:
         Raises:
             EmsInvalidArgument: ``config`` is no EmsConfig, or another than that of the running client.
             EmsException: with ``EMS_RECOVERD_ERROR``: the pool is not there yet, call this again later; else it cannot be
-                opened. There is no client then.
+                opened, and calling again does not help. There is no client then.
         """
         if not isinstance(config, EmsConfig):
             raise EmsInvalidArgument(f"config is of type {type(config).__name__}: it has to be an EmsConfig")
@@ -218,7 +222,8 @@ class Ems:
             try:
                 cls._client = _Client(config)
             except EmsException as error:
-                if error.status_code() in {EmsErrorCode.EMS_IO_ERROR, EmsErrorCode.EMS_IO_TIMEOUT}:
+                is_refused = isinstance(error.__cause__, PoolRefused)
+                if error.status_code() in {EmsErrorCode.EMS_IO_ERROR, EmsErrorCode.EMS_IO_TIMEOUT} and not is_refused:
                     raise EmsException(error.message(), EmsErrorCode.EMS_RECOVERD_ERROR) from error
                 raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,8 @@ from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.names import VERSION, Shape
 from aiodatadist.context_caching.slots import Users
 from aiodatadist.descriptors import Placement
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ class Layout:
 
     def __init__(self, layers: Any, groups: Any, placements_of: Callable[[Iterable[int]], list[Placement]]) -> None:
         """Raises EmsInvalidArgument: it is no KV cache, or the groups do not fit."""
+        if hasattr(layers, "dtype"):  # it would be read number by number
+            raise EmsInvalidArgument(
+                f"layers is of type {type(layers).__name__}: it has to be a list with, for each layer, a list of tensors"
+            )
         tensors = [_layer(layer, f"layers[{i}]") for i, layer in enumerate(rules.some(layers, "layers"))]
         _check_apart([tensor for layer in tensors for tensor in layer])
         self._tensors = tensors
@@ -105,6 +112,9 @@ class Layout:
         for g, group in enumerate(numbers):
             _check_alike(tensors, group, g)
         self.groups = [Group([t for layer in group for t in tensors[layer]], placements_of) for group in numbers]
+        for made, group in zip(self.groups, numbers, strict=True):
+            blocks, size, nbytes = made.slots // made.block_size, made.block_size, made.token_bytes
+            logger.info("KV cache: %d layers, %d blocks of %d tokens of %d bytes", len(group), blocks, size, nbytes)
         self.shape = Shape(_fingerprint(tensors, numbers), len(numbers))
 
 
@@ -167,8 +177,10 @@ def _tensor(value: Any, name: str) -> Tensor:
         contiguous, readonly = interface.get("strides") is None, interface["data"][1]
     else:
         found, contiguous, readonly = _of_buffer(value, name)
-    if len(found.shape) < 2 or found.nbytes == 0:
+    if len(found.shape) < 2:
         raise EmsInvalidArgument(f"{name} has the shape {found.shape}: it has to be [num_blocks, block_size, ...]")
+    if found.nbytes == 0:
+        raise EmsInvalidArgument(f"{name} has the shape {found.shape}: it has no bytes")
     if not contiguous:
         raise EmsInvalidArgument(f"{name} is not contiguous: consecutive slots have to be contiguous memory")
     if readonly:

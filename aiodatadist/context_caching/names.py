@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -74,11 +75,22 @@ def parts_of(key: Any, name: str) -> tuple[str, str]:
 def check_hashes(hashes: Any) -> Sequence[int]:
     """Raises EmsInvalidArgument: not some distinct whole numbers from -2**63 to 2**64 - 1."""
     listed = rules.some(hashes, "hashes")
+    if set(map(type, listed)) != {int}:
+        listed = [_whole(value, f"hashes[{i}]") for i, value in enumerate(listed)]
     for i, value in enumerate(listed):
         if not isinstance(value, int) or isinstance(value, bool) or not MIN_HASH <= value < MAX_HASH:
             rules.integer(value, f"hashes[{i}]", MIN_HASH, MAX_HASH - 1)
     rules.distinct(listed, "hashes")
     return listed
+
+
+def _whole(value: Any, name: str) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        raise EmsInvalidArgument(
+            f"{name} is of type {type(value).__name__}: it has to be an int, for instance int.from_bytes(digest[:8])"
+        )
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    return operator.index(value) if is_whole else value
 
 
 class Shape(NamedTuple):
@@ -92,8 +104,12 @@ class Shape(NamedTuple):
         return f"{self.fingerprint:32}{self.groups:08}".encode()
 
     @classmethod
-    def noted(cls, note: bytes) -> Shape:
-        return cls(note[:32].decode(), int(note[32:]))
+    def noted(cls, note: bytes) -> Shape | None:
+        """None: it is none of ours."""
+        try:
+            return cls(note[:32].decode("ascii"), int(note[32:]))
+        except ValueError:
+            return None
 
 
 NOTE: Final = 40

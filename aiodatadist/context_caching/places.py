@@ -89,7 +89,9 @@ class SlotMemory(Memory):
                 raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
             return cls.chunked(layout, chunks, count)
         if slots is None or offsets is None:
-            raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
+            raise EmsInvalidArgument(
+                "slots (slot_mapping) or offsets are missing: give both, or chunks (chunk_descs) instead"
+            )
         return cls.mapped(layout, slots, offsets, count)
 
     @classmethod
@@ -239,8 +241,13 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
             f"{name} is of type {type(owner).__name__}: it has to be a KvBufferWrapper or a writable buffer"
         ) from None
     rules.plain(view, name)
-    if view.readonly or not view.c_contiguous or not view.nbytes:
-        raise EmsInvalidArgument(f"{name} has to be writable, contiguous and not empty")
+    for is_wrong, what in (
+        (view.readonly, "read-only"),
+        (not view.c_contiguous, "not contiguous"),
+        (not view.nbytes, "empty"),
+    ):
+        if is_wrong:
+            raise EmsInvalidArgument(f"{name} is {what}: it has to be writable, contiguous and not empty")
     return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view
 
 

@@ -61,6 +61,10 @@ class PoolUnreachable(ConnectionError):
     """No answer from the pool at all."""
 
 
+class PoolRefused(PoolUnreachable):
+    """Somebody answers, and does not want us: a wrong password, another protocol. To ask again does not help."""
+
+
 class Stage(Protocol):
     """Writable memory for one value, lent until it is put or released.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -19,6 +19,11 @@ NOTE_EVERY: Final = 30.0
 """Seconds after which a save looks again whether its layout is still noted down in the pool."""
 AT_ONCE: Final = 512
 """Hashes asked for at a time."""
+KEYS_AT_ONCE: Final = 2048
+"""Keys that a pool is asked about at a time: each takes some microseconds of the loop's."""
+
+
+T = TypeVar("T")
 
 
 class Presence:
@@ -75,8 +80,7 @@ class Presence:
         found = [self._work.local.has(key) for key in keys]
         rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
         if rest:
-            question = self._work.pool.exists_many(rest, lease_ms=lease_ms, deadline=deadline)
-            answers = iter(await self._work.ask(question, deadline))
+            answers = iter(await self._asked(rest, lease_ms, deadline))
             found = [there or next(answers) for there in found]
         everywhere, at = [True] * len(hashes), 0
         for shard in known:
@@ -87,6 +91,15 @@ class Presence:
             if not any(here) and shape is self._shapes.get(shard):
                 del self._shapes[shard]  # perhaps they have another layout now: look again next time
         return everywhere if len(known) == len(shards) else [False] * len(hashes)
+
+    async def _asked(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
+        found: list[bool] = []
+        for part in _portions(keys):
+            if found:
+                await anyio.lowlevel.checkpoint()
+            question = self._work.pool.exists_many(part, lease_ms=lease_ms, deadline=deadline)
+            found += await self._work.ask(question, deadline)
+        return found
 
     async def _shapes_of(self, shards: Sequence[str], local_only: bool, deadline: float) -> dict[str, Shape]:
         """The layouts that are known: ours, and what other ranks have noted down. Reads those that are not, all at once."""
@@ -99,8 +112,8 @@ class Presence:
                 problems.append(problem)
                 group.cancel_scope.cancel()
             else:
-                if note is not None:
-                    shapes[shard] = self._shapes[shard] = Shape.noted(note)
+                if note is not None and (shape := Shape.noted(note)) is not None:
+                    shapes[shard] = self._shapes[shard] = shape
 
         shapes = dict(self._shapes)  # other calls may forget them while this one reads
         if self._own is not None:
@@ -119,13 +132,25 @@ class Presence:
         shape = (await self._shapes_of([self._names.shard], False, deadline)).get(self._names.shard)
         if shape is None:
             return 0
-        keys = [self._names.of_hash(h, shape, g) for h in hashes for g in range(shape.groups)]
+        keys: list[PoolKey] = []
+        for part in _portions(hashes):
+            if keys:
+                await anyio.lowlevel.checkpoint()
+            keys += [self._names.of_hash(h, shape, g) for h in part for g in range(shape.groups)]
         return await self.remove_keys(keys, deadline)
 
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:
         """Forget values; how many there were. They are gone from the local read cache in any case."""
         self._work.local.remove(keys)
+        removed = 0
         try:
-            return await self._work.ask(self._work.pool.remove_many(keys, deadline=deadline), deadline)
+            for part in _portions(keys):
+                removed += await self._work.ask(self._work.pool.remove_many(part, deadline=deadline), deadline)
         finally:
             self._work.local.remove(keys)  # what was read while the pool still had them
+        return removed
+
+
+def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """A part at a time: others want the loop in between."""
+    return (items[first : first + KEYS_AT_ONCE] for first in range(0, len(items), KEYS_AT_ONCE))

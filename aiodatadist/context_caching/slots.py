@@ -50,7 +50,7 @@ class Users:
         at = ffi.new("uint64_t *")
         if ring.slots_take(self._pointer(), *runs.pointers(), writes, at) == ring.SLOTS_BUSY:
             raise EmsInvalidArgument(
-                f"{name}[{at[0]}] is {runs.shown(at[0])}, which another save or load uses: await it, or its quiesced()"
+                f"{name}[{at[0]}] is {runs.shown(at[0])}, which another save or load uses: wait until that has ended"
             )
 
     def give(self, runs: Runs) -> None:

@@ -86,11 +86,17 @@ class Transfer:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
-        """Call it on the loop when this has ended; at once if it has."""
+        """Call it on the loop when this has ended; at once if it has. What it raises is logged."""
         if self.done():
-            callback(self)
+            self._tell(callback)
         else:
             self._callbacks.append(callback)
+
+    def _tell(self, callback: Callable[[Transfer], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # its own affair: the cache and its other calls go on
+            logger.exception("%s: a done callback failed", self.what)
 
     async def _wait(self) -> None:
         if self.done():
@@ -118,10 +124,10 @@ class Transfer:
             return
         self._result, self._error = result, error
         if error is not None:
-            logger.warning("%s: %s", self.what, error)
+            logger.warning("%s", error)
         self._ended.set()
         for callback in self._callbacks:
-            callback(self)
+            self._tell(callback)
         self._callbacks.clear()
 
     def __repr__(self) -> str:

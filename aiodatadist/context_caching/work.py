@@ -46,6 +46,8 @@ FOREIGN_WAVE = 8 << 20
 """The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
 AT_ONCE = 512
 """Values that the pool is asked for at a time."""
+USELESS = 65536
+"""Keys that are remembered at most because their values are damaged, or of another length than was wanted."""
 LATE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
@@ -151,6 +153,7 @@ class Work:
         is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if is_here else Envelope()
         self._wave = WAVE if is_here else FOREIGN_WAVE
+        self._useless: dict[PoolKey, None] = {}  # the oldest first
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
         """A question to the pool, by somebody whose own scope ends a little after the deadline. If that has passed already,
@@ -174,7 +177,8 @@ class Work:
     # ---- saving ----
 
     async def save(self, call: Call) -> None:
-        """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it.
+        """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
+        there already stays, but for values that a load of this cache could not use: those are replaced.
 
         Raises:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
@@ -197,6 +201,9 @@ class Work:
                     elif len(stages) < len(wave):  # there may be room once all others have been put
                         await behind.done()
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
+        if (rejected := call.statuses.count(CcStatus.REJECTED)) > 0:
+            name = self.pool.capabilities.name
+            logger.warning("no room in the %s pool for %d of %d values", name, rejected, len(call.keys))
 
     def _reject(self, call: Call, values: Sequence[int]) -> None:
         for value in values:
@@ -204,9 +211,17 @@ class Work:
         self.counts["rejected"] += len(values)
 
     async def _absent(self, call: Call, values: Sequence[int]) -> deque[int]:
-        """Those that are not there yet."""
+        """Those that are not there yet, or of no use."""
         keys = [call.keys[v] for v in values]
         present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
+        if self._useless:
+            useless = [key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._useless]
+            if useless:
+                self.local.remove(useless)
+                await self.ask(self.pool.remove_many(useless, deadline=call.deadline), call.deadline)
+            present = [is_there and key not in self._useless for key, is_there in zip(keys, present, strict=True)]
+            for key in keys:
+                self._useless.pop(key, None)
         absent: deque[int] = deque()
         for value, is_there in zip(values, present, strict=True):
             if is_there:
@@ -301,6 +316,12 @@ class Work:
                 break
         return found
 
+    def _is_useless(self, key: PoolKey) -> None:
+        """Its value is not what it should be: the next save replaces it."""
+        self._useless[key] = None
+        if len(self._useless) > USELESS:
+            del self._useless[next(iter(self._useless))]
+
     async def _get(self, call: Call, wanted: Sequence[int], hold: Hold) -> dict[int, Value]:
         keys = [call.keys[v] for v in wanted]
         sizes = [self._wire_size(call, v) for v in wanted]
@@ -312,6 +333,8 @@ class Work:
             if isinstance(answer, GetStatus):
                 call.statuses[value] = _GOT[answer]
                 self.counts["missed"] += 1
+                if answer is GetStatus.WRONG_LENGTH:
+                    self._is_useless(call.keys[value])
             else:
                 values[value] = hold.add(answer)
         return values
@@ -339,6 +362,7 @@ class Work:
         for value in damaged:
             logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
             call.statuses[value] = CcStatus.MISS
+            self._is_useless(call.keys[value])
         self.counts["missed"] += len(damaged)
         self.counts["damaged"] += len(damaged)
         if damaged:
@@ -387,7 +411,7 @@ class Work:
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
         wave = [waiting.popleft()]
         payload, wire = call.size(wave[0]), self._wire_size(call, wave[0])
-        while waiting:
+        while waiting and len(wave) < AT_ONCE:
             payload, wire = payload + call.size(waiting[0]), wire + self._wire_size(call, waiting[0])
             if payload > self._wave or wire > self.budget.limit:
                 break

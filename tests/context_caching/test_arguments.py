@@ -11,6 +11,7 @@ import pytest
 
 from aiodatadist.context_caching import (
     CcCacheConfig,
+    CcStatus,
     ContextCache,
     EmsErrorCode,
     EmsException,
@@ -58,9 +59,9 @@ V1: list[tuple[dict[str, Any], str]] = [
     ({"offsets": [8, 0]}, r"offsets\[1\] is 0: a hash has at least 1 token"),
     ({"offsets": [9, -1]}, r"offsets\[1\] is -1"),
     ({"offsets": [4, None]}, r"offsets\[1\] is None"),
-    ({"slots": None}, "slots or offsets are missing"),
-    ({"offsets": None}, "slots or offsets are missing"),
-    ({"slots": None, "offsets": None}, "slots or offsets are missing"),
+    ({"slots": None}, r"slots \(slot_mapping\) or offsets are missing"),
+    ({"offsets": None}, r"slots \(slot_mapping\) or offsets are missing"),
+    ({"slots": None, "offsets": None}, r"slots \(slot_mapping\) or offsets are missing"),
     ({"chunks": [[(0, 4), (8, 4)]]}, "two ways to say it"),
     ({"slots": None, "chunks": [[(0, 4), (8, 4)]]}, "two ways to say it"),
 ]
@@ -84,7 +85,7 @@ V0: list[tuple[Any, Any, str]] = [
     (["a"], [[]], r"buffers\[0\] is empty"),
     (["a"], [5], r"buffers\[0\] is of type int"),
     (["a"], [[5]], r"buffers\[0\]\[0\] is of type int"),
-    (["a"], [[b"read-only"]], r"buffers\[0\]\[0\] has to be writable"),
+    (["a"], [[b"read-only"]], r"buffers\[0\]\[0\] is read-only"),
     (["a"], [[memoryview(BUFFER)[::2]]], "contiguous"),
     (["a", "a"], [ONE, ONE], r"keys\[1\] is .* as keys\[0\] is"),
     (["x" * 128], [ONE], r"keys\[0\] has 128 bytes"),
@@ -236,6 +237,32 @@ VALUES: list[Callable[[], Any]] = [
     lambda: view_of(np.zeros((4, 4), [("Object", "i4"), ("z", "c8")])),
     ctypes.c_float * 4 * 4,
 ]
+
+
+async def test_hashes_may_be_of_numpys_types() -> None:
+    async with opened("memory:", Kv()) as cache:
+        assert (await cache.save([np.int64(5), 6], **by_slots([0, 1]))).success == 2  # type: ignore[list-item]
+        assert (await cache.exists(np.array([5, 6]))).success == 2  # type: ignore[arg-type]
+        with pytest.raises(EmsInvalidArgument, match=r"hashes\[0\] is of type bytes: .* int.from_bytes"):
+            await cache.exists([b"digest"])  # type: ignore[list-item]
+
+
+async def test_an_array_in_place_of_layers_is_not_read() -> None:
+    class Enormous:
+        dtype = "float16"
+
+        def tolist(self) -> object:
+            raise AssertionError
+
+    async with opened("memory:") as cache:
+        with pytest.raises(EmsInvalidArgument, match="layers is of type Enormous: it has to be a list"):
+            await cache.register_kvcache(Enormous())  # type: ignore[arg-type]
+
+
+async def test_what_was_registered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiodatadist.context_caching")
+    async with opened("memory:", Kv()):
+        assert "KV cache: 3 layers, 16 blocks of 4 tokens of 576 bytes" in caplog.text
 
 
 @pytest.mark.parametrize("make", REFERENCES)
@@ -413,3 +440,10 @@ def test_what_can_be_said_in_two_ways_is_the_same(v1: ContextCache_v1) -> None:
     assert v1.load(hashes=[1], chunk_descs=[[(8, BLOCK)]]).success == 1
     assert kv.rows(range(BLOCK)) == kv.rows(range(8, 8 + BLOCK))
     assert isinstance(rank(), CcConfig_v1)
+
+
+async def test_values_without_room_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened("memory:?bytes=4096", Kv()) as cache:
+        result = await cache.save([1, 2], slots=range(64), offsets=[32, 32])
+        assert result.details == (CcStatus.REJECTED,) * 2
+        assert "no room in the memory pool for 2 of 2 values" in caplog.text

@@ -167,8 +167,8 @@ def test_memory_that_a_device_never_lets_go_of_is_never_used_again() -> None:
     assert done.stdout.splitlines() == [
         "EMS_INTERNAL_ERROR",
         "load of 1 keys: the device did not let go of the memory",
-        "slots[0] is 5, which another save or load uses: await it, or its quiesced()",
-        "1 saves and loads use the registered cache: await them, or their quiesced()",
+        "slots[0] is 5, which another save or load uses: wait until that has ended",
+        "1 saves and loads use the registered cache: wait until they have ended",
         "closing: EMS_INTERNAL_ERROR",
     ]
     assert "closed while 1 values or stages are lent; its memory stays" in done.stderr
@@ -225,3 +225,19 @@ async def test_an_envelope_without_xxhash_says_what_to_install(monkeypatch: pyte
         with pytest.raises(EmsInternalError, match="xxhash"):
             async with opened(Foreign(inner)):
                 pass
+
+
+async def test_a_done_callback_that_fails_concerns_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("of the callback's own")
+
+    async with opened("memory:", Kv()) as cache:
+        transfer = cache.start_save([1], **by_slots([0]))
+        told: list[bool] = []
+        transfer.add_done_callback(fail)
+        transfer.add_done_callback(lambda done: told.append(done.done()))
+        assert (await transfer).success == 1
+        transfer.add_done_callback(fail)
+        assert told == [True]
+        assert caplog.text.count("a done callback failed") == 2
+        assert (await cache.load([1], **by_slots([1]))).success == 1

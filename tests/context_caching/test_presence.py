@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
 from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, MemoryPool
 from aiodatadist.context_caching.pool import PoolKey, PoolUnreachable
@@ -75,6 +76,35 @@ async def test_the_layouts_of_all_ranks_are_read_at_the_same_time() -> None:
         for _ in range(2):
             assert (await scheduler.exists(HASHES, all_ranks=True)).success == len(HASHES)
         assert pool.asked["get_many"] == RANKS  # once each
+
+
+async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.presence.KEYS_AT_ONCE", 5)
+    async with asked() as (pool, scheduler):
+        for number in range(RANKS):
+            await save(pool, number, HASHES[: 4 - number // 2])
+        pool.questions.clear()
+        assert (await scheduler.exists(HASHES, all_ranks=True)).success == 3
+        assert [len(question) for question in pool.questions] == [5, 5, 5, 1]
+        assert await scheduler.remove([*range(-20, 0), *HASHES]) == 4
+        assert pool.asked["remove_many"] == 5
+
+
+async def test_a_note_that_is_none_says_nothing() -> None:
+    async with asked() as (pool, scheduler):
+        await save(pool, 0, HASHES)
+        note = scheduler._names.of_note("p0t1g0"[:4])
+        assert await scheduler._work.write_note(note, b"\xff" * 40, anyio.current_time() + 5)
+        assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
+
+
+async def test_a_pool_that_does_not_answer_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with asked() as (pool, scheduler):
+        await save(pool, 0, HASHES)
+        assert (await scheduler.exists(HASHES)).success == 4
+        pool.misdeeds["exists_many"] = fails_with(PoolUnreachable("the cable is cut"))
+        await scheduler.exists(HASHES)
+        assert "exists of 4 hashes found nothing: the cable is cut" in caplog.text
 
 
 async def test_a_layout_that_cannot_be_read_is_a_failure_of_the_pool() -> None:

@@ -1,0 +1,74 @@
+"""What a load could not use, the next save replaces; what it could use stays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aiodatadist.context_caching import CcStatus, ContextCache, KVPool, MemoryPool
+from tests.context_caching.fakes import Foreign
+from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened
+
+both = pytest.mark.parametrize("is_foreign", [False, True], ids=["embedded", "foreign"])
+
+
+@asynccontextmanager
+async def caches(is_foreign: bool) -> AsyncIterator[tuple[Kv, ContextCache, MemoryPool]]:
+    kv = Kv()
+    async with await MemoryPool.open(ROOM) as inner:
+        pool: KVPool = Foreign(inner) if is_foreign else inner
+        async with opened(pool, kv, read_cache_bytes=ROOM) as cache:
+            yield kv, cache, inner
+
+
+async def test_a_damaged_value_is_replaced() -> None:
+    async with caches(True) as (kv, cache, inner):
+        await cache.save([1, 2], **by_slots([0, 1]), write_rcache=False)
+        _, entry = list(inner._shelf._entries.items())[2]
+        with inner._shelf.view(entry.address, entry.nbytes) as view:
+            view[100] ^= 1
+        result = await cache.load([1, 2], **by_slots([8, 9]))
+        assert result.details == (CcStatus.OK, CcStatus.MISS)
+        assert (await cache.save([1, 2], **by_slots([0, 1]), write_rcache=False)).success == 2
+        assert cache.statistics.saved == 3
+        assert (await cache.load([1, 2], **by_slots([8, 9]))).success == 2
+        assert kv.rows(block_slots([8, 9])) == kv.rows(block_slots([0, 1]))
+
+
+@both
+@pytest.mark.parametrize("write_rcache", [False, True])
+async def test_a_value_of_another_length_is_replaced(is_foreign: bool, write_rcache: bool) -> None:
+    async with caches(is_foreign) as (kv, cache, _):
+        assert (await cache.save([1], slots=[0, 1], offsets=[2], write_rcache=write_rcache)).success == 1
+        assert (await cache.load([1], **by_slots([8]))).details == (CcStatus.MISS,)
+        assert (await cache.save([1], **by_slots([0]), write_rcache=write_rcache)).success == 1
+        assert (await cache.load([1], **by_slots([8]))).success == 1
+        assert kv.rows(block_slots([8])) == kv.rows(block_slots([0]))
+
+
+@both
+async def test_a_value_that_nobody_missed_stays(is_foreign: bool) -> None:
+    async with caches(is_foreign) as (kv, cache, _):
+        first = kv.rows(block_slots([0]))
+        await cache.save([1], **by_slots([0]), write_rcache=False)
+        assert (await cache.load([1], **by_slots([8]))).success == 1
+        kv.layers[0][0][0] += 1  # the same hash, and other contents: nobody does that
+        assert (await cache.save([1], **by_slots([0]))).success == 1
+        assert cache.statistics.present == 1
+        await cache.load([1], **by_slots([9]))
+        assert kv.rows(block_slots([9])) == first
+
+
+async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.work.USELESS", 2)
+    async with caches(False) as (_, cache, _):
+        hashes = [1, 2, 3]
+        await cache.save(hashes, slots=[0, 1, 2], offsets=[1] * 3)
+        for h in hashes:
+            assert (await cache.load([h], **by_slots([h]))).success == 0
+        assert len(cache._work._useless) == 2
+        await cache.save(hashes, **by_slots([4, 5, 6]))
+        assert not cache._work._useless
+        assert [(await cache.load([h], **by_slots([8]))).success for h in hashes] == [0, 1, 1]
