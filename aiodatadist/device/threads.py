@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def _start(call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None) -> asyncio.Future[T]:
+def _start(
+    call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None
+) -> tuple[asyncio.Future[T], concurrent.futures.Future[None] | None]:
+    """What becomes of it, and its place in the queue for threads, if there is one."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -33,10 +37,9 @@ def _start(call: Callable[..., T], args: tuple[Any, ...], threads: Executor | No
             logger.debug("%r ended after its event loop", call)
 
     if threads is not None:
-        threads.submit(run)
-    else:
-        threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
-    return future
+        return future, threads.submit(run)
+    threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+    return future, None
 
 
 async def in_thread(
@@ -56,15 +59,17 @@ async def in_thread(
         on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
         threads: to be used, for short calls that are made often; otherwise a thread of its own.
     """
-    future = _start(call, args, threads)
+    future, queued = _start(call, args, threads)
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:
+        if queued is not None and queued.cancel():  # it waited for a thread, and never begins
+            raise
         if on_cancel is not None:
             on_cancel()
         await _finish(future)
         if undo is not None and future.exception() is None:
-            await _finish(_start(undo, (future.result(),)))
+            await _finish(_start(undo, (future.result(),))[0])
         if future.exception() is not None:
             logger.debug("%r failed after its waiter was cancelled: %s", call, future.exception())
         raise

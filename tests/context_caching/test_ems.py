@@ -29,7 +29,7 @@ from aiodatadist.context_caching.ems import (
     KvBufferWrapper,
     PrimaryKey,
 )
-from aiodatadist.context_caching.pool import KVPool, PoolUnreachable
+from aiodatadist.context_caching.pool import KVPool, PoolRefused, PoolUnreachable
 from tests.context_caching.fakes import Foreign, never
 from tests.context_caching.kit import BLOCK, Kv, block_slots, rank
 from tests.stopwatch import lasting
@@ -267,6 +267,15 @@ def test_a_pool_that_is_not_there_yet_may_come(monkeypatch: pytest.MonkeyPatch) 
         assert not Ems.check_health()
     is_there = True
     assert v1().exists([1]).success == 0
+
+
+def test_a_pool_that_refuses_is_not_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_pool(url: str) -> KVPool:
+        raise PoolRefused("invalid username-password pair")
+
+    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    assert code_of(Ems.init, V1) is EmsErrorCode.EMS_IO_ERROR
+    assert Ems.get_cc() is None
 
 
 def test_a_wrong_pool_is_a_wrong_argument() -> None:
