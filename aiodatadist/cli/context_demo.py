@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +24,9 @@ from aiodatadist.cli.figures import duration, quantity
 from aiodatadist.cli.messages import Bytes
 from aiodatadist.cli.prompt import load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
+
+_PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
+"""An option, and its value."""
 
 
 class ContextJob(BaseModel):
@@ -115,12 +118,15 @@ def _checked(run: ContextRun) -> ContextRun:
 
 
 def _public(url: str) -> str:
-    """Without the password."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    account, _, place = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{account.partition(':')[0]}:***@{place}").geturl()
+    """Without passwords, also of URLs that are wrong because of them: rather too little is shown than too much."""
+    scheme, slashes, rest = url.partition("//")
+    account, at, place = rest.rpartition("@")
+    user, has_password, _ = account.partition(":")
+    if has_password:
+        if _PASSWORD.search(account):  # so this may be its "@", and no account's
+            place = "***"
+        url = f"{scheme}{slashes}{user}:***{at}{place}"
+    return _PASSWORD.sub(r"\1***", url)
 
 
 async def _in_process(job: ContextJob, command: Command) -> ContextRun:
@@ -161,6 +167,11 @@ def _rows(run: ContextRun) -> Sequence[tuple[str, str]]:
 def _gain(first: ContextRun, second: ContextRun) -> str:
     if not second.loaded_tokens:
         return "the second run found nothing that it could load"
+    if first.loaded_tokens:
+        return (
+            f"the first run found {first.loaded_tokens} tokens in the pool already, so there is nothing to compare with: "
+            "another --seed begins anew"
+        )
     before, after = first.load_seconds + first.compute_seconds, second.load_seconds + second.compute_seconds
     return (
         f"the second run did not compute {second.loaded_tokens} tokens again: its first token was there after "

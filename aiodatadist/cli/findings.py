@@ -183,8 +183,10 @@ def engine_findings() -> Iterator[Finding]:
     redis = "optional: redis:// and rediss:// pools, pip install 'aiodatadist[redis]'"
     yield _package("redis", missing=redis, mark="ok")
     yield _mooncake()
-    missing = "pools outside this process do not work: pip install xxhash"
-    yield _package("xxhash", missing=missing, mark="warn" if _is_there("redis", "mooncake") else "ok")
+    if _is_there("redis", "mooncake"):
+        yield _package("xxhash", missing="the engine's pools do not work without it: pip install xxhash", mark="warn")
+    else:
+        yield _package("xxhash", missing="optional: comes with the extra of an engine", mark="ok")
 
 
 def _mooncake() -> Finding:

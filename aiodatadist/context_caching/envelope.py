@@ -72,7 +72,7 @@ class Envelope:
             self._hash: Any = importlib.import_module("xxhash").xxh3_64_intdigest
         except ImportError as problem:
             raise FeatureNotEnabled(
-                "pools outside this process need xxhash", hint="pip install xxhash; it comes with the engines' extras"
+                "pools outside this process need the package xxhash, which is not installed", hint="pip install xxhash"
             ) from problem
         self._threads = ThreadPoolExecutor(THREADS, "aiodatadist checksums")
 

@@ -40,15 +40,14 @@ async def open_pool(url: str) -> KVPool:
         except ParamInvalid as problem:
             raise EmsInvalidArgument(f"{url}: {problem}") from problem
     if scheme not in _ENGINES:
-        raise EmsInvalidArgument(
-            f"{scheme!r} is no kind of pool: it has to be memory:, redis://, rediss:// or mooncake://"
-        )
+        what = repr(scheme) if addresses.is_scheme(scheme) else "a URL without a scheme"
+        raise EmsInvalidArgument(f"{what} is no kind of pool: it has to be memory:, redis://, rediss:// or mooncake://")
     name, kind = _ENGINES[scheme]
     try:
         engine = importlib.import_module(f"aiodatadist.context_caching.engines.{name}")
     except ImportError as problem:
         raise EmsInvalidArgument(
-            f"{scheme}:// needs a package that is not installed ({problem}): pip install 'aiodatadist[{name}]'"
+            f"{scheme}:// needs {_missing(problem)}: pip install 'aiodatadist[{name}]'"
         ) from problem
     try:
         pool: KVPool = await getattr(engine, kind).open(url)
@@ -57,6 +56,16 @@ async def open_pool(url: str) -> KVPool:
     except (TypeError, ValueError, ImportError, ParamInvalid) as problem:
         raise EmsInvalidArgument(f"{scheme}://: {problem}") from problem
     return pool
+
+
+def _missing(problem: ImportError) -> str:
+    """The package that is not there, whoever said so first."""
+    while isinstance(problem.__cause__, ImportError):
+        problem = problem.__cause__
+    package = (problem.name or "").partition(".")[0]
+    if isinstance(problem, ModuleNotFoundError) and package not in {"", "aiodatadist"}:
+        return f"the package {package}, which is not installed"
+    return f"a package that cannot be imported ({problem})"
 
 
 def _bytes_of(url: str) -> int:

@@ -25,6 +25,7 @@ from aiodatadist.context_caching.pool import (
 )
 from aiodatadist.testing.pools import MIB, content, fetch, new_key, soon, store
 from tests.conftest import open_files
+from tests.context_caching.kit import BLOCKS, Kv, by_slots, opened
 from tests.context_caching.servers import (
     PATIENCE,
     MooncakeLender,
@@ -319,6 +320,55 @@ async def test_mooncake_owner_killed_and_its_keys_put_anew(mooncake: Mooncake) -
         statuses = await within(15, lambda end: store(pool, keys, values, end))  # while the master still lists the dead
         assert statuses == [PutStatus.PRESENT if owner else PutStatus.STORED for owner in owners]
         assert await fetch(pool, keys, [100_000] * 12) == values
+
+
+async def test_what_a_cache_could_not_load_from_a_killed_owner_it_saves_again(mooncake: Mooncake) -> None:
+    kv, hashes = Kv(), list(range(BLOCKS))
+    async with mooncake.pool() as pool, opened(pool, kv) as cache:
+        assert (await cache.save(hashes, **by_slots(hashes))).success == BLOCKS
+        before = kv.image()
+        mooncake.lenders[0].kill()
+        kv.wipe()
+        loaded = (await cache.load(hashes, **by_slots(hashes), timeout=15)).success
+        lost = [i for i in hashes if not await cache.match_prefix([i])]
+        assert 0 < len(lost) < BLOCKS
+        assert lost[0] == loaded, "it ended there"
+        assert mooncake.lenders[0].segment in mooncake.master.segments(), "the master knows nothing of it"
+        for tensors, fresh in zip(kv.layers, Kv().layers, strict=True):
+            for tensor, again in zip(tensors, fresh, strict=True):
+                tensor[...] = again
+        saved, present = cache.statistics.saved, cache.statistics.present
+        assert (await cache.save(hashes, **by_slots(hashes), timeout=15)).success == BLOCKS
+        assert cache.statistics.saved - saved == len(lost)
+        assert cache.statistics.present - present == BLOCKS - len(lost)
+        kv.wipe()
+        assert (await cache.load(hashes, **by_slots(hashes))).success == BLOCKS
+        assert kv.image() == before
+
+
+async def test_mooncake_keys_that_were_not_read_in_time_are_absent_when_their_owner_has_not_given_them(
+    mooncake: Mooncake,
+) -> None:
+    keys, values = [new_key() for _ in range(12)], [content(i, 1000) for i in range(12)]
+    async with mooncake.pool() as pool:
+        owners = await whose(pool, mooncake, keys, values)
+        hung = [key for key, owner in zip(keys, owners, strict=True) if owner == 0][:1]
+        mooncake.lenders[0].stop()
+        with pytest.raises(PoolTimeout):
+            await within(0.3, lambda end: pool.get_many(hung, [1000], deadline=end))
+        assert await pool.exists_many(hung, deadline=soon()) == [True], "nobody can tell yet"
+
+        async def is_absent() -> bool:
+            return await pool.exists_many(hung, deadline=soon()) == [False]
+
+        await until_true(is_absent)  # the call has come back without it
+        mooncake.lenders[0].go_on()
+
+        async def is_read() -> bool:
+            return await fetch(pool, hung, [1000]) == [values[keys.index(hung[0])]]
+
+        await until_true(is_read)
+        assert await pool.exists_many(hung, deadline=soon()) == [True]
 
 
 async def test_mooncake_owner_stopped_and_continued_after_the_deadline(mooncake: Mooncake) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from aiodatadist.context_caching.engines import mooncake, mooncake_store
 from aiodatadist.context_caching.engines.arena import Arena
 from aiodatadist.context_caching.engines.buffers import Buffers
 from aiodatadist.context_caching.engines.calls import Calls, Refused
 from aiodatadist.context_caching.engines.lending import Budget
+from aiodatadist.context_caching.engines.mooncake import MooncakePool
 from aiodatadist.context_caching.engines.redis_nodes import parse_nodes
+from aiodatadist.context_caching.pool import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
 
 KIB = 1024
 
@@ -192,3 +200,156 @@ async def test_a_look_that_fails_ends_the_wait() -> None:
     assert calls.abandoned == 1
     go_on.set()
     assert await calls.aclose(5)
+
+
+async def test_who_waits_for_a_thread_when_they_end_is_told(no_leaks: None) -> None:
+    calls, go_on, over = Calls(1, 1), threading.Event(), []
+
+    async def wait(peer: str) -> None:
+        with pytest.raises(PoolUnreachable, match="closed"), anyio.fail_after(5):
+            await calls.run(peer, lambda: None, lambda: over.append(peer))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(calls.run, "busy", lambda: go_on.wait(5), lambda: over.append("busy"))
+        await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as waiting:
+            for peer in ("busy", "other"):  # one for its share, one for any thread
+                waiting.start_soon(wait, peer)
+            await anyio.wait_all_tasks_blocked()
+            assert not await calls.aclose(0.05)
+        assert sorted(over) == ["busy", "other"], "although the one under way has not returned"
+        go_on.set()
+    await wait("late")
+    assert await calls.aclose(5)
+    assert sorted(over) == ["busy", "busy", "late", "other"]
+    assert calls.running == 0
+
+
+def test_what_was_lost_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(mooncake_store, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(mooncake_store, "LOST_KEYS", 3)
+    lost = mooncake_store.Lost(10)
+    lost.add("abc")
+    lost.add("a")
+    lost.add("d")
+    assert [key in lost for key in "abcd"] == [True, False, True, True], "the one that was last seen first has gone"
+    lost.forget("cx")
+    assert [key in lost for key in "abcd"] == [True, False, False, True]
+    now += 10
+    assert not any(key in lost for key in "abcd")
+
+
+class Engine:
+    """What the pool asks of Mooncake's store. Every key is listed; to read one raises, or finds its owner gone."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.go_on = threading.Event()
+
+    def batch_get_into(self, keys: list[str], *_: object) -> list[int]:
+        if not self.gone:
+            raise RuntimeError("out of order")
+        self.go_on.wait(5)
+        return [mooncake_store.NODE_GONE] * len(keys)
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        return [1] * len(keys)
+
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, Any]:
+        return {}
+
+    def batch_remove(self, keys: list[str], is_forced: bool) -> list[int]:
+        return [0] * len(keys)
+
+    def unregister_buffer(self, address: int) -> None:
+        pass
+
+
+@pytest.fixture
+async def broken_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MooncakePool]:
+    """A pool over it, with 64 MiB, that asks no master."""
+    monkeypatch.setattr(mooncake_store, "give_back", lambda: None)
+    monkeypatch.setattr(mooncake, "AT_ONCE", 2)
+    pool = MooncakePool(mooncake._Place("nowhere", 1, 2, 64 * MIB, 4, 1), None, Engine(), Arena(64 * MIB))
+    pool._seen = math.inf
+    async with aclosing(pool):
+        yield pool
+
+
+async def all_is_free(pool: MooncakePool) -> None:
+    (stage,) = await pool.stage([63 * MIB], deadline=soon())
+    assert stage is not None
+    stage.release()
+
+
+async def test_a_bad_stage_costs_no_memory_for_the_good_ones(broken_engine: MooncakePool) -> None:
+    keys, foreign = [new_key(), new_key()], await Arena(64 * KIB).lend([KIB])
+    for bad in (None, mooncake.MooncakeStage(foreign[0])):
+        good, released = await broken_engine.stage([30 * MIB, KIB], deadline=soon())
+        assert good is not None
+        assert released is not None
+        released.release()
+        with pytest.raises(ValueError, match="another pool"):
+            await broken_engine.put_many(keys, [good, bad or released], deadline=soon())
+        await all_is_free(broken_engine)
+        (good,) = await broken_engine.stage([30 * MIB], deadline=soon())
+        assert good is not None
+        with pytest.raises(ValueError, match="another pool"):
+            await broken_engine.put_many(keys, [good, good], deadline=soon())
+        await all_is_free(broken_engine)
+
+
+async def test_an_engine_that_raises_is_heard_as_itself(broken_engine: MooncakePool) -> None:
+    for count in (1, 40):  # one call of the engine, and several
+        with pytest.raises(RuntimeError, match="out of order"):
+            await broken_engine.get_many([new_key() for _ in range(count)], [KIB] * count, deadline=soon())
+        await all_is_free(broken_engine)
+
+
+async def are_there(pool: MooncakePool, keys: list[PoolKey]) -> list[bool]:
+    return await pool.exists_many(keys, deadline=soon())
+
+
+async def test_what_could_not_be_read_is_absent_until_it_is_put_or_removed(broken_engine: MooncakePool) -> None:
+    pool, keys = broken_engine, [new_key() for _ in range(3)]
+    pool._store.gone = True
+    pool._store.go_on.set()
+    assert await fetch(pool, keys, [KIB] * 3) == [GetStatus.MISS] * 3
+    assert await are_there(pool, keys) == [False] * 3
+    assert await store(pool, keys[:1], [b"value"]) == [PutStatus.PRESENT]
+    assert await pool.remove_many(keys[1:2], deadline=soon()) == 1
+    assert await are_there(pool, keys) == [True, True, False]
+
+
+@pytest.mark.parametrize("is_put", [False, True])
+async def test_a_read_that_comes_back_late_says_nothing_of_what_was_put_since(
+    broken_engine: MooncakePool, is_put: bool
+) -> None:
+    pool, key = broken_engine, new_key()
+    pool._store.gone = True
+    with pytest.raises(PoolTimeout):
+        await pool.get_many([key], [63 * MIB], deadline=anyio.current_time() + 0.05)
+    assert await are_there(pool, [key]) == [True]
+    if is_put:
+        assert await store(pool, [key], [b"value"]) == [PutStatus.PRESENT]
+    pool._store.go_on.set()
+    await all_is_free(pool)  # it has come back
+    assert await are_there(pool, [key]) == [is_put]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_keys_of_a_peer_that_is_not_asked_are_absent_if_it_is_known(
+    broken_engine: MooncakePool, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(peer: str, call: object, over: Callable[[], object], *_: object) -> None:
+        over()
+        raise Refused(peer)
+
+    pool, key = broken_engine, new_key()
+    if is_known:  # some segment fails: calls are made for each by itself
+        pool._segments, pool._suspects = ["hangs", "fails"], {"fails": math.inf}
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._calls, "run", refuse)
+        assert await fetch(pool, [key], [KIB]) == [GetStatus.FAILED]
+    assert await are_there(pool, [key]) == [not is_known]

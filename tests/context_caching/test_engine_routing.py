@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
+from aiodatadist.context_caching import EmsInvalidArgument, open_pool
+from aiodatadist.context_caching.engines import addresses, mooncake_store
 from aiodatadist.context_caching.engines.keys import group, rendezvous
 from aiodatadist.context_caching.engines.mooncake import MooncakePool
 from aiodatadist.context_caching.pool import NodeInfo, PoolKey, PoolUnreachable, PutStatus
+from aiodatadist.errors import ParamInvalid
 from aiodatadist.testing.pools import new_key, soon, store
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.servers import MooncakeMaster, RedisServer, running
+from tests.ports import free_port
 
 __all__ = ["mooncake_master", "redis_server", "redis_servers"]
 
@@ -111,6 +118,9 @@ async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: s
         ("mooncake://127.0.0.1?metrics=http", "metrics is 'http'"),
         ("mooncake://127.0.0.1?metrics=70000", "metrics is 70000"),
         ("mooncake://127.0.0.1?memory=1MiB", "memory is 1048576 bytes"),
+        ("mooncake://127.0.0.1?protocol=ascend", "protocol is 'ascend': it has to be tcp or rdma"),
+        ("mooncake://127.0.0.1:19003?metrics=19003", "both 19003: .*RPC port, by default 50051, .*HTTP port"),
+        ("mooncake://127.0.0.1:9003", "both 9003"),
     ],
 )
 async def test_a_mooncake_url_that_makes_no_sense(url: str, why: str) -> None:
@@ -140,3 +150,94 @@ async def test_redis_is_opened_with_the_account_and_the_kind_that_the_url_says(
     async with aclosing(await RedisPool.open(f"redis://default:open%20sesame@127.0.0.1:{guarded.port}/1")) as pool:
         assert pool.capabilities.auth
         assert await store(pool, [new_key()], [b"value"]) == [PutStatus.STORED]
+
+
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        (":/127.0.0.1", "has no // behind redis"),
+        (":127.0.0.1", "has no // behind redis"),
+        ("://", "has no host"),
+        ("://u:hunter2@:1", "has no host"),
+        ("://a:1,b:2", "one host and port; the other servers of a cluster are found through it"),
+        ("://a,b:2", "one host and port"),
+        ("://u:hunter2@a:1,b:2", "one host and port"),
+        ("://u:hunter2#x@h:1", r"port is no number .*'#', '/', '\?', '@'.*percent-encoded"),
+        ("://u:hunter2/x@h:1", "port is no number .*percent-encoded"),
+        ("://u:hunter2?x@h:1", "port is no number .*percent-encoded"),
+        ("://u:hunter2,b#x@h:1", "port is no number .*percent-encoded"),
+        ("://u:12#hunter2@h:1", "has a '#'.*percent-encoded"),
+        ("://u:12/hunter2@h:1", "'@' behind a '/'.*percent-encoded"),
+        ("://u:12?hunter2@h:1", "option's name has an '@'.*percent-encoded"),
+        ("://u:hunter2[x@h:1", "cannot be read.*percent-encoded"),
+        ("://h:0", "port is no number from 1 to 65535"),
+        ("://h:65536", "port is no number from 1 to 65535"),
+    ],
+)
+def test_what_is_said_of_a_wrong_url_is_true_and_shows_no_password(rest: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        addresses.parse(f"redis{rest}", ("redis", "rediss"), 6379, frozenset(), others=True)
+    assert "hunter" not in "".join(traceback.format_exception(caught.value)).partition("Error: ")[2]
+
+
+def test_a_url_keeps_what_was_encoded() -> None:
+    address = addresses.parse("redis://u:a%23b@[::1]:7/2?x=a@b&y=1", ("redis",), 6379, frozenset("y"), others=True)
+    assert (address.host, address.port, address.options) == ("::1", 7, {"y": "1"})
+    assert address.url == "redis://u:a%23b@[::1]:7/2?x=a%40b"
+    assert addresses.parse("redis://h", ("redis",), 6379, frozenset(), others=True).port == 6379
+
+
+async def test_a_port_that_nobody_listens_at_is_named_as_what_it_is(mooncake_master: MooncakeMaster) -> None:
+    closed = free_port()
+    with pytest.raises(PoolUnreachable, match=rf"RPC port, 127.0.0.1:{closed}.*has to be.*by default 50051") as caught:
+        await MooncakePool.open(f"mooncake://127.0.0.1:{closed}?metrics={mooncake_master.metrics}")
+    assert "metrics=" not in str(caught.value)
+    with pytest.raises(PoolUnreachable, match=rf"127.0.0.1:{closed}: .*is metrics={closed} its HTTP port"):
+        await MooncakePool.open(f"mooncake://127.0.0.1:{mooncake_master.port}?metrics={closed}")
+
+
+class Refusing:
+    """A store of Mooncake's whose set-up fails."""
+
+    def setup(self, *_: object) -> int:
+        return -600
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_mooncake_store_that_is_not_to_be_had_says_how_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake_store, "_shared", mooncake_store._Shared())
+    monkeypatch.setattr(mooncake_store, "load", lambda: SimpleNamespace(MooncakeDistributedStore=Refusing))
+    settings = mooncake_store.Settings("10.0.0.1", "10.0.0.2:50051", 0, "rdma", "mlx5_0")
+    with pytest.raises(
+        PoolUnreachable, match=r"code -600 \(host '10.0.0.1', .*MC_LOG_LEVEL=INFO.*standard error"
+    ) as caught:
+        mooncake_store.borrow(settings)
+    assert "Settings(" not in str(caught.value)
+    monkeypatch.setattr(Refusing, "setup", lambda *_: 0)
+    mooncake_store.borrow(settings)
+    with pytest.raises(ParamInvalid, match=r"with segment 0, and there is only one: it cannot have segment 7, too"):
+        mooncake_store.borrow(settings._replace(segment=7))
+    mooncake_store.give_back()
+
+
+@pytest.mark.parametrize("package", ["redis", "xxhash"])
+async def test_one_missing_package_is_one_sentence(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = "aiodatadist.context_caching.engines"
+    for name in ("redis", "redis_nodes", "keys"):
+        monkeypatch.delitem(sys.modules, f"{engines}.{name}", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EmsInvalidArgument) as caught:
+        await open_pool("redis://127.0.0.1:1")
+    assert caught.value.message() == (
+        f"redis:// needs the package {package}, which is not installed: pip install 'aiodatadist[redis]'"
+    )
+
+
+async def test_what_has_no_scheme_is_not_shown() -> None:
+    with pytest.raises(EmsInvalidArgument, match="a URL without a scheme is no kind of pool") as caught:
+        await open_pool("hunter2@127.0.0.1:1")
+    assert "hunter2" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiodatadist import cli
+from aiodatadist.cli import context_demo
 from aiodatadist.cli.context_demo import ContextOptions, ContextRun, run_context_demo
 from aiodatadist.cli.context_worker import block_hashes
 from aiodatadist.cli.errors import CommandError
@@ -79,6 +80,34 @@ def test_a_password_is_not_shown(is_json: bool, capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "s3cret" not in told
     assert "redis://me:***@127.0.0.1:1/2?memory=16MiB" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("redis://me:s3#cret@h:1", "redis://me:***@h:1"),
+        ("redis://me:s3/c?r@et@h:1", "redis://me:***@h:1"),
+        ("redis://:s3cret@h:1", "redis://:***@h:1"),
+        ("redis://h:1?password=s3cret&x=1", "redis://h:1?password=***&x=1"),
+        ("rediss://h:1/2?x=1&ssl_password=s3cret", "rediss://h:1/2?x=1&ssl_password=***"),
+        ("redis://h:1?PASSWORD=s3#cret", "redis://h:1?PASSWORD=***"),
+        ("redis://h:1?password=s3@cret", "redis://h:***@***"),
+        ("redis://me:s3?password=c@ret", "redis://me:***@***"),
+        ("redis://me@h:1", "redis://me@h:1"),
+        ("mooncake://h:1?metrics=2", "mooncake://h:1?metrics=2"),
+    ],
+)
+def test_no_part_of_a_password_is_shown_wherever_it_stands(url: str, public: str) -> None:
+    assert context_demo._public(url) == public
+
+
+def test_a_first_run_that_loads_shows_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ContextRun(text="same", loaded_tokens=4080, computed_tokens=3)
+    options = ContextOptions("redis://127.0.0.1:1", Path(__file__), 4, 0, False)
+    assert run_context_demo(options, lambda name: worker(f"print({run.model_dump_json()!r})")) == 0
+    told = capsys.readouterr().out
+    assert "the first run found 4080 tokens in the pool already" in told
+    assert "instead of" not in told
 
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 T = TypeVar("T", int, float)
 
 _UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password have to be percent-encoded"
 
 
 class Address(NamedTuple):
@@ -34,12 +35,11 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
     """
     if not isinstance(url, str):
         raise TypeError(f"url is {url!r} of type {type(url).__name__}: it has to be a str")
-    parts = urlsplit(url)
-    if parts.scheme not in schemes or not parts.hostname:
-        wanted = " or ".join(f"{scheme}://host:port" for scheme in schemes)
-        raise ValueError(f"the URL begins with {parts.scheme}://{parts.hostname or ''}: it has to be {wanted}")
+    parts, host, number = _place(url, schemes)
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if "@" in name:
+            raise ValueError(f"an option's name has an '@' in it; {_ENCODED}")
         if name in found:
             raise ValueError(f"option {name} is in the URL twice")
         if name not in ours and not others:
@@ -47,7 +47,43 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
         found[name] = value
     rest = urlencode({name: value for name, value in found.items() if name not in ours})
     options = {name: value for name, value in found.items() if name in ours}
-    return Address(parts._replace(query=rest).geturl(), parts.hostname, parts.port or port, options)
+    return Address(parts._replace(query=rest).geturl(), host, port if number is None else number, options)
+
+
+def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | None]:
+    """The URL in parts, its host, and its port if it has one. What it raises shows nothing of the URL but the scheme."""
+    wanted = " or ".join(f"{scheme}://host:port" for scheme in schemes)
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme.lower() not in schemes:
+        what = f"the URL's scheme is {scheme}" if colon and is_scheme(scheme) else "the URL has no scheme"
+        raise ValueError(f"{what}: it has to be {wanted}")
+    if not rest.startswith("//"):
+        raise ValueError(f"the URL has no // behind {scheme}: it has to be {wanted}")
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:  # it quotes what it could not read
+        raise ValueError(f"the URL cannot be read: it has to be {wanted}, and {_ENCODED}") from None
+    is_cut = bool(parts.fragment) or "@" in parts.path  # in the middle of an account
+    try:
+        number = parts.port
+        is_number = number != 0
+    except ValueError:  # so does this
+        number, is_number = None, False
+    if "," in parts.netloc.rpartition("@")[2] and not is_cut:
+        raise ValueError("the URL has to have one host and port; the other servers of a cluster are found through it")
+    if not is_number:
+        raise ValueError(f"the URL's port is no number from 1 to 65535; {_ENCODED}")
+    if is_cut:
+        raise ValueError(f"the URL has a '#', or an '@' behind a '/'; {_ENCODED}")
+    if not host:
+        raise ValueError(f"the URL has no host: it has to be {wanted}")
+    return parts, host, number
+
+
+def is_scheme(text: str) -> bool:
+    """It can be shown: it is no part of an account."""
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", text) is not None
 
 
 def byte_size(text: str, name: str) -> int:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import anyio
 
+from aiodatadist.context_caching.pool import PoolUnreachable
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -64,6 +66,8 @@ class Calls:
         self._threads: list[threading.Thread] = []
         self._ended = 0
         self._all_ended = anyio.Event()
+        self._waiting: set[anyio.CancelScope] = set()
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self.running = 0
         self.abandoned = 0
@@ -84,17 +88,13 @@ class Calls:
 
         Raises:
             Refused: nothing was started.
+            PoolUnreachable: nor was it, because there are no threads any more.
         """
         share = self._shares[peer]
         try:
             if share.abandoned >= self._share or self.abandoned >= self._limit:
                 raise Refused(f"{share.abandoned} calls to {peer}, {self.abandoned} in all, hang in the engine")
-            await share.permits.acquire()
-            try:
-                await self._permits.acquire()
-            except BaseException:
-                share.permits.release()
-                raise
+            await self._admit(share)
         except BaseException:
             over()
             raise
@@ -115,6 +115,26 @@ class Calls:
             else:
                 future.add_done_callback(lambda done: self._finish(share, done, over))
         return future.result()
+
+    async def _admit(self, share: _Share) -> None:
+        """Wait for a thread, and for the share's turn. Raises PoolUnreachable: closed, perhaps meanwhile."""
+        with anyio.CancelScope() as wait:
+            self._waiting.add(wait)
+            try:
+                await share.permits.acquire()
+                try:
+                    await self._permits.acquire()
+                except BaseException:
+                    share.permits.release()
+                    raise
+            finally:
+                self._waiting.discard(wait)
+        if not self._is_closed:
+            return
+        if not wait.cancelled_caught:
+            share.permits.release()
+            self._permits.release()
+        raise PoolUnreachable("this pool is closed")
 
     def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
@@ -164,7 +184,13 @@ class Calls:
             self._all_ended.set()
 
     async def aclose(self, seconds: float) -> bool:
-        """End the threads: whether all ended within this time. Those whose calls hang end when these return."""
+        """End the threads: whether all ended within this time. Those whose calls hang end when these return.
+
+        What waits for a thread does not get one.
+        """
+        self._is_closed = True
+        for wait in list(self._waiting):
+            wait.cancel()
         for _ in self._threads:
             self._jobs.put(None)
         if self._threads:

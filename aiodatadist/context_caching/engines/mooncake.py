@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -33,6 +33,7 @@ from aiodatadist.context_caching.engines.mooncake_store import (
     NO_ROOM,
     NODE_GONE,
     NOT_FOUND,
+    OWNER_GONE,
     WRONG_LENGTH,
 )
 from aiodatadist.context_caching.pool import (
@@ -54,6 +55,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPTIONS: Final = frozenset({"metrics", "segment", "memory", "protocol", "device", "replicas", "threads", "hostname"})
+RPC_PORT: Final = 50051
+"""Of a master that was started without saying which."""
+PROTOCOLS: Final = ("tcp", "rdma")
 MASTER: Final = "the master"
 ANYBODY: Final = "anybody"
 REFUSED: Final = -1
@@ -72,7 +76,9 @@ FRESH: Final = 2.0
 WATCH: Final = 0.5
 """Seconds after which a call that is under way asks whether the master is still there."""
 SUSPECT: Final = 10.0
-"""Seconds for which a segment that refused a value is not given others: the master's own patience with its owner."""
+"""Seconds for which a segment that refused a value is not given others, and a key that could not be read counts as absent:
+the master's own patience with an owner.
+"""
 CLOSE: Final = 30.0
 """Seconds that closing waits for calls which hang in the engine."""
 
@@ -93,6 +99,7 @@ class _Batch:
     groups: list[str]
     segments: list[str]  # where each belongs
     codes: list[int] = field(default_factory=list)
+    proven: set[str] = field(default_factory=set)  # keys that were put, read or removed while this read hung
     is_over: bool = False
     is_wanted: bool = True
 
@@ -166,6 +173,8 @@ class MooncakePool(KVPool):
         self._segments: list[str] = []
         self._seen = -math.inf  # when the master answered the last time
         self._suspects: dict[str, float] = {}  # segment: until when
+        self._lost = mooncake_store.Lost(SUSPECT)
+        self._hung: set[_Batch] = set()  # reads that nobody waits for any more
         self._is_closed = False
 
     @classmethod
@@ -188,16 +197,8 @@ class MooncakePool(KVPool):
         """
         place, settings = _read_url(url)
         module = await in_thread(mooncake_store.load)
-        with lending.until(anyio.current_time() + timeout, f"asking Mooncake's master at {place.host}:{place.metrics}"):
-            try:
-                here = settings.host or await master_http.local_host(place.host, place.metrics)
-                await master_http.get(place.host, place.metrics, "/health")
-                await master_http.listens(place.host, place.rpc)
-            except OSError as error:
-                raise PoolUnreachable(
-                    f"no Mooncake master: {error}; is metrics={place.metrics} its HTTP port?"
-                ) from error
-        settings = settings._replace(host=here)
+        here = await _find_master(place, anyio.current_time() + timeout)
+        settings = settings._replace(host=settings.host or here)
         arena = Arena(place.memory)
         store = await in_thread(_set_up, settings, arena, undo=partial(_let_go, arena))
         return cls(place, module, store, arena)
@@ -214,14 +215,14 @@ class MooncakePool(KVPool):
         try:
             lending.same_length(keys, stages, "stages")
             await self._look(deadline)
-            pieces = [self._take(stage) for stage in stages]
+            pieces = self._take(stages)
         finally:
             for stage in stages:
                 stage.release()
         batches = self._batches(keys, pieces, self._segments_to_write())
         for batch in batches:
             batch.unwanted()  # once it is over its pieces are free
-        await self._run(batches, self._put, deadline, "put")
+        await self._run(batches, self._put, deadline, "put", self._was_put)
         statuses = [PutStatus.FAILED] * len(keys)
         for batch in batches:
             for place, code in zip(batch.places, batch.codes, strict=True):
@@ -240,9 +241,11 @@ class MooncakePool(KVPool):
         places = [i for i, fit in enumerate(fits) if fit]
         batches = self._batches([keys[i] for i in places], pieces, self._segments)
         try:
-            await self._run(batches, self._get, deadline, "get")
+            await self._run(batches, self._get, deadline, "get", self._was_read)
         except BaseException:
             for batch in batches:
+                if not batch.is_over:
+                    self._hung.add(batch)
                 batch.unwanted()
             raise
         for batch in batches:
@@ -251,16 +254,26 @@ class MooncakePool(KVPool):
         return found
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        """Looking protects what is found for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says."""
+        """Looking protects what is found for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says.
+
+        The master lists what was on a dead node, for some seconds: what this pool has failed to read in the last 10 is absent
+        until it is put again, or read.
+        """
         await self._look(deadline)
         batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [], [])
         await self._run([batch], lambda asked: list(self._store.batch_is_exist(asked.keys)), deadline, "exists")
-        return [code == 1 for code in batch.codes]
+        return [code == 1 and key not in self._lost for key, code in zip(batch.keys, batch.codes, strict=True)]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         await self._look(deadline)
         batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [], [])
-        await self._run([batch], lambda asked: list(self._store.batch_remove(asked.keys, True)), deadline, "remove")
+        await self._run(
+            [batch],
+            lambda asked: list(self._store.batch_remove(asked.keys, True)),
+            deadline,
+            "remove",
+            self._was_removed,
+        )
         return sum(code == 0 for code in batch.codes)
 
     async def nodes(self, *, deadline: float) -> list[NodeInfo]:
@@ -307,26 +320,33 @@ class MooncakePool(KVPool):
     # ---- calls of the engine ----
 
     async def _run(
-        self, batches: Sequence[_Batch], call: Callable[[_Batch], list[int]], deadline: float, what: str
+        self,
+        batches: Sequence[_Batch],
+        call: Callable[[_Batch], list[int]],
+        deadline: float,
+        what: str,
+        learn: Callable[[_Batch], object] = lambda _: None,
     ) -> None:
-        """Fill in the codes of batches.
+        """Fill in the codes of batches, and ``learn`` from each.
 
         Raises:
             PoolTimeout, PoolUnreachable: see :class:`KVPool`. Batches whose call had begun are over when that returns.
+            Exception: what the engine raised first, of however many batches.
         """
         batches = [batch for batch in batches if batch.keys]
         begun: set[_Batch] = set()
         queue = iter(batches)
-        gone: PoolUnreachable | None = None
+        failure: Exception | None = None
 
         async def work(others: anyio.CancelScope | None = None) -> None:
-            nonlocal gone
+            nonlocal failure
             try:
                 for batch in queue:
                     begun.add(batch)
-                    batch.codes = await self._called(batch, partial(call, batch))
-            except PoolUnreachable as error:
-                gone = error
+                    await self._fill_in(batch, partial(call, batch))
+                    learn(batch)
+            except Exception as error:  # not in a group of exceptions
+                failure = failure or error
                 if others is not None:
                     others.cancel()
 
@@ -342,8 +362,8 @@ class MooncakePool(KVPool):
             for batch in batches:
                 if batch not in begun:
                     batch.over()
-        if gone is not None:
-            raise gone
+        if failure is not None:
+            raise failure
         for batch in batches:
             self._suspect(batch)
         codes = [code for batch in batches for code in batch.codes]
@@ -351,13 +371,44 @@ class MooncakePool(KVPool):
             self._seen = -math.inf
             raise PoolUnreachable(f"no answer from Mooncake's master at {self._place.host}")
 
-    async def _called(self, batch: _Batch, call: Callable[[], list[int]]) -> list[int]:
-        """The engine's codes. Raises PoolUnreachable: the master is gone, and the call is not waited for any longer."""
+    async def _fill_in(self, batch: _Batch, call: Callable[[], list[int]]) -> None:
+        """Raises PoolUnreachable: the master is gone, or the pool closed, and the call is not waited for any longer."""
+
+        def called() -> None:
+            batch.codes = call()
+
         try:
-            return await self._calls.run(batch.peer, call, batch.over, partial(self._ask, "/health"), WATCH)
+            await self._calls.run(batch.peer, called, partial(self._over, batch), partial(self._ask, "/health"), WATCH)
         except Refused as refused:
             logger.debug("%s", refused)
-            return [REFUSED] * len(batch.keys)
+            batch.codes = [REFUSED] * len(batch.keys)
+
+    # ---- what becomes of keys ----
+
+    def _over(self, batch: _Batch) -> None:
+        batch.over()
+        if batch in self._hung:
+            self._hung.discard(batch)
+            self._was_read(batch)
+
+    def _was_read(self, batch: _Batch) -> None:
+        pairs = list(zip(batch.keys, batch.codes, strict=False))  # without codes: the call has failed
+        gone = OWNER_GONE if batch.peer == ANYBODY else OWNER_GONE | {REFUSED}  # whoever it was that refused
+        self._lost.add(key for key, code in pairs if code in gone and key not in batch.proven)
+        self._known(key for key, code in pairs if code >= 0)
+
+    def _was_put(self, batch: _Batch) -> None:
+        self._known(key for key, code in zip(batch.keys, batch.codes, strict=True) if code >= 0)
+
+    def _was_removed(self, batch: _Batch) -> None:
+        self._known(batch.keys)
+
+    def _known(self, keys: Iterable[str]) -> None:
+        """The master says the truth of these again."""
+        keys = set(keys)
+        self._lost.forget(keys)
+        for batch in self._hung:
+            batch.proven |= keys  # whatever it finds out is out of date
 
     def _put(self, batch: _Batch) -> list[int]:
         """In a thread. 1: it was there.
@@ -437,10 +488,19 @@ class MooncakePool(KVPool):
 
     # ---- who is where ----
 
-    def _take(self, stage: Stage) -> Piece:
-        if not isinstance(stage, MooncakeStage):
-            raise TypeError(f"a stage is a {type(stage).__name__}: it has to be one of this pool's")
-        return stage.piece.taken(self._arena)
+    def _take(self, stages: Sequence[Stage]) -> list[Piece]:
+        """All of them, or none."""
+        pieces: list[Piece] = []
+        try:
+            for stage in stages:
+                if not isinstance(stage, MooncakeStage):
+                    raise TypeError(f"a stage is a {type(stage).__name__}: it has to be one of this pool's")
+                pieces.append(stage.piece.taken(self._arena))
+        except BaseException:
+            for piece in pieces:
+                piece.release()
+            raise
+        return pieces
 
     def _batches(self, keys: Sequence[PoolKey], pieces: Sequence[Piece], segments: Sequence[str]) -> list[_Batch]:
         """Parts that are not large. If some peer hangs, or may, what goes to one segment together, so that it holds up nobody
@@ -496,6 +556,28 @@ class MooncakePool(KVPool):
             raise PoolUnreachable(f"Mooncake's master: {error}") from error
 
 
+async def _find_master(place: _Place, deadline: float) -> str:
+    """Whether both of its ports answer; this machine's address towards it. Raises PoolTimeout, PoolUnreachable."""
+    http, rpc = f"{place.host}:{place.metrics}", f"{place.host}:{place.rpc}"
+    with lending.until(deadline, f"asking Mooncake's master at {http}"):
+        try:
+            here = await master_http.local_host(place.host, place.metrics)
+            await master_http.get(place.host, place.metrics, "/health")
+        except OSError as error:
+            raise PoolUnreachable(
+                f"no Mooncake master at {http}: {error}; is metrics={place.metrics} its HTTP port?"
+            ) from error
+    with lending.until(deadline, f"connecting to Mooncake's master at {rpc}"):
+        try:
+            await master_http.listens(place.host, place.rpc)
+        except OSError as error:
+            raise PoolUnreachable(
+                f"no Mooncake master at the RPC port, {rpc}: {error}; the URL's port has to be the master's RPC port, by "
+                f"default {RPC_PORT}"
+            ) from error
+    return here
+
+
 def _set_up(settings: mooncake_store.Settings, arena: Arena) -> Any:
     """In a thread. The store, which knows the arena."""
     store = mooncake_store.borrow(settings)
@@ -512,7 +594,7 @@ def _let_go(arena: Arena, store: Any) -> None:
 
 
 def _read_url(url: str) -> tuple[_Place, mooncake_store.Settings]:
-    address = addresses.parse(url, ("mooncake",), 50051, OPTIONS, others=False)
+    address = addresses.parse(url, ("mooncake",), RPC_PORT, OPTIONS, others=False)
     options = address.options
     place = _Place(
         host=address.host,
@@ -524,11 +606,19 @@ def _read_url(url: str) -> tuple[_Place, mooncake_store.Settings]:
     )
     if place.memory < LEAST:
         raise ValueError(f"memory is {place.memory} bytes: it has to be at least {LEAST}")
+    if place.rpc == place.metrics:
+        raise ValueError(
+            f"the URL's port and metrics are both {place.rpc}: the first has to be the master's RPC port, by default "
+            f"{RPC_PORT}, the other its HTTP port, by default 9003"
+        )
+    protocol = options.get("protocol", PROTOCOLS[0])
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol is {protocol!r}: it has to be {' or '.join(PROTOCOLS)}")
     settings = mooncake_store.Settings(
         host=options.get("hostname", ""),
         master=f"{address.host}:{address.port}",
         segment=addresses.byte_size(options.get("segment", "0"), "segment"),
-        protocol=options.get("protocol", "tcp"),
+        protocol=protocol,
         device=options.get("device", ""),
     )
     return place, settings

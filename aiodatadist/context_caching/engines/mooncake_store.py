@@ -6,8 +6,11 @@ Every pool that is opened in the process shares it; the last to be closed closes
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import threading
+import time
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from aiodatadist.context_caching.pool import PoolUnreachable
@@ -23,8 +26,13 @@ ENVIRONMENT: Final = {
 
 NODE_GONE: Final = -800
 NOT_FOUND: Final = -704
-MISSES: Final = frozenset({-703, NOT_FOUND, -707, -710, -712, NODE_GONE})
+NOT_READY: Final = -703
+MISSES: Final = frozenset({NOT_READY, NOT_FOUND, -707, -710, -712, NODE_GONE})
+OWNER_GONE: Final = MISSES - {NOT_READY, NOT_FOUND}
+"""Misses of keys that the master may go on listing."""
 NO_ROOM: Final = -200
+LOST_KEYS: Final = 1 << 16
+"""How many keys are remembered that could not be read."""
 WRONG_LENGTH: Final = -600
 NO_MASTER: Final = frozenset({-900, -901, -1010})
 
@@ -37,6 +45,12 @@ class Settings(NamedTuple):
     segment: int
     protocol: str
     device: str
+
+    def described(self, *names: str) -> str:
+        """Those with these names, as they are in words; all, if none is named."""
+        return ", ".join(
+            f"{name} {value!r}" for name, value in self._asdict().items() if name in (names or self._fields)
+        )
 
 
 def load() -> Any:
@@ -63,6 +77,29 @@ def load() -> Any:
         raise ImportError(f"Mooncake cannot be loaded ({error}): {advice}") from error
 
 
+class Lost:
+    """Keys that are listed and cannot be read: each for some seconds, and no more than ``LOST_KEYS``, the last ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}  # the oldest first
+
+    def add(self, keys: Iterable[str]) -> None:
+        until = time.monotonic() + self._seconds
+        for key in keys:
+            self._until.pop(key, None)
+            self._until[key] = until
+        while len(self._until) > LOST_KEYS:
+            del self._until[next(iter(self._until))]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._until.pop(key, None)
+
+    def __contains__(self, key: str) -> bool:
+        return self._until.get(key, -math.inf) > time.monotonic()
+
+
 class _Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -86,8 +123,11 @@ def borrow(settings: Settings) -> Any:
         if _shared.store is None:
             _shared.store, _shared.settings = _set_up(settings), settings
         elif settings != _shared.settings:
+            theirs = _shared.settings or settings
+            names = [name for name in settings._fields if getattr(settings, name) != getattr(theirs, name)]
             raise ParamInvalid(
-                f"{settings} differs from {_shared.settings}, with which this process has a Mooncake store: there is only one"
+                f"this process has a Mooncake store with {theirs.described(*names)}, and there is only one: it cannot have "
+                f"{settings.described(*names)}, too"
             )
         _shared.users += 1
         return _shared.store
@@ -100,7 +140,10 @@ def _set_up(settings: Settings) -> Any:
     )
     if code != 0:
         store.close()
-        raise PoolUnreachable(f"Mooncake's set-up with {settings} failed with code {code}: see its log")
+        raise PoolUnreachable(
+            f"Mooncake's set-up failed with code {code} ({settings.described()}): start this process with "
+            "MC_LOG_LEVEL=INFO in its environment, and Mooncake says why on standard error"
+        )
     return store
 
 

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.name for finding in findings.engine_findings()] == ["redis", "mooncake", "xxhash"]
     monkeypatch.setattr(findings, "find_spec", lambda module: None)
     assert next(f for f in findings.engine_findings() if f.name == "mooncake").value == "not installed"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_xxhash_is_missed_by_whoever_has_an_engine(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(findings, "find_spec", lambda module: object() if is_there and module == "redis" else None)
+    found = next(finding for finding in findings.engine_findings() if finding.name == "xxhash")
+    assert (found.mark, "do not work" in found.meaning) == (("warn", True) if is_there else ("ok", False))
 
 
 def test_mooncake_that_does_not_load_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
