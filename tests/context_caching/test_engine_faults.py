@@ -210,6 +210,8 @@ async def test_one_of_three_redis_nodes_killed_and_started_again() -> None:
             GetStatus.MISS if i in lost else value for i, value in enumerate(values)
         ]
         assert await pool.exists_many(keys, deadline=soon()) == [i not in lost for i in range(30)]
+        with pytest.raises(PoolUnreachable, match=f"{len(lost)} of {len(lost)} keys were not removed: redis at"):
+            await pool.remove_many([keys[i] for i in lost], deadline=soon())
         assert await store(pool, keys, values) == [
             PutStatus.FAILED if i in lost else PutStatus.PRESENT for i in range(30)
         ]
@@ -268,6 +270,29 @@ async def test_all_redis_nodes_killed_and_started_again() -> None:
             return await stores() or await fetch(pool, keys, [20_000] * 30) == values
 
         await until_true(has_all)
+
+
+@pytest.mark.usefixtures("no_leaks")
+async def test_a_redis_cluster_without_slots_is_not_healthy_until_it_has_them() -> None:
+    need_redis()
+    with running(server := RedisServer(is_in_cluster=True)):
+        async with redis_pool(server.url) as pool:
+            assert not await pool.healthy(deadline=soon())
+            with pytest.raises(PoolUnreachable, match="no server of the cluster has a slot"):
+                await pool.nodes(deadline=soon())
+            await anyio.to_thread.run_sync(make_cluster, [server])
+            assert await pool.healthy(deadline=soon())  # nobody has asked for anything else
+            assert await store(pool, [new_key()], [b"value"]) == [PutStatus.STORED]
+
+
+@pytest.mark.usefixtures("no_leaks")
+async def test_redis_with_fewer_connections_than_the_pool_would_have() -> None:
+    need_redis()
+    keys, values = [new_key() for _ in range(8)], [content(i, MIB) for i in range(8)]
+    with running(server := RedisServer(options=["--maxclients", "4"])):
+        async with redis_pool(server.url) as pool:
+            assert await store(pool, keys, values) == [PutStatus.STORED] * 8
+            assert await fetch(pool, keys, [MIB] * 8) == values
 
 
 # ---- Mooncake ----

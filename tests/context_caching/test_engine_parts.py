@@ -91,6 +91,37 @@ async def test_buffers_are_used_again_unless_somebody_may_still_read_them() -> N
     assert (buffers._kept_bytes, whole.nbytes) == (0, 10 * KIB)
 
 
+async def test_memory_that_the_process_does_not_have_is_not_missing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = Buffers(10 * KIB)
+    made = itertools.count()
+    allocate = buffers._memory
+
+    def fail(nbytes: int) -> object:
+        if next(made) == 1:
+            raise MemoryError
+        return allocate(nbytes)
+
+    monkeypatch.setattr(buffers, "_memory", fail)
+    with pytest.raises(MemoryError):
+        await buffers.lend([4 * KIB, 3 * KIB, KIB])
+    assert buffers._budget.free == 10 * KIB
+    with anyio.fail_after(5):
+        (whole,) = await buffers.lend([10 * KIB])
+    whole.release()
+
+
+async def test_sizes_that_nobody_asks_for_any_more_leave_nothing_behind() -> None:
+    buffers = Buffers(10 * KIB)
+    for size in range(1, 100):
+        (buffer,) = await buffers.lend([size])
+        buffer.is_idle = size % 2 == 0
+        buffer.release()
+    (whole,) = await buffers.lend([10 * KIB])
+    assert not buffers._kept
+    whole.release()
+    assert list(buffers._kept) == [10 * KIB]
+
+
 class Hanging:
     """Calls that return when they are told to."""
 

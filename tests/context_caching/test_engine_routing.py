@@ -15,7 +15,7 @@ from aiodatadist.context_caching import EmsInvalidArgument, open_pool
 from aiodatadist.context_caching.engines import addresses, mooncake_store
 from aiodatadist.context_caching.engines.keys import group, rendezvous
 from aiodatadist.context_caching.engines.mooncake import MooncakePool
-from aiodatadist.context_caching.pool import NodeInfo, PoolKey, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pool import NodeInfo, PoolKey, PoolRefused, PoolUnreachable, PutStatus
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.testing.pools import new_key, soon, store
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
@@ -100,7 +100,14 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
         ("redis://127.0.0.1?memory=many", "memory is 'many'"),
         ("redis://127.0.0.1?memory=1&memory=2", "twice"),
         ("redis://127.0.0.1?socket_timeout=3", "socket_timeout is not for the URL"),
-        ("redis://127.0.0.1?colour=red", "colour"),
+        ("redis://127.0.0.1?health_check_interval=3", "health_check_interval is not for the URL"),
+        (
+            "redis://127.0.0.1?memroy=64MiB",
+            "option memroy is unknown: the options are cluster, connections, memory, or redis-py's connection options",
+        ),
+        ("redis://127.0.0.1/db", "the path of the URL is /db: it has to be the number of a database"),
+        ("redis://127.0.0.1/1/2", "the path of the URL is /1/2"),
+        ("redis://127.0.0.1?memory=1023KiB", "memory is 1047552 bytes: it has to be at least 1048576"),
     ],
 )
 async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:
@@ -145,8 +152,9 @@ async def test_redis_is_opened_with_the_account_and_the_kind_that_the_url_says(
         (f"redis://:wrong@127.0.0.1:{guarded.port}", "[Pp]assword"),
         ("redis://127.0.0.1:1", "127.0.0.1:1"),
     ):
-        with pytest.raises(PoolUnreachable, match=why):
+        with pytest.raises(PoolUnreachable, match=why) as caught:
             await RedisPool.open(url)
+        assert isinstance(caught.value, PoolRefused) == (url != "redis://127.0.0.1:1")
     async with aclosing(await RedisPool.open(f"redis://default:open%20sesame@127.0.0.1:{guarded.port}/1")) as pool:
         assert pool.capabilities.auth
         assert await store(pool, [new_key()], [b"value"]) == [PutStatus.STORED]

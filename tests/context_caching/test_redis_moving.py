@@ -78,6 +78,7 @@ async def moving(servers: list[RedisServer]) -> AsyncIterator[tuple[KVPool, Move
 
 async def test_while_it_moves_values_are_found_where_they_are(redis_servers: list[RedisServer]) -> None:
     async with moving(redis_servers) as (pool, move):
+        seen = pool._seen  # type: ignore[attr-defined]
         assert await store(pool, ALL, [bytes(MIB)] * 2 + VALUES[2:]) == [
             PutStatus.PRESENT,
             PutStatus.PRESENT,
@@ -88,6 +89,7 @@ async def test_while_it_moves_values_are_found_where_they_are(redis_servers: lis
         assert move.target.ask("CLUSTER", "COUNTKEYSINSLOT", move.slot) == b":2\r\n"  # new ones are on the new server
         assert await pool.remove_many(ALL, deadline=soon()) == 3
         assert await pool.exists_many(ALL, deadline=soon()) == [False] * 3
+        assert pool._seen == seen  # type: ignore[attr-defined]  # the cluster is still what it was
         move.end()
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolUnreachable
-from aiodatadist.testing.pools import new_key, soon
+from aiodatadist.context_caching.engines.resp import request
+from aiodatadist.context_caching.pool import GetStatus, KVPool, NodeInfo, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.servers import MIB, need_redis
 
 LARGE = 48 * MIB
@@ -22,9 +23,10 @@ LARGE = 48 * MIB
 class Peer:
     """One connection, as the server sees it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_cluster: bool = False) -> None:
         self.reader = reader
         self.writer = writer
+        self._is_cluster = is_cluster
 
     async def command(self) -> list[bytes]:
         """The next one, but for the value of a SET. What belongs to the opening of a connection is answered."""
@@ -36,22 +38,28 @@ class Peer:
                     return [*words, b"%d" % size]
                 words.append((await self.reader.readexactly(size + 2))[:-2])
             if words[0] == b"INFO":
-                self.writer.write(b"$17\r\ncluster_enabled:0\r\n")
+                self.writer.write(b"$17\r\ncluster_enabled:%d\r\n" % self._is_cluster)
             elif words[0] in {b"CLIENT", b"HELLO"}:
                 self.writer.write(b"+OK\r\n")
             else:
                 return words
 
+    async def skip_value(self, command: list[bytes]) -> None:
+        """Of a SET, and what stands behind it."""
+        await self.reader.readexactly(int(command[2]) + len(b"\r\n$2\r\nNX\r\n"))
+
 
 @asynccontextmanager
-async def pool_at(misdeed: Callable[[Peer], Awaitable[object]], **options: Any) -> AsyncIterator[KVPool]:
+async def pool_at(
+    misdeed: Callable[[Peer], Awaitable[object]], *, is_cluster: bool = False, **options: Any
+) -> AsyncIterator[KVPool]:
     """A pool whose server answers the opening of a connection, and then does that."""
     need_redis()
     from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await misdeed(Peer(reader, writer))
+            await misdeed(Peer(reader, writer, is_cluster))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the pool has closed it
         finally:
@@ -140,3 +148,227 @@ async def test_an_idle_connection_keeps_no_memory_of_what_it_read() -> None:
         assert not isinstance(second, GetStatus)
         assert memory() is None
         second.release()
+
+
+async def breaks_at_some_keys(peer: Peer) -> None:
+    """In the middle of a value, whenever it is about a key that ends with ``never``; for others all is well."""
+    while True:
+        words = await peer.command()
+        if words[1].endswith(b"never"):
+            peer.writer.write(b"$1000\r\nabc")
+            await peer.writer.drain()
+            return
+        if words[0] == b"SET":
+            await peer.skip_value(words)
+            peer.writer.write(b"+OK\r\n")
+        else:
+            peer.writer.write(b"$3\r\nabc\r\n")
+
+
+async def test_a_connection_that_breaks_costs_its_own_value_and_no_others() -> None:
+    keys = [new_key("never" if i == 3 else "a") for i in range(8)]
+    async with pool_at(breaks_at_some_keys) as pool:
+        assert await store(pool, keys, [b"abc"] * 8) == [
+            PutStatus.FAILED if i == 3 else PutStatus.STORED for i in range(8)
+        ]
+        assert await fetch(pool, keys, [3] * 8) == [GetStatus.MISS if i == 3 else b"abc" for i in range(8)]
+        with pytest.raises(PoolUnreachable):  # nothing at all was answered
+            await fetch(pool, keys[3:4], [3])
+
+
+async def test_a_value_whose_connection_broke_once_is_asked_for_again() -> None:
+    asked = 0
+
+    async def breaks_once(peer: Peer) -> None:
+        nonlocal asked
+        while True:
+            await peer.command()
+            asked += 1
+            if asked == 5:
+                peer.writer.write(b"$3\r\na")
+                await peer.writer.drain()
+                return
+            peer.writer.write(b"$3\r\nabc\r\n")
+
+    async with pool_at(breaks_once) as pool:
+        assert await fetch(pool, [new_key() for _ in range(8)], [3] * 8) == [b"abc"] * 8
+
+
+class Slow:
+    """A server that holds values back until ``go_on``.
+
+    Attributes:
+        connections: how many there have been.
+        held: how many values are wanted.
+    """
+
+    def __init__(self, patience: int, holds_all: bool = False) -> None:
+        self.connections = self.held = 0
+        self.is_busy, self.go_on = anyio.Event(), anyio.Event()
+        self._patience = patience
+        self._holds_all = holds_all
+
+    async def __call__(self, peer: Peer) -> None:
+        self.connections += 1
+        while True:
+            words = await peer.command()
+            is_value = words[0] == b"GETRANGE"
+            if is_value or self._holds_all:
+                self.held += 1
+                if self.held == self._patience:
+                    self.is_busy.set()
+                await self.go_on.wait()
+            peer.writer.write(b"$0\r\n\r\n" if is_value else b"+PONG\r\n" if words[0] == b"PING" else b":1\r\n")
+
+
+async def test_a_server_that_is_busy_with_values_answers_what_is_small() -> None:
+    slow = Slow(2)
+    async with pool_at(slow, connections=2) as pool, anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(fetch, pool, [new_key()] * 2, [MIB] * 2)
+        await slow.is_busy.wait()
+        end = anyio.current_time() + 5
+        assert await pool.healthy(deadline=end)
+        assert await pool.exists_many([new_key()] * 3, deadline=end) == [True] * 3
+        assert await pool.remove_many([new_key()], deadline=end) == 1
+        (node,) = await pool.nodes(deadline=end)
+        assert node == NodeInfo(node.name)  # alive, although it does not say how much it has
+        slow.go_on.set()
+
+
+async def test_connections_to_a_server_are_as_many_as_they_may_be_and_no_more() -> None:
+    slow = Slow(5, holds_all=True)
+    async with pool_at(slow, connections=3) as pool, anyio.create_task_group() as group:
+        for _ in range(9):
+            group.start_soon(lambda: pool.exists_many([new_key()], deadline=soon()))
+            group.start_soon(fetch, pool, [new_key()] * 4, [MIB] * 4)
+        await slow.is_busy.wait()
+        slow.go_on.set()
+    assert slow.connections == 3 + 2
+
+
+async def test_connections_that_a_firewall_forgot_in_silence_cost_one_call_and_not_one_each() -> None:
+    peers: list[Peer] = []
+    forgotten: set[Peer] = set()
+    are_all_used = anyio.Event()
+
+    async def serves(peer: Peer) -> None:
+        peers.append(peer)
+        while True:
+            await peer.command()
+            if len(peers) == 4:
+                are_all_used.set()
+            await are_all_used.wait()
+            if peer not in forgotten:
+                peer.writer.write(b":1\r\n")
+
+    async with pool_at(serves, connections=4) as pool:
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(lambda: pool.exists_many([new_key()], deadline=soon()))
+        forgotten.update(peers)
+        with pytest.raises(PoolTimeout):
+            await pool.exists_many([new_key()], deadline=anyio.current_time() + 0.1)
+        assert await pool.exists_many([new_key()], deadline=anyio.current_time() + 5) == [True]
+        assert len(peers) == 5
+
+
+@pytest.mark.parametrize(("answers", "kept"), [((), 0), (("of another server",), 1)])
+async def test_idle_connections_stay_if_another_server_was_faster(answers: tuple[str, ...], kept: int) -> None:
+    slow = Slow(2, holds_all=True)
+    async with pool_at(slow) as pool:
+        node = pool._seed  # type: ignore[attr-defined]
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(node.ask, request("PING"))
+            await slow.is_busy.wait()
+            slow.go_on.set()
+        slow.go_on = anyio.Event()
+        with anyio.move_on_after(0.01):
+            await node.ask(request("PING"), answers=answers)
+        assert len(node._idle) == kept
+        slow.go_on.set()
+
+
+async def test_a_connection_that_comes_about_when_the_pool_is_closed_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[bytes]] = []
+    asked, connecting, go_on = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def answers_all_but_the_first(peer: Peer) -> None:
+        while True:
+            commands.append(await peer.command())
+            asked.set()
+            if len(commands) > 1:
+                peer.writer.write(b":1\r\n")
+
+    async with pool_at(answers_all_but_the_first) as pool:
+        from redis.asyncio.connection import Connection  # noqa: PLC0415 - absent where redis-py is
+
+        connect = Connection._connect
+
+        async def connect_late(self: Connection) -> None:
+            connecting.set()
+            await go_on.wait()
+            await connect(self)  # type: ignore[no-untyped-call]
+
+        monkeypatch.setattr(Connection, "_connect", connect_late)
+        first = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))
+        await asked.wait()
+        second = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))
+        await connecting.wait()
+        await pool.aclose()
+        go_on.set()
+        for call in (first, second):
+            with pytest.raises(PoolUnreachable):
+                await call
+    assert len(commands) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "MOVED 12",
+        "MOVED 12 nowhere",
+        "MOVED x 127.0.0.1:1",
+        "MOVED 12 127.0.0.1:70000",
+        "ASK 12",
+        "ASK 1 2 3",
+        "MOVED 1 a..b:1",
+    ],
+)
+async def test_a_redirect_to_nowhere_is_a_refusal(refusal: str) -> None:
+    async def sends_elsewhere(peer: Peer) -> None:
+        while True:
+            words = await peer.command()
+            if words[0] == b"CLUSTER":
+                port = peer.writer.get_extra_info("sockname")[1]
+                nodes = b"a 127.0.0.1:%d@1 myself,master - 0 0 1 connected 0-16383\n" % port
+                peer.writer.write(b"$%d\r\n%b\r\n" % (len(nodes), nodes))
+            else:
+                if words[0] == b"SET":
+                    await peer.skip_value(words)
+                peer.writer.write(f"-{refusal}\r\n".encode())
+
+    async with pool_at(sends_elsewhere, is_cluster=True) as pool:
+        assert await pool.exists_many([new_key()], deadline=soon()) == [False]
+        assert await store(pool, [new_key()], [b"value"]) == [PutStatus.FAILED]
+        assert await fetch(pool, [new_key()], [5]) == [
+            GetStatus.MISS if "a..b" in refusal else GetStatus.FAILED  # that one could be a server, but is none
+        ]
+        with pytest.raises(PoolUnreachable, match="1 of 1 keys were not removed"):
+            await pool.remove_many([new_key()], deadline=soon())
+
+
+@pytest.mark.parametrize("reply", [b":1\r\n", b"$3\r\nabc\r\n", b"$2\r\n\xff\xff\r\n", b"-ERR unknown command\r\n"])
+async def test_a_cluster_that_says_nothing_sensible_of_itself_is_not_healthy(reply: bytes) -> None:
+    async def babbles(peer: Peer) -> None:
+        while True:
+            await peer.command()
+            peer.writer.write(reply)
+
+    async with pool_at(babbles, is_cluster=True) as pool:
+        assert not await pool.healthy(deadline=soon())
+        with pytest.raises(PoolUnreachable):
+            await pool.exists_many([new_key()], deadline=soon())

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
 
 from aiodatadist.context_caching.engines.buffers import HEAD, Buffer, Buffers
 from aiodatadist.context_caching.engines.resp import (
+    PLAIN,
     SCRATCH,
     Exchange,
     Filled,
+    OtherLength,
     Reply,
     Request,
     ResponseError,
+    keyed,
     packed,
+    reading,
     request,
     storing,
 )
@@ -87,7 +92,7 @@ async def test_replies_may_come_in_any_pieces(most: int) -> None:
     )
     receive(exchange, b"+OK\r\n:1\r\n$3\r\n\r\n$\r\n$4\r\nabcd\r\n$0\r\n\r\n$-1\r\n-OOM too full\r\n", most)
     replies = await task
-    assert replies[:6] == [b"OK", 1, Filled.FILLED, b"abcd", b"", None]
+    assert replies[:6] == [b"OK", 1, Filled.FILLED, OtherLength(4), OtherLength(0), None]
     assert isinstance(replies[6], ResponseError)
     assert str(replies[6]) == "OOM too full"
     assert bytes(buffer.view()) == b"\r\n$"
@@ -108,6 +113,54 @@ async def test_large_values_of_random_lengths_in_random_pieces() -> None:
         stream = stream[n:]
     assert await task == [Filled.FILLED] * len(sizes)
     assert [buffer.view() for buffer in buffers] == values
+
+
+@pytest.mark.parametrize("most", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("nbytes", [1, SCRATCH - 12, SCRATCH, 3 * SCRATCH + 5])
+async def test_of_a_value_of_another_length_only_the_length_is_kept(nbytes: int, most: int) -> None:
+    exchange = Exchange(Wire())
+    (buffer,) = await lent(2)
+    task = await asking(exchange, [reading("a", buffer), request("INFO"), reading("b", buffer)])
+    other = b"$%d\r\n%b\r\n" % (nbytes, b"\r\n" * (nbytes // 2) + b"x" * (nbytes % 2))
+    receive(exchange, other + b"$3\r\nabc\r\n$2\r\nxy\r\n", most)
+    assert await task == [OtherLength(nbytes), b"abc", Filled.FILLED]
+    assert bytes(buffer.view()) == b"xy"
+
+
+@pytest.mark.parametrize(
+    ("asks_for_value", "head"), [(True, b"$536870912\r\nabc"), (False, b"$%d\r\nabc" % (PLAIN + 1))]
+)
+async def test_a_length_that_a_server_makes_up_takes_no_memory(asks_for_value: bool, head: bytes) -> None:
+    exchange = Exchange(wire := Wire())
+    (buffer,) = await lent(2)
+    task = await asking(exchange, [reading("a", buffer) if asks_for_value else request("INFO")])
+    tracemalloc.start()
+    try:
+        receive(exchange, head, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert wire.is_aborted is not asks_for_value
+    exchange.connection_lost(None)
+    with pytest.raises(ConnectionError):
+        await task
+
+
+async def test_the_end_of_a_value_that_is_not_wanted_is_looked_at() -> None:
+    exchange = Exchange(wire := Wire())
+    (buffer,) = await lent(2)
+    task = await asking(exchange, [reading("a", buffer)])
+    receive(exchange, b"$4\r\nabcdef", 1)
+    with pytest.raises(ConnectionError, match="behind a value"):
+        await task
+    assert wire.is_aborted
+
+
+async def test_commands_for_very_many_keys_are_what_one_would_type() -> None:
+    (buffer,) = await lent(12345)
+    for name in ("k", "namespace:{schlüssel}:a"):
+        assert keyed("UNLINK")(name) == request("UNLINK", name)
+        assert reading(name, buffer) == request("GETRANGE", name, 0, 12345, into=buffer.with_tail())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ an abandoned call may still be reading is not used again; it goes when nobody re
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -70,25 +69,43 @@ class Buffers:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._budget = Budget(capacity)
-        self._kept: defaultdict[int, list[Any]] = defaultdict(list)  # by size
+        self._kept: dict[int, list[Any]] = {}  # by size; no list is empty
         self._kept_bytes = 0
 
     async def lend(self, sizes: Sequence[int]) -> list[Buffer]:
-        """All of them, when they are to be had. Cancelled: none."""
+        """All of them, when they are to be had. Cancelled: none.
+
+        Raises:
+            MemoryError: the process has no more, whatever ``capacity`` says. None is lent.
+        """
         await self._budget.take(sum(sizes))
-        lent = [Buffer(self, self._memory(size), size) for size in sizes]
+        lent: list[Buffer] = []
+        try:
+            for size in sizes:
+                lent.append(Buffer(self, self._memory(size), size))
+        except BaseException:
+            self._budget.give(sum(sizes[len(lent) :]))
+            for buffer in lent:
+                buffer.release()
+            raise
         self._trim()
         return lent
 
     def _memory(self, nbytes: int) -> Any:
-        if not self._kept[nbytes]:
-            return (ctypes.c_char * (HEAD + nbytes + BEHIND))()
+        return self._take(nbytes) if nbytes in self._kept else (ctypes.c_char * (HEAD + nbytes + BEHIND))()
+
+    def _take(self, nbytes: int) -> Any:
+        """Some of what is kept of this size."""
+        kept = self._kept[nbytes]
+        memory = kept.pop()
+        if not kept:
+            del self._kept[nbytes]
         self._kept_bytes -= nbytes
-        return self._kept[nbytes].pop()
+        return memory
 
     def give(self, memory: Any, nbytes: int, *, again: bool) -> None:
         if again:
-            self._kept[nbytes].append(memory)
+            self._kept.setdefault(nbytes, []).append(memory)
             self._kept_bytes += nbytes
         self._budget.give(nbytes)
         self._trim()
@@ -96,9 +113,4 @@ class Buffers:
     def _trim(self) -> None:
         """Memory of sizes that nobody asked for lately makes room for others."""
         while self._kept_bytes > self._budget.free:
-            size = next(iter(self._kept))
-            if self._kept[size]:
-                self._kept[size].pop()
-                self._kept_bytes -= size
-            else:
-                del self._kept[size]
+            self._take(next(iter(self._kept)))

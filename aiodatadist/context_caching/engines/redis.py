@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -23,6 +25,7 @@ from aiodatadist.context_caching.engines import addresses, lending
 from aiodatadist.context_caching.engines.buffers import Buffer, Buffers
 from aiodatadist.context_caching.engines.keys import flat
 from aiodatadist.context_caching.engines.redis_nodes import (
+    REFUSALS,
     SLOTS,
     Account,
     Node,
@@ -33,13 +36,25 @@ from aiodatadist.context_caching.engines.redis_nodes import (
     parse_nodes,
     parse_url,
 )
-from aiodatadist.context_caching.engines.resp import LARGEST, Filled, Reply, Request, ResponseError, request, storing
+from aiodatadist.context_caching.engines.resp import (
+    LARGEST,
+    Filled,
+    OtherLength,
+    Reply,
+    Request,
+    ResponseError,
+    keyed,
+    reading,
+    request,
+    storing,
+)
 from aiodatadist.context_caching.pool import (
     Capabilities,
     GetStatus,
     KVPool,
     NodeInfo,
     PoolKey,
+    PoolRefused,
     PoolTimeout,
     PoolUnreachable,
     PutStatus,
@@ -51,15 +66,28 @@ logger = logging.getLogger(__name__)
 
 OPTIONS: Final = frozenset({"cluster", "connections", "memory"})
 SILENT: Final = frozenset(
-    {"decode_responses", "encoding", "protocol", "retry", "socket_timeout", "socket_connect_timeout"}
+    {
+        "decode_responses",
+        "encoding",
+        "health_check_interval",
+        "protocol",
+        "retry",
+        "socket_connect_timeout",
+        "socket_timeout",
+    }
 )
 """Options of redis-py that are ours to decide."""
+LEAST: Final = 1 << 20
+"""Bytes of memory that a pool needs for values on their way."""
 ASKED: Final = 4
 """Servers that are asked at the same time what the cluster looks like: one that hangs holds nobody up."""
 AGE: Final = 1.0
 """Seconds for which the view of a cluster is good enough while one of its servers is missing."""
 REDIRECTS: Final = 3
 """How often a command follows a slot that moves."""
+TOLD: Final = 3
+"""Refusals of one call that a message repeats, if they differ."""
+NOBODY: Final = "no server of the cluster has a slot"
 
 
 class RedisValue:
@@ -101,32 +129,33 @@ class RedisPool(KVPool):
     async def open(cls, url: str, *, timeout: float = 5.0) -> RedisPool:
         """Connect to ``redis://[[user]:password@]host[:port][/db]``, or with TLS to ``rediss://...``.
 
-        Options of ours in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` to each server at most,
-        ``memory=256MiB`` for stages and values at most. Others are redis-py's, for instance ``ssl_ca_certs``.
+        Options of ours in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` for values to each server
+        at most (and two more for all else), ``memory=256MiB`` for stages and values at most. Others are redis-py's, for
+        instance ``ssl_ca_certs``.
 
         Args:
             timeout: seconds.
 
         Raises:
             TypeError, ValueError: the URL.
-            PoolTimeout, PoolUnreachable: nobody answers; the account is refused; a cluster was named that is none.
+            PoolTimeout, PoolUnreachable: nobody answers.
+            PoolRefused: the account is refused; it is no Redis; a cluster was named that is none.
         """
         account, host, port, memory, wanted = _read_url(url)
         seed = Node(host, port, account)
+        how = " with TLS" if account.is_tls else ""
         try:
-            with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}"):
+            with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}{how}"):
                 (info,) = await seed.ask(request("INFO", "cluster"))
         except NodeDown as error:
-            raise PoolUnreachable(str(error)) from error
-        if not isinstance(info, bytes):
+            raise (PoolRefused if isinstance(error.__cause__, REFUSALS) else PoolUnreachable)(str(error)) from error
+        refusal = None if isinstance(info, bytes) else str(info)
+        is_cluster = isinstance(info, bytes) and b"cluster_enabled:1" in info
+        if refusal is None and wanted is not None and wanted != is_cluster:
+            refusal = f"it is {'' if is_cluster else 'not '}part of a cluster: see ?cluster="
+        if refusal is not None:
             await seed.aclose()
-            raise PoolUnreachable(f"redis at {seed.name}: {info}")
-        is_cluster = b"cluster_enabled:1" in info
-        if wanted is not None and wanted != is_cluster:
-            await seed.aclose()
-            raise PoolUnreachable(
-                f"redis at {seed.name} is {'' if is_cluster else 'not '}part of a cluster: see ?cluster="
-            )
+            raise PoolRefused(f"redis at {seed.name}: {refusal}")
         return cls(account, seed, is_cluster=is_cluster, memory=memory)
 
     # ---- the contract ----
@@ -160,11 +189,8 @@ class RedisPool(KVPool):
         with lending.until(deadline, "memory for values"):
             buffers = await self._buffers.lend([size for size, fit in zip(sizes, fits, strict=True) if fit])
         wanted = [key for key, fit in zip(keys, fits, strict=True) if fit]
-        requests = [
-            request("GETRANGE", flat(key), 0, buffer.nbytes, into=buffer.with_tail())
-            for key, buffer in zip(wanted, buffers, strict=True)
-        ]
         try:
+            requests = [reading(flat(key), buffer) for key, buffer in zip(wanted, buffers, strict=True)]
             replies = await self._run(requests, deadline, "get")
         except BaseException:
             for buffer in buffers:
@@ -174,11 +200,17 @@ class RedisPool(KVPool):
         return [next(found) if fit else GetStatus.NO_ROOM for fit in fits]
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        replies = await self._run([request("EXISTS", flat(key)) for key in keys], deadline, "exists", at_once=True)
+        exists = keyed("EXISTS")
+        replies = await self._run([exists(flat(key)) for key in keys], deadline, "exists", at_once=True)
+        if refused := [reply for reply in replies if isinstance(reply, ResponseError)]:
+            logger.warning("%d of %d keys count as absent: %s", len(refused), len(keys), _in_words(refused))
         return [reply == 1 for reply in replies]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
-        replies = await self._run([request("UNLINK", flat(key)) for key in keys], deadline, "remove", at_once=True)
+        unlink = keyed("UNLINK")
+        replies = await self._run([unlink(flat(key)) for key in keys], deadline, "remove", at_once=True)
+        if failed := [reply for reply in replies if not isinstance(reply, int)]:  # they may be found again
+            raise PoolUnreachable(f"{len(failed)} of {len(keys)} keys were not removed: {_in_words(failed)}")
         return sum(reply == 1 for reply in replies)
 
     async def nodes(self, *, deadline: float) -> list[NodeInfo]:
@@ -187,6 +219,8 @@ class RedisPool(KVPool):
             self._check_open()
             await self._refresh()
         found: dict[str, NodeInfo] = {node.name: NodeInfo(node.name, is_alive=False) for node in self._owners()}
+        if not found:
+            raise PoolUnreachable(NOBODY)
 
         async def look(node: Node) -> None:
             try:
@@ -194,10 +228,7 @@ class RedisPool(KVPool):
             except NodeDown:
                 return
             if isinstance(info, bytes):
-                facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-                found[node.name] = NodeInfo(
-                    node.name, int(facts.get("maxmemory", 0)) or None, int(facts["used_memory"])
-                )
+                found[node.name] = NodeInfo(node.name, _fact(info, b"maxmemory") or None, _fact(info, b"used_memory"))
 
         with anyio.CancelScope(deadline=deadline) as scope:
             async with anyio.create_task_group() as group:
@@ -212,9 +243,10 @@ class RedisPool(KVPool):
     async def healthy(self, *, deadline: float) -> bool:
         try:
             with lending.until(deadline, "ping"):
-                self._check_open()
+                await self._refresh_if_doubtful()
                 return await self._first_answer(self._owners(), request("PING")) is not None
         except (PoolTimeout, PoolUnreachable):
+            self._is_doubtful = self._is_cluster  # whoever does nothing but ask this has to find out, too
             return False
 
     async def aclose(self) -> None:
@@ -238,7 +270,7 @@ class RedisPool(KVPool):
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._refresh_if_doubtful()
                 replies = await self._send(requests, at_once=at_once)
-                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or _is_redirect(reply)]
+                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or _redirect(reply)]
                 if again:
                     await self._mend([replies[i] for i in again], is_all=len(again) == len(replies))
                     for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
@@ -290,21 +322,27 @@ class RedisPool(KVPool):
                 reply = (await node.ask(*before, wanted))[-1]
             except NodeDown as error:
                 return error
-            if not _is_redirect(reply):
+            if (redirect := _redirect(reply)) is None:
                 return reply
-            kind, _, place = str(reply).split()[:3]
-            host, _, port = place.rpartition(":")
-            node = self._node((host or node.host, int(port)))
-            before = (request("ASKING"),) if kind == "ASK" else ()
-            self._is_doubtful = True
+            node = self._node((redirect.host or node.host, redirect.port))
+            if redirect.has_moved:
+                self._is_doubtful = True
+            before = () if redirect.has_moved else (request("ASKING"),)
         return reply
 
     async def _mend(self, failures: list[Any], *, is_all: bool) -> None:
-        """Something is not where it was. Raises PoolUnreachable: and nobody else is there, either."""
+        """Something is not where it was, or a connection broke. Raises PoolUnreachable: there is nobody else.
+
+        Args:
+            is_all: nothing else was answered.
+        """
         if not self._is_cluster:
-            raise PoolUnreachable(str(failures[0])) from failures[0]
+            if is_all:
+                raise PoolUnreachable(str(failures[0])) from failures[0]
+            return  # others were answered: it was the connection
+        redirects = [_redirect(failure) for failure in failures]
         is_old = anyio.current_time() > self._seen + AGE
-        if is_all or is_old or any(_is_redirect(failure) for failure in failures):
+        if any(r.has_moved if r else is_all or is_old for r in redirects):
             await self._refresh()
 
     # ---- who is where ----
@@ -343,17 +381,23 @@ class RedisPool(KVPool):
             if self._seen >= asked:
                 return
             node, text = await self._first_answer([*self._owners(), self._seed], request("CLUSTER", "NODES"))
-            self._view = parse_nodes(text.decode(), node.host)
-            self._seen, self._is_doubtful = anyio.current_time(), False
-            for address in self._nodes.keys() - set(self._view.owners):
+            try:
+                self._view = parse_nodes(text.decode(), node.host)
+            except (AttributeError, IndexError, ValueError) as error:
+                raise PoolUnreachable(f"redis at {node.name} does not say who is in its cluster: {error}") from error
+            owners = set(self._view.owners)
+            self._seen, self._is_doubtful = anyio.current_time(), owners == {None}
+            for address in self._nodes.keys() - owners:
                 self._nodes.pop(address).drop()
 
     async def _first_answer(self, nodes: list[Node], wanted: Request) -> tuple[Node, Any]:
         """Ask some servers, those first that are known to work, and take the first answer.
 
         Raises:
-            PoolUnreachable: none of them answers, and none of the others.
+            PoolUnreachable: none of them answers, and none of the others; or there are none.
         """
+        if not nodes:
+            raise PoolUnreachable(NOBODY)
         nodes = list(dict.fromkeys(nodes))
         random.shuffle(nodes)
         nodes.sort(key=lambda node: node.is_down or self._is_given_up(node))
@@ -364,7 +408,7 @@ class RedisPool(KVPool):
         async def ask(scope: anyio.CancelScope) -> None:
             for node in queue:
                 try:
-                    (reply,) = await node.ask(wanted)
+                    (reply,) = await node.ask(wanted, answers=answers)
                 except NodeDown as error:
                     failures.append(error)
                     continue
@@ -386,6 +430,9 @@ class RedisPool(KVPool):
 def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     """Account, host, port, bytes for stages, and whether a cluster is wanted."""
     address = addresses.parse(url, ("redis", "rediss"), 6379, OPTIONS, others=True)
+    path = unquote(urlsplit(address.url).path)
+    if not re.fullmatch(r"/?|/[0-9]+/?", path):
+        raise ValueError(f"the path of the URL is {path}: it has to be the number of a database, as /0")
     options: dict[str, Any] = dict(parse_url(address.url))
     is_tls = options.pop("connection_class", None) is SSLConnection
     options.pop("host", None)
@@ -399,11 +446,16 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     if wanted and options.get("db"):
         raise ValueError(f"db is {options['db']}: a cluster has only 0")
     memory = addresses.byte_size(address.options.get("memory", "256MiB"), "memory")
+    if memory < LEAST:
+        raise ValueError(f"memory is {memory} bytes: it has to be at least {LEAST}")
     connections = addresses.number(address.options.get("connections", "8"), "connections", 1, 1024)
     account = Account(options, is_tls, connections)
     try:
         account.wire(address.host, address.port)
     except TypeError as error:
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            known = f"{', '.join(sorted(OPTIONS))}, or redis-py's connection options"
+            raise ValueError(f"option {unknown[1]} is unknown: the options are {known}") from error
         raise ValueError(f"redis-py refuses an option of the URL: {error}") from error
     return account, address.host, address.port, memory, wanted
 
@@ -414,8 +466,33 @@ def _buffer(stage: Stage) -> Buffer:
     return stage
 
 
-def _is_redirect(reply: Any) -> bool:
-    return isinstance(reply, ResponseError) and str(reply).startswith(("MOVED ", "ASK "))
+class _Redirect(NamedTuple):
+    """Where a slot is: for good, or for this one key. Without a host: the same as that of the server which says so."""
+
+    has_moved: bool
+    host: str
+    port: int
+
+
+def _redirect(reply: Any) -> _Redirect | None:
+    """None: it is no redirect, or none that could be followed."""
+    if not isinstance(reply, ResponseError):
+        return None
+    found = re.match(r"(MOVED|ASK) [0-9]+ (\S*):([0-9]{1,5})(?!\S)", str(reply))
+    if found is None or not 1 <= int(found[3]) <= 65535:
+        return None
+    return _Redirect(found[1] == "MOVED", found[2], int(found[3]))
+
+
+def _in_words(failures: Iterable[object]) -> str:
+    """What a server said, or why it did not."""
+    return "; ".join(list(dict.fromkeys(map(str, failures)))[:TOLD])
+
+
+def _fact(info: bytes, name: bytes) -> int | None:
+    """A number among those that ``INFO`` tells, if it is there."""
+    found = re.search(rb"^%b:([0-9]+)\r?$" % name, info, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def _put_status(reply: Any) -> PutStatus:
@@ -435,7 +512,7 @@ def _value(reply: Reply, buffer: Buffer) -> Value | GetStatus:
     if reply is Filled.FILLED:
         return RedisValue(buffer)
     buffer.release()
-    if isinstance(reply, bytes):
-        return GetStatus.WRONG_LENGTH if reply else GetStatus.MISS
+    if isinstance(reply, OtherLength):
+        return GetStatus.WRONG_LENGTH if reply.nbytes else GetStatus.MISS
     logger.debug("get: %s", reply)
     return GetStatus.MISS if isinstance(reply, NodeDown) else GetStatus.FAILED

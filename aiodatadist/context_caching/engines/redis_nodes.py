@@ -22,12 +22,14 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.crc import key_slot
+    from redis.exceptions import AuthenticationError, InvalidResponse, RedisError
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import RedisError
+    from redis.exceptions import ResponseError as RedisResponseError
 except ImportError as missing:
     raise ImportError(f"RedisPool needs the package redis ({missing}): pip install 'aiodatadist[redis]'") from missing
 
 __all__ = [
+    "REFUSALS",
     "SLOTS",
     "Account",
     "Node",
@@ -47,8 +49,12 @@ else:
 logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
+REFUSALS: Final = (AuthenticationError, InvalidResponse, RedisResponseError)
+"""What redis-py raises when somebody answers, and does not let us in."""
 CLOSE: Final = 1.0
 """Seconds that closing a connection may take."""
+SMALL: Final = 2
+"""Connections to a server beyond those for values: a question never waits behind these."""
 
 
 class NodeDown(ConnectionError):
@@ -56,26 +62,37 @@ class NodeDown(ConnectionError):
 
 
 class _Wire(Base):
-    """A connection that redis-py makes, and that is ours from then on: :class:`Exchange` speaks on it."""
+    """A connection that redis-py makes, and that is ours from then on: :class:`Exchange` speaks on it.
 
+    Attributes:
+        idle_since: turn of its :class:`Node`.
+    """
+
+    idle_since = 0
     _transport: asyncio.Transport | None = None
     _exchange: Exchange | None = None
+    _is_dropped = False
 
     async def _connect(self) -> None:
         await super()._connect()  # type: ignore[no-untyped-call]
         self._transport = cast("asyncio.Transport", self._writer.transport) if self._writer is not None else None
+        if self._is_dropped:  # while it was under way, when there was nothing to close
+            self.drop()
+            raise ConnectionResetError("the connection was dropped")
 
     async def talk(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests at once; their replies, in this order. Raises RedisError, OSError: it has to be dropped."""
         if self._exchange is None:
             await self.connect()  # type: ignore[no-untyped-call]
-            if self._transport is None:
+            if self._transport is None or self._is_dropped:
+                self.drop()
                 raise ConnectionResetError("the connection was dropped")
             self._exchange = Exchange(self._transport)
         return await self._exchange.ask(requests)
 
     def drop(self) -> None:
         """Close it at once: ``disconnect()`` would first send what is buffered, perhaps never."""
+        self._is_dropped = True
         if self._exchange is not None:
             self._exchange.drop()
         elif self._transport is not None and not self._transport.is_closing():
@@ -105,7 +122,7 @@ class _TlsWire(_Wire, SSLConnection):
 
 @dataclass(frozen=True)
 class Account:
-    """How to talk to each server of a pool."""
+    """How to talk to each server of a pool; ``connections`` are those for values."""
 
     options: Mapping[str, Any]
     is_tls: bool
@@ -127,7 +144,10 @@ class Account:
 
 
 class Node:
-    """One server.
+    """One server, with at most ``connections + SMALL`` connections.
+
+    Requests with values have ``connections`` of them, and wait for these. Others, which are small, have ``SMALL`` that no
+    value ever takes; they use one of the rest only when it is free.
 
     Attributes:
         name: ``host:port``.
@@ -144,21 +164,27 @@ class Node:
         self._is_closed = False
         self._is_over = False
         self._busy: set[_Wire] = set()
-        self._permits = anyio.Semaphore(account.connections, fast_acquire=True)
+        self._turn = 0  # that a request begins, or a connection becomes idle: the order in which they did
+        self._for_values = anyio.Semaphore(account.connections, fast_acquire=True)
+        self._for_small = anyio.Semaphore(SMALL, fast_acquire=True)
 
-    async def ask(self, *requests: Request) -> list[Reply]:
+    async def ask(self, *requests: Request, answers: Sequence[object] = ()) -> list[Reply]:
         """Send requests at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
 
-        A cancelled call drops its connection, so nobody reads what it did not.
+        A cancelled call drops its connection, so nobody reads what it did not. If that one had been idle, those go with it
+        that were idle when the call began: what forgot the one in silence (a firewall, say) will have forgotten them, too.
+
+        Args:
+            answers: of other servers that were asked the same. If there is one, to be cancelled is no sign of anything.
 
         Raises:
             NodeDown: the server is gone, or went in the middle.
         """
-        async with self._permits:
+        async with self._permits(requests):
             try:
                 if (wire := self._idle_wire()) is not None:
                     try:
-                        return await self._talk(wire, requests)
+                        return await self._talk_again(wire, requests, answers)
                     except (
                         RedisConnectionError,
                         OSError,
@@ -167,9 +193,18 @@ class Node:
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.wire(self.host, self.port), requests)
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError, UnicodeError, OverflowError) as error:  # the last two: of what is no address
                 self.is_down = True
                 raise NodeDown(f"redis at {self.name}: {error}") from error
+
+    def _permits(self, requests: Sequence[Request]) -> anyio.Semaphore:
+        if any(asked.has_value for asked in requests):
+            return self._for_values
+        return self._for_values if self._for_small.value == 0 and self._for_values.value > 0 else self._for_small
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
 
     def _idle_wire(self) -> _Wire | None:
         while self._idle:
@@ -178,6 +213,23 @@ class Node:
                 return wire
             wire.drop()
         return None
+
+    async def _talk_again(self, wire: _Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
+        """On a connection that was idle."""
+        began = self._next_turn()
+        try:
+            return await self._talk(wire, requests)
+        except anyio.get_cancelled_exc_class():
+            if not answers:
+                self._drop_idle(before=began)
+            raise
+
+    def _drop_idle(self, before: int) -> None:
+        """Those that are idle since before that turn."""
+        for wire in self._idle:
+            if wire.idle_since < before:
+                wire.drop()
+        self._idle = [wire for wire in self._idle if wire.idle_since >= before]
 
     async def _talk(self, wire: _Wire, requests: Sequence[Request]) -> list[Reply]:
         self._busy.add(wire)
@@ -191,6 +243,7 @@ class Node:
             if self._is_closed:
                 wire.drop()
             else:
+                wire.idle_since = self._next_turn()
                 self._idle.append(wire)
             return replies
         finally:

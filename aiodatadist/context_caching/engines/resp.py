@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -17,8 +17,10 @@ from aiodatadist.context_caching.engines.buffers import TAIL, Buffer
 
 LARGEST: Final = 512 << 20
 """Bytes that a value may have (``proto-max-bulk-len``)."""
+PLAIN: Final = 16 << 20
+"""Bytes that a reply may have for which the request had no memory: what a server says of itself."""
 SCRATCH: Final = 1 << 16
-"""Bytes for replies without a place of their own, and for what stands in front of a value."""
+"""Bytes for replies of one line, for what stands in front of a value, and for a value that nobody wants."""
 SLICE: Final = 1 << 20
 """Bytes that the transport gets at a time, and the loop is kept for."""
 SMALL: Final = 1 << 12
@@ -31,6 +33,12 @@ class Filled(Enum):
     FILLED = "filled"
 
 
+class OtherLength(NamedTuple):
+    """The reply is a value of another length than the memory that the request had for it. Its bytes are gone."""
+
+    nbytes: int
+
+
 class ResponseError(Exception):
     """The server's refusal, in its own words."""
 
@@ -41,16 +49,17 @@ class Request(NamedTuple):
     Attributes:
         pieces: as it is sent.
         key: that it is about, if any: a cluster routes by it.
-        into: memory for a value and the end of line behind it. A reply that is not a value of exactly that
-            length is an object of its own.
+        into: memory for a value and the end of line behind it. Of a value of another length nothing is kept.
+        has_value: one goes with it, or comes back: it may take as long as that.
     """
 
     pieces: Sequence[bytes | memoryview]
     key: bytes = b""
     into: memoryview | None = None
+    has_value: bool = False
 
 
-Reply: TypeAlias = bytes | int | ResponseError | Filled | None
+Reply: TypeAlias = bytes | int | ResponseError | Filled | OtherLength | None
 
 
 def words(*texts: str | int | bytes) -> bytes:
@@ -62,7 +71,25 @@ def words(*texts: str | int | bytes) -> bytes:
 def request(*texts: str | int, into: memoryview | None = None) -> Request:
     """A command as one would type it; the second word is its key."""
     key = str(texts[1]).encode() if len(texts) > 1 else b""
-    return Request([b"*%d\r\n%b" % (len(texts), words(*texts))], key, into)
+    return Request([b"*%d\r\n%b" % (len(texts), words(*texts))], key, into, into is not None)
+
+
+def keyed(command: str) -> Callable[[str], Request]:
+    """What makes ``command name`` of a name: for very many of them."""
+    head = b"*2\r\n" + words(command)
+
+    def about(name: str) -> Request:
+        key = name.encode()
+        return Request([b"%b$%d\r\n%b\r\n" % (head, len(key), key)], key)
+
+    return about
+
+
+def reading(name: str, buffer: Buffer) -> Request:
+    """``GETRANGE name 0 n``: of a value that is too long, one byte more than there is room for."""
+    key, last = name.encode(), b"%d" % buffer.nbytes
+    command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$1\r\n0\r\n$%d\r\n%b\r\n" % (len(key), key, len(last), last)
+    return Request([command], key, buffer.with_tail(), has_value=True)
 
 
 def storing(name: str, buffer: Buffer) -> Request:
@@ -71,14 +98,14 @@ def storing(name: str, buffer: Buffer) -> Request:
     head = b"*4\r\n%b$%d\r\n" % (words("SET", key), buffer.nbytes)
     tail = b"\r\n" + words("NX")
     whole = buffer.framed(head, tail)
-    return Request([head, buffer.view(), tail] if whole is None else [whole], key)
+    return Request([head, buffer.view(), tail] if whole is None else [whole], key, has_value=True)
 
 
 def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryview]:
     """What is sent: what is large where it is, all else together."""
     small = bytearray()
-    for pieces, _, _ in requests:
-        for piece in pieces:
+    for asked in requests:
+        for piece in asked.pieces:
             if len(piece) > SMALL:
                 if small:
                     yield small
@@ -107,7 +134,9 @@ class Exchange(asyncio.BufferedProtocol):
         self._replies: list[Reply] = []
         self._scratch = memoryview(bytearray(SCRATCH))
         self._have = 0  # bytes in it that were not looked at
-        self._value = memoryview(b"")  # that is coming in, with its tail
+        self._nbytes = 0  # of the value that is coming in
+        self._skip = 0  # of these, still to come and not wanted
+        self._value = memoryview(b"")  # what is wanted of it, with its tail
         self._rest: memoryview | None = None  # of it
         transport.set_write_buffer_limits(
             high=1, low=0
@@ -173,11 +202,15 @@ class Exchange(asyncio.BufferedProtocol):
                 waiting.exception()  # only one of them has a waiter
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._skip:
+            return self._scratch[: self._skip]
         return self._rest if self._rest is not None else self._scratch[self._have :]
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            if self._rest is None:
+            if self._skip:
+                self._skip -= nbytes
+            elif self._rest is None:
                 self._have += nbytes
                 self._parse()
             else:
@@ -195,17 +228,33 @@ class Exchange(asyncio.BufferedProtocol):
             if line[:1] != b"$" or line == b"$-1":
                 self._reply(_simple(line))
                 continue
-            place = self._places[0]
-            self._value = place if place is not None and len(place) == int(line[1:]) + TAIL else _memory(int(line[1:]))
-            self._rest = self._value
-            there = raw[at : at + len(self._value)]
-            self._rest[: len(there)] = there
-            at += len(there)
-            self._take(len(there))
+            at = self._begin(int(line[1:]), raw, at)
         if self._rest is None and at == 0 and len(raw) == SCRATCH:
             raise ValueError(f"a line of more than {SCRATCH} bytes")
         self._have = len(raw) - at
         self._scratch[: self._have] = raw[at:]
+
+    def _begin(self, nbytes: int, raw: bytes, at: int) -> int:
+        """A value of that length comes in, as much of it as is there from ``at`` on; where that ends."""
+        place = self._places[0]
+        limit = PLAIN if place is None else LARGEST
+        if not 0 <= nbytes <= limit:
+            raise ValueError(f"a value of {nbytes} bytes: it has to be 0 to {limit}")
+        self._nbytes, self._skip = nbytes, 0
+        if place is None:
+            self._value = memoryview(bytearray(nbytes + TAIL))
+        elif len(place) == nbytes + TAIL:
+            self._value = place
+        else:
+            self._value, self._skip = memoryview(bytearray(TAIL)), nbytes
+        skipped = min(self._skip, len(raw) - at)
+        self._skip -= skipped
+        at += skipped
+        there = raw[at : at + len(self._value)]
+        self._value[: len(there)] = there
+        self._rest = self._value
+        self._take(len(there))
+        return at + len(there)
 
     def _take(self, nbytes: int) -> None:
         """So many more bytes of the value are there."""
@@ -217,7 +266,10 @@ class Exchange(asyncio.BufferedProtocol):
         if (tail := bytes(self._value[-TAIL:])) != b"\r\n":
             raise ValueError(f"{tail!r} behind a value")
         value, self._value = self._value, memoryview(b"")  # its memory is somebody else's now
-        self._reply(Filled.FILLED if value is self._places[0] else bytes(value[:-TAIL]))
+        if (place := self._places[0]) is None:
+            self._reply(bytes(value[:-TAIL]))
+        else:
+            self._reply(Filled.FILLED if value is place else OtherLength(self._nbytes))
 
     def _reply(self, reply: Reply) -> None:
         self._places.popleft()
@@ -225,13 +277,6 @@ class Exchange(asyncio.BufferedProtocol):
         if not self._places and self._answer is not None and not self._answer.done():
             self._answer.set_result(self._replies)
             self._replies = []
-
-
-def _memory(nbytes: int) -> memoryview:
-    """For a value. Raises ValueError: no value has such a length."""
-    if not 0 <= nbytes <= LARGEST:
-        raise ValueError(f"a value of {nbytes} bytes")
-    return memoryview(bytearray(nbytes + TAIL))
 
 
 def _simple(line: bytes) -> Reply:
