@@ -37,7 +37,7 @@ class Behind(InTurn):
         return self._ended is not None and not self._ended.is_set()
 
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
-        """Begin this, even if all has been cancelled, once what went on before is done; and return, unless it is the last."""
+        """Begin this, even if all has been cancelled, and return, unless it is the last. Nothing else may be going on."""
         if is_last:
             await work()
         else:
