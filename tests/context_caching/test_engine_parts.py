@@ -241,7 +241,7 @@ async def test_who_waits_for_a_thread_when_they_end_is_told(no_leaks: None) -> N
             await calls.run(peer, lambda: None, lambda: over.append(peer))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(calls.run, "busy", lambda: go_on.wait(5), lambda: over.append("busy"))
+        group.start_soon(calls.run, "busy", lambda: go_on.wait(20), lambda: over.append("busy"))
         await anyio.wait_all_tasks_blocked()
         async with anyio.create_task_group() as waiting:
             for peer in ("busy", "other"):  # one for its share, one for any thread
@@ -249,10 +249,11 @@ async def test_who_waits_for_a_thread_when_they_end_is_told(no_leaks: None) -> N
             await anyio.wait_all_tasks_blocked()
             assert not await calls.aclose(0.05)
         assert sorted(over) == ["busy", "other"], "although the one under way has not returned"
+        await wait("later")
         go_on.set()
     await wait("late")
     assert await calls.aclose(5)
-    assert sorted(over) == ["busy", "busy", "late", "other"]
+    assert sorted(over) == ["busy", "busy", "late", "later", "other"]
     assert calls.running == 0
 
 

@@ -118,23 +118,26 @@ class Calls:
 
     async def _admit(self, share: _Share) -> None:
         """Wait for a thread, and for the share's turn. Raises PoolUnreachable: closed, perhaps meanwhile."""
+        self._check_open()
         with anyio.CancelScope() as wait:
             self._waiting.add(wait)
             try:
                 await share.permits.acquire()
                 try:
                     await self._permits.acquire()
-                except BaseException:
+                except BaseException:  # cancelled: by our caller, or because this closes
                     share.permits.release()
                     raise
             finally:
                 self._waiting.discard(wait)
-        if not self._is_closed:
-            return
-        if not wait.cancelled_caught:
+        if self._is_closed and not wait.cancelled_caught:
             share.permits.release()
             self._permits.release()
-        raise PoolUnreachable("this pool is closed")
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PoolUnreachable("this pool is closed")
 
     def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._loop.create_future()
