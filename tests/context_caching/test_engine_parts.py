@@ -20,6 +20,7 @@ from aiodatadist.context_caching.engines.buffers import Buffers
 from aiodatadist.context_caching.engines.calls import Calls, Refused
 from aiodatadist.context_caching.engines.lending import Budget
 from aiodatadist.context_caching.engines.mooncake import MooncakePool
+from aiodatadist.context_caching.engines.mooncake_place import Place
 from aiodatadist.context_caching.engines.redis_nodes import parse_nodes
 from aiodatadist.context_caching.pool import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
@@ -303,7 +304,7 @@ async def broken_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Moonca
     """A pool over it, with 64 MiB, that asks no master."""
     monkeypatch.setattr(mooncake_store, "give_back", lambda: None)
     monkeypatch.setattr(mooncake, "AT_ONCE", 2)
-    pool = MooncakePool(mooncake._Place("nowhere", 1, 2, 64 * MIB, 4, 1), None, Engine(), Arena(64 * MIB))
+    pool = MooncakePool(Place("nowhere", 1, 2, 64 * MIB, 4, 1), None, Engine(), Arena(64 * MIB))
     pool._seen = math.inf
     async with aclosing(pool):
         yield pool

@@ -23,10 +23,11 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from aiodatadist.context_caching.engines import addresses, lending, master_http, mooncake_store
+from aiodatadist.context_caching.engines import lending, master_http, mooncake_store
 from aiodatadist.context_caching.engines.arena import Arena, Piece
 from aiodatadist.context_caching.engines.calls import Calls, Refused
 from aiodatadist.context_caching.engines.keys import flat, group, rendezvous
+from aiodatadist.context_caching.engines.mooncake_place import Place, find_master, read_url
 from aiodatadist.context_caching.engines.mooncake_store import (
     MISSES,
     NO_MASTER,
@@ -54,10 +55,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OPTIONS: Final = frozenset({"metrics", "segment", "memory", "protocol", "device", "replicas", "threads", "hostname"})
-RPC_PORT: Final = 50051
-"""Of a master that was started without saying which."""
-PROTOCOLS: Final = ("tcp", "rdma")
 MASTER: Final = "the master"
 ANYBODY: Final = "anybody"
 REFUSED: Final = -1
@@ -67,8 +64,6 @@ ELSEWHERE: Final = -2
 BATCH_BYTES: Final = (8 << 20) + (64 << 10)
 BATCH_KEYS: Final = 8
 """What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
-LEAST: Final = 16 << 20
-"""Bytes of memory that a pool needs for values on their way."""
 AT_ONCE: Final = max(1, (os.cpu_count() or 1) // 2)
 """Batches of one call that are under way at a time: each keeps a core busy here, and one at the other end."""
 FRESH: Final = 2.0
@@ -147,24 +142,12 @@ class MooncakeValue:
         self._piece.release()
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where the master is, and how much of this process the pool has."""
-
-    host: str
-    rpc: int
-    metrics: int
-    memory: int
-    threads: int
-    replicas: int
-
-
 class MooncakePool(KVPool):
     """Made by :meth:`open`."""
 
     capabilities = Capabilities("mooncake", lease=True, placement=True, cancel_is_immediate=False)
 
-    def __init__(self, place: _Place, module: Any, store: Any, arena: Arena) -> None:
+    def __init__(self, place: Place, module: Any, store: Any, arena: Arena) -> None:
         self._place = place
         self._module = module
         self._store = store
@@ -195,9 +178,9 @@ class MooncakePool(KVPool):
             ParamInvalid: this process has a pool with other settings.
             PoolTimeout, PoolUnreachable: no master, or it refuses.
         """
-        place, settings = _read_url(url)
+        place, settings = read_url(url)
         module = await in_thread(mooncake_store.load)
-        here = await _find_master(place, anyio.current_time() + timeout)
+        here = await find_master(place, anyio.current_time() + timeout)
         settings = settings._replace(host=settings.host or here)
         arena = Arena(place.memory)
         store = await in_thread(_set_up, settings, arena, undo=partial(_let_go, arena))
@@ -556,28 +539,6 @@ class MooncakePool(KVPool):
             raise PoolUnreachable(f"Mooncake's master: {error}") from error
 
 
-async def _find_master(place: _Place, deadline: float) -> str:
-    """Whether both of its ports answer; this machine's address towards it. Raises PoolTimeout, PoolUnreachable."""
-    http, rpc = f"{place.host}:{place.metrics}", f"{place.host}:{place.rpc}"
-    with lending.until(deadline, f"asking Mooncake's master at {http}"):
-        try:
-            here = await master_http.local_host(place.host, place.metrics)
-            await master_http.get(place.host, place.metrics, "/health")
-        except OSError as error:
-            raise PoolUnreachable(
-                f"no Mooncake master at {http}: {error}; is metrics={place.metrics} its HTTP port?"
-            ) from error
-    with lending.until(deadline, f"connecting to Mooncake's master at {rpc}"):
-        try:
-            await master_http.listens(place.host, place.rpc)
-        except OSError as error:
-            raise PoolUnreachable(
-                f"no Mooncake master at the RPC port, {rpc}: {error}; the URL's port has to be the master's RPC port, by "
-                f"default {RPC_PORT}"
-            ) from error
-    return here
-
-
 def _set_up(settings: mooncake_store.Settings, arena: Arena) -> Any:
     """In a thread. The store, which knows the arena."""
     store = mooncake_store.borrow(settings)
@@ -591,37 +552,6 @@ def _let_go(arena: Arena, store: Any) -> None:
     """In a thread."""
     store.unregister_buffer(arena.address)
     mooncake_store.give_back()
-
-
-def _read_url(url: str) -> tuple[_Place, mooncake_store.Settings]:
-    address = addresses.parse(url, ("mooncake",), RPC_PORT, OPTIONS, others=False)
-    options = address.options
-    place = _Place(
-        host=address.host,
-        rpc=address.port,
-        metrics=addresses.number(options.get("metrics", "9003"), "metrics", 1, 65535),
-        memory=addresses.byte_size(options.get("memory", "256MiB"), "memory"),
-        threads=addresses.number(options.get("threads", "8"), "threads", 1, 256),
-        replicas=addresses.number(options.get("replicas", "1"), "replicas", 1, 256),
-    )
-    if place.memory < LEAST:
-        raise ValueError(f"memory is {place.memory} bytes: it has to be at least {LEAST}")
-    if place.rpc == place.metrics:
-        raise ValueError(
-            f"the URL's port and metrics are both {place.rpc}: the first has to be the master's RPC port, by default "
-            f"{RPC_PORT}, the other its HTTP port, by default 9003"
-        )
-    protocol = options.get("protocol", PROTOCOLS[0])
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol is {protocol!r}: it has to be {' or '.join(PROTOCOLS)}")
-    settings = mooncake_store.Settings(
-        host=options.get("hostname", ""),
-        master=f"{address.host}:{address.port}",
-        segment=addresses.byte_size(options.get("segment", "0"), "segment"),
-        protocol=protocol,
-        device=options.get("device", ""),
-    )
-    return place, settings
 
 
 def _put_status(code: int) -> PutStatus:
