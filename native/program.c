@@ -310,18 +310,21 @@ static bool next_range(const ring_grid *g, cursor *c, uint64_t most, HcclOneSide
     return true;
 }
 
-static aclError copy(device *d, program *p, const ring_step *s, const HcclOneSideOpDesc *r)
+/* `total`: bytes that the ranges are a part of */
+static aclError copy(device *d, program *p, const ring_step *s, const HcclOneSideOpDesc *r, uint32_t n, uint64_t total)
 {
-    if (is_host_copy(s))
-        return d->driver.copy(r->localAddr, r->count, r->remoteAddr, r->count, (aclrtMemcpyKind)s->kind);
+    if (is_host_copy(s)) {
+        d->driver.copy(r, n, total);
+        return ACL_SUCCESS;
+    }
     p->on_stream = true;
     return d->driver.copy_async(r->localAddr, r->count, r->remoteAddr, r->count, (aclrtMemcpyKind)s->kind, d->stream);
 }
 
-static bool issue_ranges(device *d, program *p, const ring_step *s, HcclOneSideOpDesc *ranges, uint32_t n)
+static bool issue_ranges(device *d, program *p, const ring_step *s, HcclOneSideOpDesc *ranges, uint32_t n, uint64_t total)
 {
     if (s->op == RING_COPY)
-        return check(d, p, copy(d, p, s, ranges));
+        return check(d, p, copy(d, p, s, ranges, n, total));
     p->on_stream = true;
     HcclResult code = (s->op == RING_GET ? d->driver.get : d->driver.put)(s->handle, s->rank, ranges, n, d->stream);
     if (code != HCCL_SUCCESS)
@@ -335,8 +338,8 @@ static bool issue_tensors(device *d, program *p, const ring_step *s, uint32_t fi
     HcclOneSideOpDesc batch[BATCH];
     ring_grid part = s->grid;
     part.tensors = stop;
-    uint32_t n = 0, most = s->op == RING_COPY ? 1 : BATCH;
-    uint64_t bytes = 0;                   /* of the batch */
+    uint32_t n = 0, most = s->op == RING_COPY && !is_host_copy(s) ? 1 : BATCH;
+    uint64_t bytes = 0, total = s->grid.bytes * s->grid.blocks * (stop - first);   /* of the batch; about, of all */
     cursor at = {.tensor = first};
     if (is_host_copy(s) && !drain(d, p))  /* it would overtake what came before it */
         return false;
@@ -347,7 +350,7 @@ static bool issue_tensors(device *d, program *p, const ring_step *s, uint32_t fi
             bytes += batch[n++].count;
         bool full = bytes == room;
         if (n && (n == most || full || !more)) {
-            if (!issue_ranges(d, p, s, batch, n))
+            if (!issue_ranges(d, p, s, batch, n, total))
                 return false;
             p->issued += bytes;
             p->done.ranges += n;

@@ -36,8 +36,8 @@
 
 typedef struct ring ring;
 
-/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair and the
- * notify pair may be NULL. */
+/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair and the notify pair may be NULL.
+ * Only `copy` is our own: host memory needs no device. */
 typedef struct ring_driver {
     aclError (*set_context)(aclrtContext);
     aclError (*get_context)(aclrtContext *);
@@ -51,7 +51,7 @@ typedef struct ring_driver {
     aclError (*destroy_event)(aclrtEvent);
     aclError (*record_event)(aclrtEvent, aclrtStream);
     aclError (*sync_event)(aclrtEvent, int32_t);
-    aclError (*copy)(void *, size_t, const void *, size_t, aclrtMemcpyKind);
+    void (*copy)(const HcclOneSideOpDesc *, uint32_t, uint64_t);          /* ring_copy() */
     aclError (*copy_async)(void *, size_t, const void *, size_t, aclrtMemcpyKind, aclrtStream);
     const char *(*recent_error)(void);
     HcclResult (*get)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
@@ -117,5 +117,10 @@ int  ring_fd(const ring *r);               /* readable when ring_reap() has some
 int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */
 void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
 
-/* The first position whose value is not below the limit, or `count`. For checking index arrays at C speed. */
+/* Copies between host memory, remote to local, in the calling thread; they are of a step of so many bytes in all. */
+void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
+
+/* The first position whose value is not below the limit, or from whose address on so many bytes are not memory of this
+ * process; or `count`. For checking at C speed. */
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
+uint32_t ring_first_unmapped(const uint64_t *addresses, uint32_t count, uint64_t bytes);

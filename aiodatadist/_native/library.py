@@ -28,7 +28,19 @@ for _name in (
     ffi.typeof(_name)
 
 ring: Any = ffi.dlopen(str(FOLDER / "libring.so"))
-for _name in ("open", "submit", "cancel", "watch", "reap", "fd", "close", "free", "first_outside"):
+for _name in (
+    "open",
+    "submit",
+    "cancel",
+    "watch",
+    "reap",
+    "fd",
+    "close",
+    "free",
+    "first_outside",
+    "first_unmapped",
+    "copy",
+):
     getattr(ring, f"ring_{_name}")  # the same goes for functions
 for _name in ("check", "take", "give", "pieces"):
     getattr(ring, f"slots_{_name}")

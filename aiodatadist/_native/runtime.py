@@ -240,11 +240,12 @@ class Runtime:
             "query_stream": "aclrtStreamQuery", "wait_event": "aclrtStreamWaitEvent",
             "create_event": "aclrtCreateEventExWithFlag", "destroy_event": "aclrtDestroyEvent",
             "record_event": "aclrtRecordEvent", "sync_event": "aclrtSynchronizeEventWithTimeout",
-            "copy": "aclrtMemcpy", "copy_async": "aclrtMemcpyAsync", "recent_error": "aclGetRecentErrMsg",
+            "copy_async": "aclrtMemcpyAsync", "recent_error": "aclGetRecentErrMsg",
         }  # fmt: skip
         driver = ffi.new("ring_driver *")
         for slot, name in names.items():
             setattr(driver, slot, self._pointer(self.acl, name))
+        driver.copy = ffi.addressof(ring, "ring_copy")
         if self.has_notifies:
             driver.wait_notify = self._pointer(self.acl, "aclrtWaitAndResetNotify")
             driver.record_notify = self._pointer(self.acl, "aclrtRecordNotify")

@@ -1,4 +1,4 @@
-"""Two halves of a piece of work, one after the other, and the second half of each beside the first half of the next."""
+"""Pieces of work in two halves: the first halves one after the other, and behind them so many second halves."""
 
 from __future__ import annotations
 
@@ -20,57 +20,71 @@ class InTurn:
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
         await work()
 
+    async def room(self) -> None:
+        """One more can begin."""
+
     async def done(self) -> None:
         """Nothing is going on."""
 
 
 class Behind(InTurn):
-    """Whatever goes on beside its owner: one thing at a time."""
+    """What goes on beside its owner: so many things at a time."""
 
-    def __init__(self, group: anyio.abc.TaskGroup) -> None:
+    def __init__(self, group: anyio.abc.TaskGroup, most: int) -> None:
         self._group = group
-        self._ended: anyio.Event | None = None
+        self._most = most
+        self._going = 0
+        self._ended = anyio.Event()
         self.error: Exception | None = None
 
     @property
     def is_busy(self) -> bool:
-        return self._ended is not None and not self._ended.is_set()
+        return self._going > 0
 
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
-        """Begin this, even if all has been cancelled, and return, unless it is the last. Nothing else may be going on."""
+        """Begin this, even if all has been cancelled, and return, unless it is the last. There has to be room for it."""
         if is_last:
             await work()
         else:
-            self._ended = anyio.Event()
-            self._group.start_soon(self._run, work, self._ended)
+            self._going += 1
+            self._group.start_soon(self._run, work)
 
-    async def _run(self, work: Callable[[], Awaitable[object]], ended: anyio.Event) -> None:
+    async def _run(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
         except Exception as error:
-            self.error = error
+            self.error = self.error or error
             self._group.cancel_scope.cancel()
         finally:
-            ended.set()
+            self._going -= 1
+            self._ended.set()
+            self._ended = anyio.Event()
+
+    async def room(self) -> None:
+        """Wait until one more can begin. Raises what one of them raised."""
+        await self._at_most(self._most - 1)
 
     async def done(self) -> None:
         """Wait until nothing is going on. Raises what that raised."""
-        if self._ended is not None:
+        await self._at_most(0)
+
+    async def _at_most(self, count: int) -> None:
+        while self._going > count:
             await self._ended.wait()
         if self.error is not None:
             raise self.error
 
 
 @asynccontextmanager
-async def one_behind() -> AsyncIterator[Behind]:
-    """Nothing goes on any more when this has ended.
+async def some_behind(most: int) -> AsyncIterator[Behind]:
+    """At most so many things go on behind the body, and nothing any more when this has ended.
 
     Raises:
         Exception: what went on beside the body raised, which cancels the body; or what the body raised, once that is done.
     """
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
-        behind = Behind(group)
+        behind = Behind(group, most)
         try:
             yield behind
         except Exception as error:  # a task group would raise a group of one

@@ -369,8 +369,8 @@ class ContextCache:
     ) -> tuple[list[PoolKey], Memory, int]:
         wanted = check_hashes(hashes)
         memory = SlotMemory.of(layout, slots, offsets, chunks, len(wanted))
-        of_hash, shape = self._names.of_hash, layout.shape
-        keys = [of_hash(wanted[i], shape, g) for i, g in zip(memory.owners, memory.groups, strict=True)]
+        owners = (wanted[i] for i in memory.owners)
+        keys = self._names.of_blocks(zip(owners, memory.groups, strict=True), layout.shape)
         return keys, memory, len(wanted)
 
     async def _save_blocks(self, call: Call) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -77,8 +77,8 @@ def check_hashes(hashes: Any) -> Sequence[int]:
     listed = rules.some(hashes, "hashes")
     if set(map(type, listed)) != {int}:
         listed = [_whole(value, f"hashes[{i}]") for i, value in enumerate(listed)]
-    for i, value in enumerate(listed):
-        if not isinstance(value, int) or isinstance(value, bool) or not MIN_HASH <= value < MAX_HASH:
+    if set(map(type, listed)) != {int} or min(listed) < MIN_HASH or max(listed) >= MAX_HASH:
+        for i, value in enumerate(listed):
             rules.integer(value, f"hashes[{i}]", MIN_HASH, MAX_HASH - 1)
     rules.distinct(listed, "hashes")
     return listed
@@ -144,14 +144,14 @@ class Names:
         """A key of the caller's."""
         return PoolKey(self._own, *parts)
 
-    def of_hash(self, value: int, shape: Shape, group: int, shard: str | None = None) -> PoolKey:
-        """One block's data of one layer group."""
+    def of_blocks(self, blocks: Iterable[tuple[int, int]], shape: Shape, shard: str | None = None) -> list[PoolKey]:
+        """Blocks' data, ``(hash, layer group)`` each."""
         space = self._spaces.get(shape.fingerprint)
         if space is None:
             space = self._spaces[shape.fingerprint] = _namespace("blocks", [*self._identity, shape.fingerprint])
-        return PoolKey(
-            space, f"{value:x}", f"{shard or self.shard}g{group}"
-        )  # a minus sign keeps -1 and 2**64 - 1 apart
+        groups = [f"{shard or self.shard}g{group}" for group in range(shape.groups)]
+        # a minus sign keeps -1 and 2**64 - 1 apart
+        return [PoolKey(space, f"{value:x}", groups[group]) for value, group in blocks]
 
     def of_note(self, shard: str) -> PoolKey:
         """Where a rank notes its layout down, for processes that have hashes and no cache."""

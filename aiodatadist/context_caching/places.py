@@ -19,6 +19,7 @@ from aiodatadist.context_caching.layout import Group, Layout
 from aiodatadist.context_caching.mover import PlacementsOf, Places, at_addresses
 from aiodatadist.context_caching.slots import Pieces, Runs, pieces
 from aiodatadist.descriptors import Placement
+from aiodatadist.device import first_unmapped
 from aiodatadist.layout import Grid
 
 
@@ -294,7 +295,16 @@ class BufferMemory(Memory):
                 local.append(start)
                 remote.append(inside)
                 inside += length
-        return [
-            Places(placement, at_addresses(local, remote, length))
-            for (placement, length), (local, remote) in alike.items()
-        ]
+        found = []
+        for (placement, length), (local, remote) in alike.items():
+            grid = at_addresses(local, remote, length)
+            if placement is Placement.HOST:
+                _check_mapped(grid.local_index, length)
+            found.append(Places(placement, grid))
+        return found
+
+
+def _check_mapped(addresses: array[int], length: int) -> None:
+    at = first_unmapped(addresses, length)
+    if at < len(addresses):
+        raise EmsInvalidArgument(f"{length} bytes from {addresses[at]:#x} are not memory of this process")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Final, TypeVar
 
 import anyio
@@ -76,8 +76,8 @@ class Presence:
             if keys:
                 await anyio.lowlevel.checkpoint()  # names are made a shard at a time: others have their turn in between
             shape = shapes[shard]
-            keys += [self._names.of_hash(h, shape, g, shard) for h in hashes for g in range(shape.groups)]
-        found = [self._work.local.has(key) for key in keys]
+            keys += self._names.of_blocks(product(hashes, range(shape.groups)), shape, shard)
+        found = self._work.local.has(keys)
         rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
         if rest:
             answers = iter(await self._asked(rest, lease_ms, deadline))
@@ -136,7 +136,7 @@ class Presence:
         for part in _portions(hashes):
             if keys:
                 await anyio.lowlevel.checkpoint()
-            keys += [self._names.of_hash(h, shape, g) for h in part for g in range(shape.groups)]
+            keys += self._names.of_blocks(product(part, range(shape.groups)), shape)
         return await self.remove_keys(keys, deadline)
 
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:

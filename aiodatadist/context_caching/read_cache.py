@@ -36,9 +36,9 @@ class LocalReadCache:
             return None
         return loan
 
-    def has(self, key: PoolKey) -> bool:
-        """Whether there is a copy; if so it counts as used now."""
-        return self._shelf is not None and self._shelf.touch(key)
+    def has(self, keys: Sequence[PoolKey]) -> list[bool]:
+        """Of which there are copies; those count as used now."""
+        return [False] * len(keys) if self._shelf is None else list(map(self._shelf.touch, keys))
 
     def make_room(self, key: PoolKey, nbytes: int) -> Lot | None:
         """Memory for a copy; None if there is one already, or no room. Never waits."""

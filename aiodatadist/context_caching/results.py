@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
 
 
 class CcStatus(Enum):
@@ -37,7 +36,7 @@ class CcResult:
 
     @classmethod
     def of(cls, details: Sequence[CcStatus]) -> CcResult:
-        success = sum(1 for _ in takewhile(lambda status: status is CcStatus.OK, details))
+        success = next((i for i, status in enumerate(details) if status is not CcStatus.OK), len(details))
         return cls(success, len(details), tuple(details))
 
 

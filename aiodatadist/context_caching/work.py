@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from aiodatadist.context_caching.behind import InTurn, one_behind
+from aiodatadist.context_caching.behind import InTurn, some_behind
 from aiodatadist.context_caching.budget import Budget
 from aiodatadist.context_caching.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.hold import Hold
@@ -183,7 +183,7 @@ class Work:
         Raises:
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
-        async with self._behind(call) as behind:
+        async with self._behind(call, 0) as behind:
             for first in range(0, len(call.keys), AT_ONCE):
                 waiting = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
                 while waiting:
@@ -272,13 +272,13 @@ class Work:
         """
         waiting = deque(range(len(call.keys)))
         before: _Found | None = None
-        async with self._behind(call) as behind:
+        async with self._behind(call, 2) as behind:
             while waiting:
                 wave = self._take_wave(call, waiting)
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
                     found = await self._find(call, wave, lent.enter_context(Hold()))
-                    await behind.done()
+                    await behind.room()
                     if before is not None and before.is_damaged:
                         return
                     before = found
@@ -404,9 +404,12 @@ class Work:
 
     # ---- what both need ----
 
-    def _behind(self, call: Call) -> AbstractAsyncContextManager[InTurn]:
+    def _behind(self, call: Call, here: int) -> AbstractAsyncContextManager[InTurn]:
+        """What goes on beside the next wave: the one before it; of a pool of this process, where nothing has to be proven,
+        so many before it: what is copied waits for nothing then."""
+        most = here if self.pool.capabilities.in_process else 1
         is_one_wave = sum(call.memory.sizes) <= self._wave
-        return nullcontext(InTurn()) if is_one_wave or self.pool.capabilities.in_process else one_behind()
+        return nullcontext(InTurn()) if is_one_wave or not most else some_behind(most)
 
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
         wave = [waiting.popleft()]

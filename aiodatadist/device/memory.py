@@ -6,12 +6,13 @@ import ctypes
 import weakref
 from typing import TYPE_CHECKING
 
-from aiodatadist._native.library import ffi
+from aiodatadist._native.library import ffi, ring
 from aiodatadist._native.runtime import Runtime
 from aiodatadist.descriptors import Placement
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable
 
 HUGE_FIRST = 0  # ACL_MEM_MALLOC_HUGE_FIRST
@@ -86,3 +87,8 @@ class Memory:
     def __repr__(self) -> str:
         state = "freed" if self.is_free else f"at {self.address:#x}"
         return f"<Memory {self.nbytes} bytes {self.placement} {state}>"
+
+
+def first_unmapped(addresses: array[int], nbytes: int) -> int:
+    """The position of the first address from which on so many bytes are not all memory of this process; or the count."""
+    return int(ring.ring_first_unmapped(ffi.from_buffer("uint64_t[]", addresses), len(addresses), nbytes))

@@ -128,7 +128,7 @@ static aclError copy_now(const batch *all, size_t *fail_index)
     if (fail_index)
         *fail_index = facts.offender;
     for (size_t i = 0; code == ACL_SUCCESS && i < all->count; i++)
-        soft_copy(NULL, all->dsts[i], all->srcs[i], all->sizes[i]);
+        soft_copy(NULL, all->dsts[i], all->srcs[i], all->sizes[i], NULL);
     return code;
 }
 
@@ -154,7 +154,8 @@ static aclError run(soft_task *task)
 {
     batch_task *copies = (batch_task *)task;
     for (size_t i = 0; i < copies->count && !soft_task_aborted(task); i++)
-        soft_copy(task, copies->items[i].dst, copies->items[i].src, copies->items[i].bytes);
+        soft_copy(task, copies->items[i].dst, copies->items[i].src, copies->items[i].bytes,
+                  i + 1 < copies->count ? copies->items[i + 1].src : NULL);
     return ACL_SUCCESS;
 }
 

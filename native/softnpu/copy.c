@@ -15,7 +15,7 @@ typedef struct copy_task {
 static aclError run(soft_task *task)
 {
     copy_task *copy = (copy_task *)task;
-    soft_copy(task, copy->dst, copy->src, task->bytes);
+    soft_copy(task, copy->dst, copy->src, task->bytes, NULL);
     return ACL_SUCCESS;
 }
 
@@ -47,7 +47,7 @@ aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count, a
     SOFT_TRY(check_sizes(destMax, count));
     SOFT_TRY(soft_context_need());
     SOFT_TRY(find_places(dst, src, count, &to, &from));
-    soft_copy(NULL, dst, src, count);
+    soft_copy(NULL, dst, src, count, NULL);
     return ACL_SUCCESS;
 }
 

@@ -45,13 +45,26 @@ static aclError check_ranges(const hccl_transfer *transfer)
     return ACL_SUCCESS;
 }
 
+static const char *source(const hccl_transfer *transfer, const hccl_copy *copy)
+{
+    return transfer->put ? copy->local : (const char *)(uintptr_t)copy->remote;
+}
+
+/* Where the copy after this one reads from, if it is one of the same kind. */
+static const char *source_after(const hccl_transfer *transfer, const hccl_copy *copy)
+{
+    bool is_last = copy + 1 == transfer->copies + transfer->count;
+    return is_last || !copy[1].mapped ? NULL : source(transfer, copy + 1);
+}
+
 static aclError copy_mapped(hccl_transfer *transfer, const hccl_copy *copy)
 {
+    const char *from = source(transfer, copy), *next = source_after(transfer, copy);
+    char *to = transfer->put ? (char *)(uintptr_t)copy->remote : copy->local;
     aclError code = ACL_SUCCESS;
     for (uint64_t done = 0, bytes; !code && done < copy->bytes; done += bytes) {
-        char *local = copy->local + done, *remote = (char *)(uintptr_t)copy->remote + done;
         bytes = copy->bytes - done < HCCL_PIECE ? copy->bytes - done : HCCL_PIECE;
-        soft_copy(&transfer->task, transfer->put ? remote : local, transfer->put ? local : remote, bytes);
+        soft_copy(&transfer->task, to + done, from + done, bytes, done + bytes < copy->bytes ? from + done + bytes : next);
         code = moved(transfer, bytes);
     }
     return code;

@@ -1,4 +1,5 @@
 /* host.c: ordinary memory of this process that the device may use: adopted (softnpu.h) or registered (aclrtHostRegister). */
+#include "../mapped.h"
 #include "runtime.h"
 
 #define MAPPED_OR_PINNED ((uint32_t)(ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED))
@@ -9,7 +10,7 @@ static aclError check_ordinary(const void *addr, uint64_t size)
         return soft_null("addr");
     if (!size || (uintptr_t)addr + size < size)
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "[%p, +%llu) is no address range", addr, (unsigned long long)size);
-    if (soft_arena_has(addr) || !soft_mapped(addr, size))
+    if (soft_arena_has(addr) || !memory_is_mapped((uintptr_t)addr, size))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "[%p, +%llu) is not ordinary memory of this process", addr,
                           (unsigned long long)size);
     return ACL_SUCCESS;

@@ -1,7 +1,6 @@
 /* map.c: the ranges of this process that mean something to the device, for lookups on the data path. */
 #include "runtime.h"
 #include <stdlib.h>
-#include <sys/mman.h>
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static soft_sorted map;
@@ -150,13 +149,4 @@ bool soft_span_of(const void *addr, uint64_t size, soft_span *span)
     if (span)
         *span = found;
     return true;
-}
-
-bool soft_mapped(const void *addr, uint64_t size)
-{
-    uintptr_t page = soft_page_size(), first = (uintptr_t)addr / page * page, last = (uintptr_t)addr + size;
-    if (last < (uintptr_t)addr || last > UINTPTR_MAX - page)
-        return false;
-    /* Since Linux 2.6.19 this flag starts nothing: what is left is the check that no page of the range is missing. */
-    return msync((void *)first, last - first, MS_ASYNC) == 0;
 }

@@ -1,4 +1,5 @@
 /* place.c: what kind of memory a pointer is, and whether it may be used at all. */
+#include "../mapped.h"
 #include "runtime.h"
 
 static aclError not_usable(const char *name, const void *addr, uint64_t bytes, const char *why)
@@ -31,7 +32,7 @@ aclError soft_place_of(const char *name, const void *addr, uint64_t bytes, soft_
     }
     if (soft_arena_has(addr))
         return not_usable(name, addr, bytes, "a device address with nothing behind it: freed, or from aclrtHostRegister");
-    if (!soft_mapped(addr, bytes))                          /* 0.1 us, so that a wild pointer is an error and no crash */
+    if (!memory_is_mapped((uintptr_t)addr, bytes))
         return not_usable(name, addr, bytes, "not memory of this process");
     *spot = (soft_spot){ SOFT_PAGEABLE, -1 };
     return ACL_SUCCESS;

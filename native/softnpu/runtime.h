@@ -85,7 +85,6 @@ bool        soft_map_find(const void *addr, soft_range *out);             /* the
 soft_where  soft_map_where(const void *addr, uint64_t size, soft_span *span);
 aclError    soft_map_retain(const soft_range *range);       /* adds an adopted range, or counts one more reference to it */
 aclError    soft_map_release(const void *base, uint64_t size);
-bool        soft_mapped(const void *addr, uint64_t size);   /* may the kernel follow these addresses? No promise about access rights */
 
 /* ---- backing.c: memory that another process can map ---- */
 aclError soft_backing_new(uint64_t size, int *fd);          /* a memfd that can never shrink or grow */

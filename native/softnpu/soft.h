@@ -83,5 +83,6 @@ void         soft_stream_put(soft_stream *stream);
 aclError     soft_submit(soft_stream *stream, soft_task *task); /* takes the task over, also when it returns an error */
 bool         soft_task_aborted(const soft_task *task);      /* long tasks ask this between pieces of at most 1 MiB */
 int          soft_task_poll(soft_task *task, int fd, short events, int timeout_ms); /* 1 ready, 0 timeout, -1 aborted */
-void         soft_copy(soft_task *task, void *dst, const void *src, uint64_t bytes); /* memcpy in pieces; counts; stops when aborted */
+/* memcpy in pieces; counts; stops when aborted. `next`: what the task will read after it, or NULL */
+void         soft_copy(soft_task *task, void *dst, const void *src, uint64_t bytes, const void *next);
 

@@ -311,11 +311,14 @@ static inline aclError fake_record_event(aclrtEvent e, aclrtStream s)
     return fake_submit(RECORD, (fake_piece){ .event = e });
 }
 
-static inline aclError fake_copy(void *to, size_t room, const void *from, size_t n, aclrtMemcpyKind kind)
+static inline void fake_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total)
 {
-    (void)room, (void)kind;
-    nanosleep(&(struct timespec){ .tv_nsec = fake.slow_ms * 1000000l }, NULL);
-    return fake_submit(COPY, (fake_piece){ .local = (uint64_t)to, .remote = (uint64_t)from, .bytes = n, .number = 1 });
+    (void)total;
+    for (uint32_t i = 0; i < count; i++) {
+        nanosleep(&(struct timespec){ .tv_nsec = fake.slow_ms * 1000000l }, NULL);
+        fake_submit(COPY, (fake_piece){ .local = (uint64_t)ranges[i].localAddr, .remote = (uint64_t)ranges[i].remoteAddr,
+                                        .bytes = ranges[i].count, .number = 1 });
+    }
 }
 
 static inline aclError fake_copy_async(void *to, size_t room, const void *from, size_t n, aclrtMemcpyKind kind, aclrtStream s)

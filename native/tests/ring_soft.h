@@ -9,7 +9,7 @@ enum { PATIENCE_MS = 30000 };
 static const ring_driver soft_driver = {
     aclrtSetCurrentContext, aclrtGetCurrentContext, aclrtCreateStreamWithConfig, aclrtDestroyStream, aclrtStreamAbort,
     aclrtSynchronizeStreamWithTimeout, aclrtStreamQuery, aclrtStreamWaitEvent, aclrtCreateEventExWithFlag, aclrtDestroyEvent,
-    aclrtRecordEvent, aclrtSynchronizeEventWithTimeout, aclrtMemcpy, aclrtMemcpyAsync, aclGetRecentErrMsg, HcclBatchGet, HcclBatchPut,
+    aclrtRecordEvent, aclrtSynchronizeEventWithTimeout, ring_copy, aclrtMemcpyAsync, aclGetRecentErrMsg, HcclBatchGet, HcclBatchPut,
     aclrtWaitAndResetNotify, aclrtRecordNotify,
 };
 

@@ -85,7 +85,6 @@ TEST(test_every_call_on_the_worker_may_fail_at_any_time)
     CHECK_EQ(fail_each_call_of(COPY_ASYNC, 0), 6);
     CHECK_EQ(fail_each_call_of(GET, 0), 2);
     CHECK_EQ(fail_each_call_of(PUT, 0), 2);
-    CHECK_EQ(fail_each_call_of(COPY, 0), 2);
     CHECK_EQ(fail_each_call_of(RECORD, 0), 9);              /* a fence for every window, and the step */
     CHECK_EQ(fail_each_call_of(SYNC_EVENT, 0), 7);
     CHECK_EQ(fail_each_call_of(QUERY, 0), 7);

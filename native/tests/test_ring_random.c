@@ -133,7 +133,7 @@ static void submit_one(round *n, uint64_t id)
 
 static void inject(round *n)                                /* a call, or a piece of work, that will fail soon */
 {
-    static const int calls[] = { COPY_ASYNC, COPY, GET, PUT, RECORD, QUERY, WAIT_EVENT, SYNC_EVENT, SYNC_STREAM };
+    static const int calls[] = { COPY_ASYNC, GET, PUT, RECORD, QUERY, WAIT_EVENT, SYNC_EVENT, SYNC_STREAM };
     uint64_t soon = 1 + below(&n->random, 10);
     int call = calls[below(&n->random, sizeof calls / sizeof *calls)];
     if (below(&n->random, 3))

@@ -13,7 +13,14 @@ import anyio
 import pytest
 from numpy.typing import NDArray
 
-from aiodatadist.context_caching import CcStatus, ContextCache, KvBufferWrapper, KVCacheType, PrimaryKey
+from aiodatadist.context_caching import (
+    CcStatus,
+    ContextCache,
+    EmsInvalidArgument,
+    KvBufferWrapper,
+    KVCacheType,
+    PrimaryKey,
+)
 from aiodatadist.context_caching.pool import PoolKey
 from tests.context_caching.conftest import OpenStore
 from tests.context_caching.kit import (
@@ -295,6 +302,18 @@ async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
         assert (await cache.load_values(["all"], buffers)).success == 1
         assert kv.image() == before
         buffers.clear()
+
+
+async def test_an_address_of_nothing_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
+    async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
+        here, nothing = KvBufferWrapper.from_buffer(bytearray(b"ab" * 2500)), KvBufferWrapper(4096, 5000)
+        words = "5000 bytes from 0x1000 are not memory of this process"
+        with pytest.raises(EmsInvalidArgument, match=words):
+            await cache.save_values(["a", "b"], [[here], [nothing]])
+        assert (await cache.save_values(["a", "b"], [[here], [here]])).success == 2
+        with pytest.raises(EmsInvalidArgument, match=words):
+            await cache.load_values(["a", "b"], [[here], [nothing]])
+        assert (await cache.load_values(["a", "b"], [[here], [here]])).success == 2
 
 
 # ---- limits, many at a time, giving up ----

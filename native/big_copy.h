@@ -1,0 +1,10 @@
+/* big_copy.h: copying more than the processor's caches hold, range by range. */
+#pragma once
+#include <stddef.h>
+
+/* From this many bytes in all it is faster than memcpy. */
+#define BIG_COPY_WORTH ((size_t)2 << 20)
+
+/* memcpy of one range. `next`: where the range after it will be read from, or NULL. The bytes are there for other threads
+ * when this returns, as with memcpy.                                                                                */
+void big_copy(void *dst, const void *src, size_t bytes, const void *next);
