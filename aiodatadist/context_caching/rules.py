@@ -7,6 +7,7 @@ import re
 import reprlib
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from aiodatadist.context_caching.errors import EmsInvalidArgument
@@ -82,14 +83,17 @@ def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
         raise EmsInvalidArgument(f"{name}[{at}] is {values[at]}: it does not fit 64 bits") from None
 
 
+@lru_cache
+def _refers(layout: str) -> bool:
+    """Whether a buffer's format has references in it."""
+    return _REFERENCE.search(_FIELD_NAME.sub("", layout)) is not None
+
+
 def plain(array: Any, name: str) -> None:
     """A numpy array or a memoryview whose items are in its memory, and no references to what is elsewhere."""
     dtype = getattr(array, "dtype", None)
-    if dtype is not None:
-        kind, refers = f"dtype {dtype}", getattr(dtype, "hasobject", False)
-    else:
-        kind, refers = f"format {array.format}", _REFERENCE.search(_FIELD_NAME.sub("", array.format)) is not None
-    if refers:
+    if _refers(array.format) if dtype is None else getattr(dtype, "hasobject", False):
+        kind = f"format {array.format}" if dtype is None else f"dtype {dtype}"
         raise EmsInvalidArgument(f"{name} has the {kind}: its items have to be values, and not references to them")
 
 
