@@ -16,10 +16,10 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total)
     }
 }
 
-uint32_t ring_first_unmapped(const uint64_t *addresses, uint32_t count, uint64_t bytes)
+uint32_t ring_first_unmapped(const uint64_t *addresses, const uint64_t *bytes, uint32_t count)
 {
     uint32_t i = 0;
-    while (i < count && memory_is_mapped(addresses[i], bytes))
+    while (i < count && memory_is_mapped(addresses[i], bytes[i]))
         i++;
     return i;
 }

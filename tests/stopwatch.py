@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ CLOCK = 0.002
 
 
 class Stopwatch:
-    """Measures itself, from its beginning as a context manager.
+    """Measures itself, from its beginning as a context manager. Until it stops nothing is garbage collected: that takes 0.1 s
+    with the heap of a whole test run.
 
     Attributes:
         seconds: that it lasted.
@@ -31,6 +33,8 @@ class Stopwatch:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._collects = gc.isenabled()
+        gc.disable()
         self._start = monotonic()
         return self
 
@@ -43,6 +47,8 @@ class Stopwatch:
             self.seconds = monotonic() - self._start
             self._over.set()
             self._thread.join()
+            if self._collects:
+                gc.enable()
 
     def _look_out(self) -> None:
         last = monotonic(), process_time()

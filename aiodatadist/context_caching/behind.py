@@ -1,12 +1,14 @@
-"""Pieces of work in two halves: the first halves one after the other, and behind them so many second halves."""
+"""Pieces of work in two halves: the first halves one after the other, and behind them the second halves."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 
 class InTurn:
@@ -21,20 +23,20 @@ class InTurn:
         await work()
 
     async def room(self) -> None:
-        """One more can begin."""
+        """Not more than one thing is going on."""
 
     async def done(self) -> None:
         """Nothing is going on."""
 
 
 class Behind(InTurn):
-    """What goes on beside its owner: so many things at a time."""
+    """What goes on beside its owner: one thing, or two."""
 
-    def __init__(self, group: anyio.abc.TaskGroup, most: int) -> None:
+    def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self._group = group
-        self._most = most
         self._going = 0
         self._ended = anyio.Event()
+        self._is_cut_short = False
         self.error: Exception | None = None
 
     @property
@@ -42,12 +44,13 @@ class Behind(InTurn):
         return self._going > 0
 
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
-        """Begin this, even if all has been cancelled, and return, unless it is the last. There has to be room for it."""
+        """Begin this, even if all has been cancelled, and return, unless it is the last."""
         if is_last:
             await work()
         else:
             self._going += 1
             self._group.start_soon(self._run, work)
+            await anyio.lowlevel.checkpoint()  # here it begins
 
     async def _run(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -55,14 +58,17 @@ class Behind(InTurn):
         except Exception as error:
             self.error = self.error or error
             self._group.cancel_scope.cancel()
+        except asyncio.CancelledError:
+            self._is_cut_short = True
+            raise
         finally:
             self._going -= 1
             self._ended.set()
             self._ended = anyio.Event()
 
     async def room(self) -> None:
-        """Wait until one more can begin. Raises what one of them raised."""
-        await self._at_most(self._most - 1)
+        """Wait until not more than one thing is going on. Raises what one of them raised."""
+        await self._at_most(1)
 
     async def done(self) -> None:
         """Wait until nothing is going on. Raises what that raised."""
@@ -73,20 +79,24 @@ class Behind(InTurn):
             await self._ended.wait()
         if self.error is not None:
             raise self.error
+        if self._is_cut_short:  # and we are not, or not yet, because what we waited for came first
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            raise asyncio.CancelledError("what went on behind was cancelled")
 
 
 @asynccontextmanager
-async def some_behind(most: int) -> AsyncIterator[Behind]:
-    """At most so many things go on behind the body, and nothing any more when this has ended.
+async def some_behind() -> AsyncIterator[Behind]:
+    """Things go on behind the body, and nothing any more when this has ended.
 
     Raises:
         Exception: what went on beside the body raised, which cancels the body; or what the body raised, once that is done.
     """
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
-        behind = Behind(group, most)
+        behind = Behind(group)
         try:
             yield behind
+            await behind.done()  # the end of a task group is silent about a cancellation
         except Exception as error:  # a task group would raise a group of one
             problem = error
     if (first := behind.error or problem) is not None:

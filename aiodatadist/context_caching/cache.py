@@ -41,6 +41,9 @@ from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
 
+_UNKNOWN: dict[type[EmsException], CcStatus] = {EmsTimeout: CcStatus.TIMEOUT, EmsInvalidArgument: CcStatus.SKIPPED}
+"""What became of values that nothing else is known of, by what ended the call; else it is an I/O error."""
+
 TIMEOUT: Final = 5.0
 HEALTH: Final = 1.0
 """Seconds that a health check may take."""
@@ -519,8 +522,9 @@ class ContextCache:
                 logger.exception("%r failed", transfer)
             error = translated(problem, transfer.what)
             error.__cause__ = problem
-            error.partial = call.result(CcStatus.TIMEOUT if isinstance(error, EmsTimeout) else CcStatus.IO_ERROR)
-            self._failed()
+            error.partial = call.result(_UNKNOWN.get(type(error), CcStatus.IO_ERROR))
+            if not isinstance(error, EmsInvalidArgument) and call.copying != math.inf:
+                self._failed()  # the pool, as far as anybody can say: without any time it was not asked to do much
         finally:
             if call.is_stuck:
                 transfer.is_stuck, result = True, None

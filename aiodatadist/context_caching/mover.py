@@ -94,7 +94,7 @@ class Mover:
 
         Raises:
             TransferTimeout: it took longer than until the deadline, counted from when it began to run.
-            LLMException: the device refused, or the memory is not what its placement says.
+            LLMException: the device refused, for instance because memory is not the device's that its placement says to be.
         """
         if not steps:
             return

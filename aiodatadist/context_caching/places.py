@@ -35,7 +35,15 @@ class Memory(ABC):
     owners: list[int]
 
     @abstractmethod
-    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        """Find out where the bytes of these values are; once, before anything starts.
+
+        Raises:
+            EmsInvalidArgument: they are no memory of this process.
+        """
+
+    @abstractmethod
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
         """Where the bytes of these values are; ``addresses`` says by value where it begins."""
 
     @abstractmethod
@@ -139,7 +147,10 @@ class SlotMemory(Memory):
             shares.append(_Share(group, runs, tokens, list(range(count)), name))
         return cls(shares, count)
 
-    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        """That was done when the cache was registered."""
+
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
         found: list[Places] = []
         for g, share in enumerate(self._shares):
             wanted = {self.owners[v]: address for v, address in addresses.items() if self.groups[v] == g}
@@ -262,6 +273,7 @@ class BufferMemory(Memory):
             raise EmsInvalidArgument(f"{len(given)} lists of buffers for {count} keys: they have to be as many")
         self._keep: list[object] = []
         self._regions = [self._read(inner, f"buffers[{i}]") for i, inner in enumerate(given)]
+        self._placements: list[list[Placement]] = []
         self.sizes = [sum(length for _, length in regions) for regions in self._regions]
         self.owners = list(range(count))
 
@@ -285,26 +297,29 @@ class BufferMemory(Memory):
     def give(self) -> None:
         """See :meth:`take`."""
 
-    def places(self, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Places]:
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        regions = [(v, k, *region) for v in values for k, region in enumerate(self._regions[v])]
+        placements = placements_of(start for _, _, start, _ in regions)
+        found = iter(placements)
+        self._placements += [[next(found) for _ in self._regions[v]] for v in values]
+        here = [region for region, placement in zip(regions, placements, strict=True) if placement is Placement.HOST]
+        at = first_unmapped(array("Q", [start for _, _, start, _ in here]), array("Q", [length for *_, length in here]))
+        if at < len(here):
+            v, k, start, length = here[at]
+            raise EmsInvalidArgument(
+                f"buffers[{v}][{k}] is {length} bytes from {start:#x}: they are not all memory of this process"
+            )
+
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
         alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
-        placements = iter(placements_of(start for v in addresses for start, _ in self._regions[v]))
         for v, address in addresses.items():
             inside = address
-            for start, length in self._regions[v]:
-                local, remote = alike.setdefault((next(placements), length), ([], []))
+            for (start, length), placement in zip(self._regions[v], self._placements[v], strict=True):
+                local, remote = alike.setdefault((placement, length), ([], []))
                 local.append(start)
                 remote.append(inside)
                 inside += length
-        found = []
-        for (placement, length), (local, remote) in alike.items():
-            grid = at_addresses(local, remote, length)
-            if placement is Placement.HOST:
-                _check_mapped(grid.local_index, length)
-            found.append(Places(placement, grid))
-        return found
-
-
-def _check_mapped(addresses: array[int], length: int) -> None:
-    at = first_unmapped(addresses, length)
-    if at < len(addresses):
-        raise EmsInvalidArgument(f"{length} bytes from {addresses[at]:#x} are not memory of this process")
+        return [
+            Places(placement, at_addresses(local, remote, length))
+            for (placement, length), (local, remote) in alike.items()
+        ]

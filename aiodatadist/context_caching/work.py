@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from aiodatadist.context_caching.behind import InTurn, some_behind
 from aiodatadist.context_caching.budget import Budget
 from aiodatadist.context_caching.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.hold import Hold
-from aiodatadist.context_caching.mover import Mover, PlacementsOf, Step, StreamName, copies
+from aiodatadist.context_caching.mover import Mover, Step, StreamName, copies
 from aiodatadist.context_caching.places import Memory
 from aiodatadist.context_caching.pool import (
     GetStatus,
@@ -150,9 +151,9 @@ class Work:
         self.budget = budget
         self._mover = mover
         self._fill_on_read = fill_on_read
-        is_here = pool.capabilities.in_process
-        self.wrapping: Wrapping = Bare() if is_here else Envelope()
-        self._wave = WAVE if is_here else FOREIGN_WAVE
+        self._is_here = pool.capabilities.in_process
+        self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
+        self._wave = WAVE if self._is_here else FOREIGN_WAVE
         self._useless: dict[PoolKey, None] = {}  # the oldest first
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
@@ -181,9 +182,11 @@ class Work:
         there already stays, but for values that a load of this cache could not use: those are replaced.
 
         Raises:
+            EmsInvalidArgument: an address is no memory. Nothing was started.
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
-        async with self._behind(call, 0) as behind:
+        await self._look(call)
+        async with self._behind(call) as behind:
             for first in range(0, len(call.keys), AT_ONCE):
                 waiting = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
                 while waiting:
@@ -238,8 +241,7 @@ class Work:
             return {}
         addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
         lots = self._local_room(call, addresses, hold) if call.write_local else {}
-        await self._move("save", call, [*self._gathered(call, addresses, await self._mover.placements()),
-                                        *self._copied(call, addresses, lots)], hold)  # fmt: skip
+        await self._move("save", call, [*self._gathered(call, addresses), *self._copied(call, addresses, lots)], hold)
         self._keep_local(call, lots)
         await self.wrapping.seal([call.keys[v] for v in stages], list(stages.values()))
         return stages
@@ -265,20 +267,24 @@ class Work:
     # ---- loading ----
 
     async def load(self, call: Call) -> None:
-        """Sets the statuses, up to the first value that is not there.
+        """Sets the statuses, up to the first value that is not there. Behind one that failed others may have landed.
 
         Raises:
+            EmsInvalidArgument: an address is no memory. Nothing was started.
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
         """
+        await self._look(call)
         waiting = deque(range(len(call.keys)))
         before: _Found | None = None
-        async with self._behind(call, 2) as behind:
+        async with self._behind(call) as behind:
             while waiting:
+                await behind.room()
                 wave = self._take_wave(call, waiting)
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
                     found = await self._find(call, wave, lent.enter_context(Hold()))
-                    await behind.room()
+                    if not self._is_here:  # else two wait behind each other on the stream, and it never runs dry
+                        await behind.done()
                     if before is not None and before.is_damaged:
                         return
                     before = found
@@ -345,8 +351,8 @@ class Work:
             await self._prove(call, found)
             fresh = {v: found.addresses[v] for v in found.remote}
             lots = self._local_room(call, fresh, found.hold) if self._fill_on_read else {}
-            await self._move("load", call, [*self._scattered(call, found.addresses, await self._mover.placements()),
-                                            *self._copied(call, fresh, lots)], found.hold)  # fmt: skip
+            steps = [*self._scattered(call, found.addresses), *self._copied(call, fresh, lots)]
+            await self._move("load", call, steps, found.hold)
             if found.removals == self.local.removals:
                 self._keep_local(call, lots)
         for value in found.addresses:
@@ -404,12 +410,17 @@ class Work:
 
     # ---- what both need ----
 
-    def _behind(self, call: Call, here: int) -> AbstractAsyncContextManager[InTurn]:
-        """What goes on beside the next wave: the one before it; of a pool of this process, where nothing has to be proven,
-        so many before it: what is copied waits for nothing then."""
-        most = here if self.pool.capabilities.in_process else 1
-        is_one_wave = sum(call.memory.sizes) <= self._wave
-        return nullcontext(InTurn()) if is_one_wave or not most else some_behind(most)
+    async def _look(self, call: Call) -> None:
+        placements_of = await self._mover.placements()
+        for first in range(0, len(call.keys), AT_ONCE):
+            if first:
+                await anyio.lowlevel.checkpoint()
+            call.memory.look(range(first, min(first + AT_ONCE, len(call.keys))), placements_of)
+
+    def _behind(self, call: Call) -> AbstractAsyncContextManager[InTurn]:
+        """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
+        is_alone = sum(call.memory.sizes) <= self._wave or call.deadline <= anyio.current_time()
+        return nullcontext(InTurn()) if is_alone else some_behind()
 
     def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
         wave = [waiting.popleft()]
@@ -430,12 +441,12 @@ class Work:
         lent.callback(self.budget.give, share)
 
     @staticmethod
-    def _gathered(call: Call, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Step]:
-        return [places.gathered() for places in call.memory.places(addresses, placements_of)]
+    def _gathered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+        return [places.gathered() for places in call.memory.places(addresses)]
 
     @staticmethod
-    def _scattered(call: Call, addresses: Mapping[int, int], placements_of: PlacementsOf) -> list[Step]:
-        return [places.scattered() for places in call.memory.places(addresses, placements_of)]
+    def _scattered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+        return [places.scattered() for places in call.memory.places(addresses)]
 
     async def _move(self, name: StreamName, call: Call, steps: Sequence[Step], hold: Hold) -> None:
         try:

@@ -89,6 +89,7 @@ class Memory:
         return f"<Memory {self.nbytes} bytes {self.placement} {state}>"
 
 
-def first_unmapped(addresses: array[int], nbytes: int) -> int:
-    """The position of the first address from which on so many bytes are not all memory of this process; or the count."""
-    return int(ring.ring_first_unmapped(ffi.from_buffer("uint64_t[]", addresses), len(addresses), nbytes))
+def first_unmapped(addresses: array[int], nbytes: array[int]) -> int:
+    """The position of the first range that is not all memory of this process; or how many there are."""
+    start, length = (ffi.from_buffer("uint64_t[]", values) for values in (addresses, nbytes))
+    return int(ring.ring_first_unmapped(start, length, len(addresses)))

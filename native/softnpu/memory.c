@@ -164,6 +164,8 @@ aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attribut
         attributes->location.id = (uint32_t)span.device;
         attributes->location.type = span.placement == 1 ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_HOST;
         attributes->pageSize = span.size >= SOFT_HUGE_PAGE ? SOFT_HUGE_PAGE : 4096;
+    } else if (soft_arena_has(ptr)) {                       /* freed: a copy says so */
+        attributes->location.type = ACL_MEM_LOCATION_TYPE_DEVICE;
     }
     return ACL_SUCCESS;
 }

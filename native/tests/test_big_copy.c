@@ -60,14 +60,13 @@ TEST(test_what_is_not_mapped_is_found)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint8_t *pages = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     munmap(pages + 2 * page, page);
-    uint64_t base = (uint64_t)pages, ends[] = { base, base + page + 1 }, wild[] = { base, 16 }, last[] = { UINT64_MAX - 2 };
-    CHECK_EQ(ring_first_unmapped(ends, 2, page - 1), 2);
-    CHECK_EQ(ring_first_unmapped(ends, 2, page), 1);        /* one byte of the hole */
-    CHECK_EQ(ring_first_unmapped(ends, 1, 4 * page), 0);    /* over the hole */
-    CHECK_EQ(ring_first_unmapped(wild, 2, 1), 1);
-    CHECK_EQ(ring_first_unmapped(last, 1, 2), 0);
-    CHECK_EQ(ring_first_unmapped(last, 1, 1 << 20), 0);
-    CHECK_EQ(ring_first_unmapped(NULL, 0, 1), 0);
+    const uint64_t base = (uint64_t)pages, most = UINT64_MAX - 2;
+    const uint64_t starts[] = { base, base + page + 1, base, 16, most, most }, bytes[] = { 2 * page, page - 1, 4 * page, 1, 2, 1 << 20 };
+    CHECK_EQ(ring_first_unmapped(starts, bytes, 6), 2);     /* over the hole */
+    for (uint32_t i = 2; i < 6; i++)
+        CHECK_EQ(ring_first_unmapped(&starts[i], &bytes[i], 1), 0);
+    CHECK_EQ(ring_first_unmapped(&starts[1], &page, 1), 0); /* one byte of the hole */
+    CHECK_EQ(ring_first_unmapped(NULL, NULL, 0), 0);
     munmap(pages, 2 * page);
     munmap(pages + 3 * page, page);
 }

@@ -14,8 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from aiodatadist.context_caching import (
+    CcResult,
     CcStatus,
     ContextCache,
+    EmsInternalError,
     EmsInvalidArgument,
     KvBufferWrapper,
     KVCacheType,
@@ -293,6 +295,16 @@ async def test_values_may_be_cut_differently_when_they_are_read(pool_factory: Op
         assert (await cache.load_values(["prefix"], [[longer]])).success == 1
 
 
+async def test_device_memory_that_was_freed_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
+    async with kv_in("device") as kv:
+        tensor = kv.layers[0][0]
+        gone = KvBufferWrapper(tensor.ctypes.data, tensor.nbytes)
+        del tensor
+    async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
+        with pytest.raises(EmsInternalError, match="a device address with nothing behind it"):
+            await cache.save_values(["a"], [[gone]])
+
+
 async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
     async with pool_factory(ROOM) as store, kv_in("device") as kv, opened(await store.client()) as cache:
         buffers = [[tensor for layer in kv.layers for tensor in layer]]
@@ -307,12 +319,16 @@ async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
 async def test_an_address_of_nothing_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
     async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
         here, nothing = KvBufferWrapper.from_buffer(bytearray(b"ab" * 2500)), KvBufferWrapper(4096, 5000)
-        words = "5000 bytes from 0x1000 are not memory of this process"
-        with pytest.raises(EmsInvalidArgument, match=words):
+        words = r"buffers\[1\]\[0\] is 5000 bytes from 0x1000: they are not all memory of this process"
+        with pytest.raises(EmsInvalidArgument, match=words) as wrong:
             await cache.save_values(["a", "b"], [[here], [nothing]])
+        assert wrong.value.partial == CcResult(0, 2)
+        assert cache.statistics.saved == 0
         assert (await cache.save_values(["a", "b"], [[here], [here]])).success == 2
         with pytest.raises(EmsInvalidArgument, match=words):
             await cache.load_values(["a", "b"], [[here], [nothing]])
+        with pytest.raises(EmsInvalidArgument, match=words):
+            await cache.load_values(["c", "d"], [[here], [nothing]])  # also where nothing would have been written
         assert (await cache.load_values(["a", "b"], [[here], [here]])).success == 2
 
 

@@ -209,14 +209,48 @@ async def test_without_time_only_what_takes_no_waiting_is_done() -> None:
             assert (await cache.exists([1], timeout=0)).success == 0
 
 
+@pytest.mark.parametrize("is_here", [True, False], ids=["embedded", "foreign"])
+async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itself(
+    is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = Kv(blocks=64)
+    nbytes = sum(len(row) for row in kv.image())
+    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", nbytes // 8)
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", nbytes // 8)
+    inner = await MemoryPool.open(4 * nbytes + (1 << 20))
+    pool = inner if is_here else Foreign(inner)
+    async with inner, opened(pool, kv, bytes_in_flight=nbytes // 7) as cache:
+        everything = list(range(64))
+        assert (await cache.save(everything, **by_slots(everything), timeout=0)).success == 64
+        saved = kv.image()
+        kv.wipe()
+        assert (await cache.load(everything, **by_slots(everything), timeout=0)).success == 64
+        assert kv.image() == saved
+
+
+def damage_the_second(pool: Foreign, at: int) -> None:
+    shelf = pool.inner._shelf
+    entry = list(shelf._entries.values())[2]  # the note of the layout is first
+    with shelf.view(entry.address, entry.nbytes) as view:
+        view[at] ^= 0x40
+
+
+async def test_what_is_behind_a_damaged_value_does_not_land(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)
+    kv = Kv()
+    async with foreign() as pool, loaded(pool, kv) as cache:
+        before = kv.rows(block_slots([10, 11]))
+        damage_the_second(pool, -1)
+        result = await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]))
+        assert result.details == (CcStatus.OK, CcStatus.MISS, CcStatus.SKIPPED, CcStatus.SKIPPED)
+        assert kv.rows(block_slots([10, 11])) == before
+
+
 @pytest.mark.parametrize("at", [0, 8, 17, 30, 40, 70, -1])
 async def test_a_damaged_value_is_a_miss(at: int) -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
-        entries = list(pool.inner._shelf._entries.items())
-        _, entry = entries[2]  # the note of the layout is first
-        with pool.inner._shelf.view(entry.address, entry.nbytes) as view:
-            view[at] ^= 0x40
+        damage_the_second(pool, at)
         before = kv.image()
         result = await cache.load([1, 2, 3], **by_slots([8, 9, 10]))
         padding = range(40, 64)
