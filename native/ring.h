@@ -120,7 +120,7 @@ void ring_free(ring *r);                  /* after ring_close() gave 0 and the l
 /* Copies between host memory, remote to local, in the calling thread; they are of a step of so many bytes in all. */
 void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
 
-/* The first position whose value is not below the limit, or whose range is not all memory of this process; or `count`. For
- * checking at C speed. */
+/* The first position whose value is not below the limit, or whose range is not all memory of this process that can be read, or
+ * written; or `count`. For checking at C speed. */
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
-uint32_t ring_first_unmapped(const uint64_t *addresses, const uint64_t *bytes, uint32_t count);
+uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes);

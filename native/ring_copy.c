@@ -16,10 +16,10 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total)
     }
 }
 
-uint32_t ring_first_unmapped(const uint64_t *addresses, const uint64_t *bytes, uint32_t count)
+uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes)
 {
     uint32_t i = 0;
-    while (i < count && memory_is_mapped(addresses[i], bytes[i]))
+    while (i < count && memory_is_usable(addresses[i], bytes[i], writes))
         i++;
     return i;
 }

@@ -38,7 +38,7 @@ for _name in (
     "close",
     "free",
     "first_outside",
-    "first_unmapped",
+    "first_unusable",
     "copy",
 ):
     getattr(ring, f"ring_{_name}")  # the same goes for functions

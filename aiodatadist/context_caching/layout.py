@@ -67,7 +67,9 @@ class Alike:
 class Group:
     """The tensors of a layer group, and who uses its slots."""
 
-    def __init__(self, tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement]]) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement | None]]
+    ) -> None:
         num_blocks, self.block_size = tensors[0].shape[:2]
         self.slots = num_blocks * self.block_size
         self.token_bytes = sum(tensor.token_bytes for tensor in tensors)
@@ -76,13 +78,13 @@ class Group:
 
 
 def _sorted_by_kind(
-    tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement]]
+    tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement | None]]
 ) -> list[Alike]:
     kinds: dict[tuple[Placement, int], list[tuple[int, int]]] = {}
     before = 0
     placements = placements_of(tensor.address for tensor in tensors)
     for tensor, placement in zip(tensors, placements, strict=True):
-        kind = placement, tensor.token_bytes
+        kind = placement or Placement.HOST, tensor.token_bytes
         kinds.setdefault(kind, []).append((tensor.address, before))
         before += tensor.token_bytes
     return [
@@ -99,7 +101,9 @@ class Layout:
         shape: what values of this cache are named by.
     """
 
-    def __init__(self, layers: Any, groups: Any, placements_of: Callable[[Iterable[int]], list[Placement]]) -> None:
+    def __init__(
+        self, layers: Any, groups: Any, placements_of: Callable[[Iterable[int]], list[Placement | None]]
+    ) -> None:
         """Raises EmsInvalidArgument: it is no KV cache, or the groups do not fit."""
         if hasattr(layers, "dtype"):  # it would be read number by number
             raise EmsInvalidArgument(

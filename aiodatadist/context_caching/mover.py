@@ -23,7 +23,7 @@ LONGEST = 86400.0
 """Seconds for copies that no deadline limits."""
 
 StreamName = Literal["load", "save"]
-PlacementsOf = Callable[[Iterable[int]], list[Placement]]
+PlacementsOf = Callable[[Iterable[int]], list[Placement | None]]
 
 
 class Step(NamedTuple):

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiodatadist.context_caching import rules
 from aiodatadist.context_caching.errors import EmsInvalidArgument
@@ -19,7 +19,7 @@ from aiodatadist.context_caching.layout import Group, Layout
 from aiodatadist.context_caching.mover import PlacementsOf, Places, at_addresses
 from aiodatadist.context_caching.slots import Pieces, Runs, pieces
 from aiodatadist.descriptors import Placement
-from aiodatadist.device import first_unmapped
+from aiodatadist.device import first_unusable
 from aiodatadist.layout import Grid
 
 
@@ -213,7 +213,8 @@ def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[Places]:
 
 @dataclass(frozen=True)
 class KvBufferWrapper:
-    """One contiguous region of memory. Whoever gives an address keeps the memory alive.
+    """One contiguous region of memory. Whoever gives an address keeps the memory alive, as long as a call uses it: an address
+    that is no memory when a call starts is an error, memory that goes away meanwhile ends the process.
 
     Raises:
         EmsInvalidArgument: the address or the length is not an int above 0.
@@ -263,6 +264,14 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
     return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view
 
 
+class _Region(NamedTuple):
+    """One of the caller's. Without an owner, which is kept alive, somebody gave an address, and that is all that is known."""
+
+    start: int
+    length: int
+    owner: object | None
+
+
 class BufferMemory(Memory):
     """Regions of the caller's, one behind the other in the value. Nobody but the caller knows who else uses them."""
 
@@ -271,50 +280,54 @@ class BufferMemory(Memory):
         given = rules.some(buffers, "buffers")
         if len(given) != count:
             raise EmsInvalidArgument(f"{len(given)} lists of buffers for {count} keys: they have to be as many")
-        self._keep: list[object] = []
         self._regions = [self._read(inner, f"buffers[{i}]") for i, inner in enumerate(given)]
         self._placements: list[list[Placement]] = []
-        self.sizes = [sum(length for _, length in regions) for regions in self._regions]
+        self._writes = False
+        self.sizes = [sum(region.length for region in regions) for regions in self._regions]
         self.owners = list(range(count))
 
-    def _read(self, inner: Any, name: str) -> list[tuple[int, int]]:
+    def _read(self, inner: Any, name: str) -> list[_Region]:
         regions = []
         if not isinstance(inner, (list, tuple)):
             raise EmsInvalidArgument(f"{name} is of type {type(inner).__name__}: it has to be a list of buffers")
         for k, buffer in enumerate(rules.some(inner, name)):
             if isinstance(buffer, KvBufferWrapper):
-                regions.append((buffer.data_ptr, buffer.length))
-                self._keep.append(buffer)
+                regions.append(_Region(buffer.data_ptr, buffer.length, getattr(buffer, "_keep", None)))
             else:
-                address, length, keep = _bytes_of(buffer, f"{name}[{k}]")
-                regions.append((address, length))
-                self._keep.append(keep)
+                regions.append(_Region(*_bytes_of(buffer, f"{name}[{k}]")))
         return regions
 
     def take(self, *, writes: bool) -> None:
         """Nothing is known of others who use it."""
+        self._writes = writes
 
     def give(self) -> None:
         """See :meth:`take`."""
 
     def look(self, values: range, placements_of: PlacementsOf) -> None:
-        regions = [(v, k, *region) for v in values for k, region in enumerate(self._regions[v])]
-        placements = placements_of(start for _, _, start, _ in regions)
+        regions = [(v, k, region) for v in values for k, region in enumerate(self._regions[v])]
+        placements = placements_of(region.start for _, _, region in regions)
         found = iter(placements)
-        self._placements += [[next(found) for _ in self._regions[v]] for v in values]
-        here = [region for region, placement in zip(regions, placements, strict=True) if placement is Placement.HOST]
-        at = first_unmapped(array("Q", [start for _, _, start, _ in here]), array("Q", [length for *_, length in here]))
-        if at < len(here):
-            v, k, start, length = here[at]
+        self._placements += [[next(found) or Placement.HOST for _ in self._regions[v]] for v in values]
+        doubtful = [
+            (v, k, region)
+            for (v, k, region), placement in zip(regions, placements, strict=True)
+            if placement is None and region.owner is None
+        ]
+        starts, lengths = ([getattr(region, part) for _, _, region in doubtful] for part in ("start", "length"))
+        at = first_unusable(starts, lengths, writes=self._writes)
+        if at < len(doubtful):
+            v, k, region = doubtful[at]
             raise EmsInvalidArgument(
-                f"buffers[{v}][{k}] is {length} bytes from {start:#x}: they are not all memory of this process"
+                f"buffers[{v}][{k}] is {region.length} bytes from {region.start:#x}: they have to be memory of this process "
+                f"that can be {'written' if self._writes else 'read'}"
             )
 
     def places(self, addresses: Mapping[int, int]) -> list[Places]:
         alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
         for v, address in addresses.items():
             inside = address
-            for (start, length), placement in zip(self._regions[v], self._placements[v], strict=True):
+            for (start, length, _), placement in zip(self._regions[v], self._placements[v], strict=True):
                 local, remote = alike.setdefault((placement, length), ([], []))
                 local.append(start)
                 remote.append(inside)

@@ -121,16 +121,17 @@ class Device:
             if not self._adopted[address, nbytes]:
                 del self._adopted[address, nbytes]
 
-    def placements_of(self, addresses: Iterable[int]) -> list[Placement]:
-        """Where the memory at each address is. What the runtime does not know is ordinary memory of the host."""
-        found, attributes = [], ffi.new("aclrtPtrAttributes *")
+    def placements_of(self, addresses: Iterable[int]) -> list[Placement | None]:
+        """Where the memory at each address is. None: the runtime does not know it, so it is ordinary memory of the host."""
+        found: list[Placement | None] = []
+        attributes = ffi.new("aclrtPtrAttributes *")
         look, pointer = self.runtime.acl.aclrtPointerGetAttributes, ffi.typeof("void *")
         with self.current():
             for address in addresses:
                 code = look(ffi.cast(pointer, address), attributes)
                 if code:
                     self.runtime.check("aclrtPointerGetAttributes", code)
-                found.append(_PLACES.get(attributes.location.type, Placement.HOST))
+                found.append(_PLACES.get(attributes.location.type))
         return found
 
     def want_gates(self) -> None:

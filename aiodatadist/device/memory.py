@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import ffi, ring
@@ -12,8 +13,7 @@ from aiodatadist.descriptors import Placement
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 HUGE_FIRST = 0  # ACL_MEM_MALLOC_HUGE_FIRST
 
@@ -89,7 +89,8 @@ class Memory:
         return f"<Memory {self.nbytes} bytes {self.placement} {state}>"
 
 
-def first_unmapped(addresses: array[int], nbytes: array[int]) -> int:
-    """The position of the first range that is not all memory of this process; or how many there are."""
-    start, length = (ffi.from_buffer("uint64_t[]", values) for values in (addresses, nbytes))
-    return int(ring.ring_first_unmapped(start, length, len(addresses)))
+def first_unusable(starts: Sequence[int], lengths: Sequence[int], *, writes: bool) -> int:
+    """The position of the first range that is not all memory of this process, or that cannot be read (or written); or the
+    count. It may still end the process where a file behind a range is shorter than the mapping."""
+    start, length = (ffi.from_buffer("uint64_t[]", array("Q", values)) for values in (starts, lengths))
+    return int(ring.ring_first_unusable(start, length, len(starts), writes))

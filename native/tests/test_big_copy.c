@@ -62,13 +62,28 @@ TEST(test_what_is_not_mapped_is_found)
     munmap(pages + 2 * page, page);
     const uint64_t base = (uint64_t)pages, most = UINT64_MAX - 2;
     const uint64_t starts[] = { base, base + page + 1, base, 16, most, most }, bytes[] = { 2 * page, page - 1, 4 * page, 1, 2, 1 << 20 };
-    CHECK_EQ(ring_first_unmapped(starts, bytes, 6), 2);     /* over the hole */
+    CHECK_EQ(ring_first_unusable(starts, bytes, 6, true), 2);           /* over the hole */
     for (uint32_t i = 2; i < 6; i++)
-        CHECK_EQ(ring_first_unmapped(&starts[i], &bytes[i], 1), 0);
-    CHECK_EQ(ring_first_unmapped(&starts[1], &page, 1), 0); /* one byte of the hole */
-    CHECK_EQ(ring_first_unmapped(NULL, NULL, 0), 0);
+        CHECK_EQ(ring_first_unusable(&starts[i], &bytes[i], 1, false), 0);
+    CHECK_EQ(ring_first_unusable(&starts[1], &page, 1, false), 0);      /* one byte of the hole */
+    CHECK_EQ(ring_first_unusable(NULL, NULL, 0, true), 0);
     munmap(pages, 2 * page);
     munmap(pages + 3 * page, page);
+}
+
+TEST(test_what_may_not_be_touched_is_found)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), bytes = 2 * page;
+    uint8_t *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint64_t start = (uint64_t)pages;
+    CHECK_EQ(ring_first_unusable(&start, &bytes, 1, true), 1);
+    mprotect(pages + page, page, PROT_READ);                /* its end */
+    CHECK_EQ(ring_first_unusable(&start, &bytes, 1, true), 0);
+    CHECK_EQ(ring_first_unusable(&start, &bytes, 1, false), 1);
+    CHECK_EQ(ring_first_unusable(&start, &page, 1, true), 1);
+    mprotect(pages, page, PROT_NONE);                       /* its beginning */
+    CHECK_EQ(ring_first_unusable(&start, &bytes, 1, false), 0);
+    munmap(pages, 2 * page);
 }
 
 int main(void)
@@ -76,5 +91,6 @@ int main(void)
     RUN(test_every_length_and_alignment);
     RUN(test_ranges_of_a_small_and_of_a_big_step);
     RUN(test_what_is_not_mapped_is_found);
+    RUN(test_what_may_not_be_touched_is_found);
     return check_done();
 }

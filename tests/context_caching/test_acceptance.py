@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 from collections.abc import Callable, Coroutine
 from itertools import product
 from time import perf_counter
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -295,6 +297,15 @@ async def test_values_may_be_cut_differently_when_they_are_read(pool_factory: Op
         assert (await cache.load_values(["prefix"], [[longer]])).success == 1
 
 
+async def test_an_address_of_memory_that_may_not_be_written_is_for_saving_only(pool_factory: OpenStore) -> None:
+    fixed = np.frombuffer(mmap.mmap(-1, 8192, prot=mmap.PROT_READ), np.uint8)
+    region = [[KvBufferWrapper(fixed.ctypes.data, fixed.nbytes)]]
+    async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
+        assert (await cache.save_values(["a"], region)).success == 1
+        with pytest.raises(EmsInvalidArgument, match=r"8192 bytes from .* that can be written"):
+            await cache.load_values(["a"], region)
+
+
 async def test_device_memory_that_was_freed_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
     async with kv_in("device") as kv:
         tensor = kv.layers[0][0]
@@ -319,7 +330,7 @@ async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
 async def test_an_address_of_nothing_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
     async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
         here, nothing = KvBufferWrapper.from_buffer(bytearray(b"ab" * 2500)), KvBufferWrapper(4096, 5000)
-        words = r"buffers\[1\]\[0\] is 5000 bytes from 0x1000: they are not all memory of this process"
+        words = r"buffers\[1\]\[0\] is 5000 bytes from 0x1000: they have to be memory of this process"
         with pytest.raises(EmsInvalidArgument, match=words) as wrong:
             await cache.save_values(["a", "b"], [[here], [nothing]])
         assert wrong.value.partial == CcResult(0, 2)
