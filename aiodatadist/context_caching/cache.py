@@ -6,9 +6,11 @@ import asyncio
 import logging
 import math
 import os
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine, Sequence, Sized
 from contextlib import AsyncExitStack
-from typing import Any, Final, Self
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Self
 
 import anyio
 import anyio.abc
@@ -37,7 +39,7 @@ from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
 from aiodatadist.context_caching.transfer import Transfer
 from aiodatadist.context_caching.turns import Turns
 from aiodatadist.context_caching.work import LATE, Call, Work, in_time
-from aiodatadist.errors import LLMException
+from aiodatadist.errors import LLMException, TransferTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +53,31 @@ HEALTH: Final = 1.0
 Chunks = Sequence[Sequence[tuple[int, int]]]
 Buffers = Sequence[Sequence[KvBufferWrapper | Any]]
 Key = PrimaryKey | str
+P = ParamSpec("P")
+
+
+def _fatal(
+    work: Callable[Concatenate[ContextCache, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[ContextCache, P], Coroutine[Any, Any, None]]:
+    """A task of a cache's that must not fail: if it does, the cache has ended, and everybody is told why."""
+
+    @wraps(work)
+    async def run(cache: ContextCache, /, *args: P.args, **named: P.kwargs) -> None:
+        try:
+            await work(cache, *args, **named)
+        except Exception as error:
+            cache._note_end(error)
+            raise
+
+    return run
 
 
 class ContextCache:
     """A cache of KV blocks over a pool. It may lose anything at any time, and what it lost is a miss.
 
     ``cache = await ContextCache.open(config)``, then ``async with cache:``. It belongs to the event loop it was opened on;
-    any number of tasks may call it at the same time. Times are seconds from the call on, None is no limit, and 0 means no
-    waiting for anybody.
+    any number of tasks may call it at the same time, and every call on another loop is refused. Times are seconds from the
+    call on, None is no limit, and 0 means no waiting for anybody.
 
     Every data call raises :class:`EmsInvalidArgument` before anything starts when an argument is wrong, ``EmsTimeout`` at its
     deadline, ``EmsIoError`` when the pool does not answer, ``EmsInternalError`` when the device fails; the last three carry
@@ -84,7 +103,9 @@ class ContextCache:
         self._group: anyio.abc.TaskGroup | None = None
         self._turns = Turns()
         self._stopping = anyio.Event()
-        self._runner: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None  # until it is closed
+        self._reason: str | None = None
+        self._next_probe = math.inf
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
 
@@ -112,9 +133,10 @@ class ContextCache:
             bytes_in_flight: host memory that calls may hold together; who wants more waits, and that counts as its time.
             access_id: the tenant, part of every name. That keeps tenants apart who do not lie; it is no protection.
             gate: ends the use of a pool that fails, and probes it until it may be used again. Without one every call tries.
+                It is this cache's until that has ended.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong, or the engine's extra is not installed.
+            EmsInvalidArgument: an argument is wrong, the gate another cache's, or the engine's extra not installed.
             EmsIoError, EmsTimeout: the pool does not answer.
             EmsInternalError: the memory cannot be had.
         """
@@ -151,6 +173,9 @@ class ContextCache:
     async def _live(self, pool: KVPool | str, started: asyncio.Future[None]) -> None:
         try:
             async with AsyncExitStack() as stack:
+                if self._gate is not None:
+                    self._gate.take()
+                    stack.callback(self._gate.give)
                 if isinstance(pool, str):
                     pool = await open_pool(pool)
                     stack.push_async_callback(pool.aclose)
@@ -172,27 +197,36 @@ class ContextCache:
                     self._group.cancel_scope.cancel()
         finally:  # also when closing something has failed, which aclose() will say
             for transfer in list(self._transfers):  # those whose task never began
-                transfer.finish(None, None)
+                transfer.finish(None, self._failure())
             if not self._in_slots:
                 self._layout = None
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and give everything back. May be called twice.
+        """Cancel what is under way, and give everything back. May be called twice. In a forked child it does nothing: the
+        cache is the parent's. When its event loop was closed, the cache has ended with it, and this says only how.
 
         Raises:
-            EmsInternalError: the device did not let go of memory. Everything else was given back.
+            EmsInvalidArgument: the cache belongs to another event loop, which is not closed.
+            EmsInternalError: the device did not let go of memory, while everything else was given back; or the cache had
+                ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
         """
-        runner, self._runner = self._runner, None
+        runner = self._runner
         if runner is None or self._pid != os.getpid():
             return
-        self._stopping.set()
-        try:
-            await asyncio.wait([runner])
-        except asyncio.CancelledError:
-            await _ended(runner)
-            raise
+        if not self._loop.is_closed():
+            self._check_loop()
+            self._runner = None
+            self._stopping.set()
+            try:
+                await asyncio.wait([runner])
+            except asyncio.CancelledError:
+                await _ended(runner)
+                raise
+        self._runner = None
+        if not runner.done():
+            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
         if not runner.cancelled() and (error := runner.exception()) is not None:
-            raise translated(error, "the cache was not closed properly") from error
+            raise self._failure() or translated(error, "the cache was not closed properly") from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,10 +237,36 @@ class ContextCache:
     def _check_running(self) -> None:
         if self._pid != os.getpid():
             raise EmsInternalError("this cache was opened before a fork: start processes with spawn")
-        if self._stopping.is_set():
+        if self._runner is None:
             raise EmsInvalidArgument("this cache is closed")
-        if self._loop is not asyncio.get_running_loop():
-            raise EmsInvalidArgument("this cache belongs to another event loop")
+        if (failure := self._failure()) is not None:
+            raise failure
+        self._check_loop()
+        if self._stopping.is_set():
+            raise EmsInternalError("this cache has ended: its task was cancelled")
+
+    def _check_loop(self) -> None:
+        if self._loop.is_closed():
+            raise EmsInvalidArgument("this cache has ended with its event loop: open another one on this loop")
+        running = _get_running_loop()
+        if running is None:
+            raise EmsInvalidArgument("there is no event loop here: call this on the event loop that opened the cache")
+        if running is not self._loop:
+            raise EmsInvalidArgument(
+                "this cache belongs to another event loop: call this on the event loop that opened the cache"
+            )
+
+    def _note_end(self, error: Exception) -> None:
+        """A task of its own has failed, and takes the others with it."""
+        if self._reason is None:
+            self._reason = repr(error)
+            logger.error("this cache has ended: %s", self._reason, exc_info=error)
+
+    def _failure(self, partial: CcResult | None = None) -> EmsInternalError | None:
+        """Why the cache has ended though nobody closed it; None if it has not."""
+        if self._reason is None:
+            return None
+        return EmsInternalError(f"this cache has ended: {self._reason}", partial=partial)
 
     # ---- the registered cache ----
 
@@ -276,7 +336,8 @@ class ContextCache:
 
         A slot is a token's place in the cache, ``block * block_size + offset``. Where the tokens are is said in one of two
         ways: with ``slots``, one for each token, and ``offsets``, how many tokens each hash has; or with ``chunks``, for each
-        layer group a list of ``(start_slot, length)``, one for each hash.
+        layer group a list of ``(start_slot, length)``, one for each hash. Of a length of 0 a group stores nothing; each hash
+        has tokens in one group at least.
 
         Args:
             hashes: -2**63 to 2**64 - 1, distinct. Equal hashes mean equal contents.
@@ -285,10 +346,12 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
-        left = await self._time_left(timeout, hashes)
-        return await self.start_save(
+        seconds, left = await self._time_left(timeout, hashes)
+        transfer = self.start_save(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, write_rcache=write_rcache
         )
+        transfer.seconds = seconds
+        return await transfer
 
     def start_save(
         self,
@@ -311,7 +374,7 @@ class ContextCache:
         keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
         call = self._call(keys, memory, total, seconds)
         call.write_local = write_rcache
-        return self._begin("save", call, self._save_blocks)
+        return self._begin("save", seconds, call, self._save_blocks)
 
     async def load(
         self,
@@ -333,10 +396,12 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
-        left = await self._time_left(timeout, hashes)
-        return await self.start_load(
+        seconds, left = await self._time_left(timeout, hashes)
+        transfer = self.start_load(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, read_local_only=read_local_only
         )
+        transfer.seconds = seconds
+        return await transfer
 
     def start_load(
         self,
@@ -359,7 +424,7 @@ class ContextCache:
         keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
         call = self._call(keys, memory, total, seconds)
         call.local_only = read_local_only
-        return self._begin("load", call, self._work.load)
+        return self._begin("load", seconds, call, self._work.load)
 
     def _registered(self) -> Layout:
         self._check_v1()
@@ -397,8 +462,10 @@ class ContextCache:
             buffers: for each key the regions that its value is made of, one behind the other: :class:`KvBufferWrapper` or
                 writable buffers.
         """
-        left = await self._time_left(timeout, keys)
-        return await self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
+        seconds, left = await self._time_left(timeout, keys)
+        transfer = self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
+        transfer.seconds = seconds
+        return await transfer
 
     def start_save_values(
         self,
@@ -418,7 +485,7 @@ class ContextCache:
         rules.flag(write_rcache, "write_rcache")
         call = self._call(*self._checked_values(keys, buffers), seconds)
         call.write_local = write_rcache
-        return self._begin("save_values", call, self._work.save)
+        return self._begin("save_values", seconds, call, self._work.save)
 
     async def load_values(
         self,
@@ -429,8 +496,10 @@ class ContextCache:
         read_local_only: bool = False,
     ) -> CcResult:
         """Read values of the caller's own names. As :meth:`load`; a value of another length than its regions is not there."""
-        left = await self._time_left(timeout, keys)
-        return await self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
+        seconds, left = await self._time_left(timeout, keys)
+        transfer = self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
+        transfer.seconds = seconds
+        return await transfer
 
     def start_load_values(
         self,
@@ -450,12 +519,13 @@ class ContextCache:
         rules.flag(read_local_only, "read_local_only")
         call = self._call(*self._checked_values(keys, buffers), seconds)
         call.local_only = read_local_only
-        return self._begin("load_values", call, self._work.load)
+        return self._begin("load_values", seconds, call, self._work.load)
 
     def _checked_values(self, keys: Any, buffers: Any) -> tuple[list[PoolKey], Memory, int]:
         names = self._pool_keys(keys)
         memory = BufferMemory(buffers, len(names))
-        rules.distinct(names, "keys")
+        if len(set(names)) != len(names):  # said with the caller's keys
+            rules.distinct([PrimaryKey(*own) if own[1] else own[0] for _, *own in names], "keys")
         return names, memory, len(names)
 
     def _pool_keys(self, keys: Any) -> list[PoolKey]:
@@ -463,25 +533,28 @@ class ContextCache:
 
     # ---- under way ----
 
-    async def _time_left(self, timeout: float | None, wanted: Any) -> float:
-        """Wait for a turn to begin; seconds that the call has then.
+    async def _time_left(self, timeout: float | None, wanted: Any) -> tuple[float, float]:
+        """Wait for a turn to begin; seconds that the call has in all, and has left then.
 
         Raises:
             EmsInvalidArgument: the cache is closed, or the timeout no time.
             EmsTimeout: none. What is wanted was not looked at, and the pool not asked.
         """
         self._check_running()
-        left = await self._turns.wait(rules.seconds(timeout))
+        seconds = rules.seconds(timeout)
+        left = await self._turns.wait(seconds)
         if left is None:
             count = len(wanted) if isinstance(wanted, Sized) else 0
-            raise EmsTimeout("not begun by the deadline", partial=CcResult.of([CcStatus.TIMEOUT] * count))
-        return left
+            raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
+        return seconds, left
 
     def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> Call:
         deadline = anyio.current_time() + seconds
         return Call(keys, memory, total, deadline, deadline if seconds else math.inf)
 
-    def _begin(self, what: str, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> Transfer:
+    def _begin(
+        self, what: str, seconds: float, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]
+    ) -> Transfer:
         """Run it in a task of ours."""
 
         def ended(done: Transfer) -> None:
@@ -493,7 +566,7 @@ class ContextCache:
         group = self._group
         if group is None:
             raise EmsInternalError("the cache has no task group")
-        transfer = Transfer(f"{what} of {call.total} keys")
+        transfer = Transfer(f"{what} of {call.total} keys", seconds)
         if self._gate is not None and not self._gate.is_open:
             transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
             return transfer
@@ -505,6 +578,7 @@ class ContextCache:
         group.start_soon(self._drive, transfer, call, work)
         return transfer
 
+    @_fatal
     async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:
         result: CcResult | None = None
         error: EmsException | None = None
@@ -516,12 +590,13 @@ class ContextCache:
                     await work(call)
                     result = call.result()
             if result is None and not transfer.is_asked_to_stop:
-                raise PoolTimeout("not done by the deadline")
+                raise EmsTimeout(f"{transfer.what}: not done within {transfer.seconds:g} s")
         except Exception as problem:
             if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
                 logger.exception("%r failed", transfer)
-            error = translated(problem, transfer.what)
-            error.__cause__ = problem
+            error = _translated(problem, transfer.what, transfer.seconds)
+            if error is not problem:
+                error.__cause__ = problem
             error.partial = call.result(_UNKNOWN.get(type(error), CcStatus.IO_ERROR))
             if not isinstance(error, EmsInvalidArgument) and call.copying != math.inf:
                 self._failed()  # the pool, as far as anybody can say: without any time it was not asked to do much
@@ -529,11 +604,24 @@ class ContextCache:
             if call.is_stuck:
                 transfer.is_stuck, result = True, None
                 error = EmsInternalError("the device did not let go of the memory", partial=call.result())
+            elif result is None and error is None and not transfer.is_asked_to_stop:
+                error = self._failure(call.result())
             transfer.finish(result, error)
 
     def _failed(self) -> None:
         if self._gate is not None:
+            was_open = self._gate.is_open
             self._gate.failed(anyio.current_time())
+            self._say(self._gate, was_open)
+
+    def _say(self, gate: HealthGate, was_open: bool) -> None:
+        """Once, when the gate has changed."""
+        name = self._work.pool.capabilities.name
+        if was_open and not gate.is_open:
+            left = max(self._next_probe - anyio.current_time(), 0.0)
+            logger.warning("the %s pool is not used for now, and every call misses: it is probed in %.1f s", name, left)
+        elif gate.is_open and not was_open:
+            logger.info("the %s pool is used again: it was healthy %d times", name, gate.rules.successes)
 
     # ---- what is there ----
 
@@ -575,7 +663,8 @@ class ContextCache:
         try:
             return await in_time(self._presence.exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
-            logger.warning("exists of %d hashes found nothing: %s", len(wanted), problem)
+            what = f"exists of {len(wanted)} hashes found nothing"
+            logger.warning("%s", _translated(problem, what, seconds).message())
             self._failed()
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
@@ -592,30 +681,32 @@ class ContextCache:
         """
         self._check_v1()
         wanted = check_hashes(hashes)
-        deadline = anyio.current_time() + rules.seconds(timeout)
-        return await self._in_time(f"remove of {len(wanted)} hashes", self._presence.remove(wanted, deadline), deadline)
+        seconds = rules.seconds(timeout)
+        deadline = anyio.current_time() + seconds
+        work = self._presence.remove(wanted, deadline)
+        return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
         processes keep their copies. Errors as :meth:`remove`."""
         self._check_running()
         names = self._pool_keys(keys)
-        deadline = anyio.current_time() + rules.seconds(timeout)
-        return await self._in_time(
-            f"remove of {len(names)} keys", self._presence.remove_keys(names, deadline), deadline
-        )
+        seconds = rules.seconds(timeout)
+        deadline = anyio.current_time() + seconds
+        work = self._presence.remove_keys(names, deadline)
+        return await self._in_time(f"remove of {len(names)} keys", seconds, work, deadline)
 
-    async def _in_time(self, what: str, work: Coroutine[Any, Any, int], deadline: float) -> int:
+    async def _in_time(self, what: str, seconds: float, work: Coroutine[Any, Any, int], deadline: float) -> int:
         try:
             return await in_time(work, deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             self._failed()
-            raise translated(problem, what) from problem
+            raise _translated(problem, what, seconds) from problem
 
     # ---- health ----
 
     async def check_health(self) -> bool:
-        """Whether the pool works right now; False when the cache is closed. Takes at most a second.
+        """Whether the pool works right now; False when the cache is closed or has ended. Takes at most a second.
 
         Raises:
             EmsException: the cache belongs to another event loop, or to another process.
@@ -633,16 +724,28 @@ class ContextCache:
         except (PoolTimeout, PoolUnreachable):
             return False
 
+    @_fatal
     async def _probe(self, gate: HealthGate) -> None:
+        self._next_probe = anyio.current_time() + gate.rules.probe_every
         while True:
-            await anyio.sleep(gate.rules.probe_every)
-            gate.probed(await self._is_healthy(), anyio.current_time())
+            await anyio.sleep_until(self._next_probe)
+            is_healthy = await self._is_healthy()
+            self._next_probe = anyio.current_time() + gate.rules.probe_every
+            was_open = gate.is_open
+            gate.probed(is_healthy, anyio.current_time())
+            self._say(gate, was_open)
 
     @property
     def statistics(self) -> Statistics:
         """What was done so far."""
         counted = {name: self._work.counts[name] for name in Statistics.__slots__ if "flight" not in name}
         return Statistics(**counted, bytes_in_flight=self._budget.taken, most_bytes_in_flight=self._budget.most)
+
+
+def _translated(problem: BaseException, what: str, seconds: float) -> EmsException:
+    """What callers get, with the seconds that they allowed if those were not enough."""
+    is_late = isinstance(problem, (PoolTimeout, TransferTimeout)) and seconds != math.inf
+    return translated(problem, f"{what} within {seconds:g} s" if is_late else what)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -6,6 +6,7 @@ A call's values are those that have bytes: one per hash and layer group, or one 
 from __future__ import annotations
 
 import ctypes
+import reprlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,7 @@ class SlotMemory(Memory):
 
     @classmethod
     def chunked(cls, layout: Layout, chunks: Any, count: int) -> Self:
-        """From one run of slots per hash and layer group.
+        """From one run of slots per hash and layer group. A group that stores nothing for a hash has a run of length 0.
 
         Raises:
             EmsInvalidArgument: a rule is broken.
@@ -145,6 +146,11 @@ class SlotMemory(Memory):
             runs.check(group.slots, name)
             tokens = runs.lengths.tolist() if runs.lengths is not None else []
             shares.append(_Share(group, runs, tokens, list(range(count)), name))
+        for i, lengths in enumerate(zip(*(share.tokens for share in shares), strict=True)):
+            if not any(lengths):
+                raise EmsInvalidArgument(
+                    f"the length of hashes[{i}] is 0 in all of chunks: a hash has at least 1 token"
+                )
         return cls(shares, count)
 
     def look(self, values: range, placements_of: PlacementsOf) -> None:
@@ -175,8 +181,11 @@ class SlotMemory(Memory):
 
 
 def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
+    rule = "it has to be a list of (start_slot, length) pairs, one for each hash"
+    if not any(isinstance(pair, (tuple, list)) for pair in pairs):
+        raise EmsInvalidArgument(f"{name} is {reprlib.repr(pairs)} of type {type(pairs).__name__}: {rule}")
     if len(pairs) != count:
-        raise EmsInvalidArgument(f"{name} has {len(pairs)} pairs for {count} hashes: they have to be as many")
+        raise EmsInvalidArgument(f"{name} has {len(pairs)} pairs for {count} hashes: {rule}")
     for i, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise EmsInvalidArgument(f"{name}[{i}] is {pair!r}: it has to be (start_slot, length)")

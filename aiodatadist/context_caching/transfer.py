@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Generator
 from typing import Any
 
 import anyio
 
-from aiodatadist.context_caching.errors import EmsException, EmsInternalError
+from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
 
 logger = logging.getLogger(__name__)
@@ -22,25 +23,30 @@ class Transfer:
     """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
-    whoever awaits it cancels it, and the cancellation is delivered only when it has ended.
+    whoever awaits it cancels it, and the cancellation is delivered only when it has ended. It belongs to the event loop it
+    was started on: to await or to cancel it on another one raises EmsInvalidArgument.
 
     Attributes:
+        seconds: that the caller allowed for it, infinite without a limit.
         scope: of the task that carries it out.
         is_stuck: it has ended, but the device does not let go of the memory.
         is_asked_to_stop: somebody cancelled it.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, seconds: float) -> None:
+        self.seconds = seconds
         self.scope = anyio.CancelScope()
         self.is_stuck = False
         self.is_asked_to_stop = False
         self.what = what
+        self._loop = asyncio.get_running_loop()
         self._ended = anyio.Event()
         self._result: CcResult | None = None
         self._error: EmsException | None = None
         self._callbacks: list[Callable[[Transfer], None]] = []
 
     def __await__(self) -> Generator[Any, None, CcResult]:
+        self._check_loop()
         yield from self._wait().__await__()
         return self.result()
 
@@ -55,6 +61,7 @@ class Transfer:
         """Ask it to stop; False if it has ended. Its memory is in use until it has: see :meth:`quiesced`."""
         if self.done():
             return False
+        self._check_loop()
         self.is_asked_to_stop = True
         self.scope.cancel()
         return True
@@ -81,9 +88,14 @@ class Transfer:
         Raises:
             EmsInternalError: the device never let go of it: the memory must not be used again.
         """
+        self._check_loop()
         await self._ended.wait()
         if self.is_stuck:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
+
+    def _check_loop(self) -> None:
+        if _get_running_loop() is not self._loop:
+            raise EmsInvalidArgument(f"{self.what} belongs to another event loop: use it on the one that started it")
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Call it on the loop when this has ended; at once if it has. What it raises is logged."""

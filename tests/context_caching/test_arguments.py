@@ -16,6 +16,8 @@ from aiodatadist.context_caching import (
     EmsErrorCode,
     EmsException,
     EmsInvalidArgument,
+    HealthGate,
+    HealthRules,
     KvBufferWrapper,
     LayerGroup,
     MemoryPool,
@@ -69,7 +71,16 @@ CHUNKS: list[tuple[Any, str]] = [
     ([], "chunks is empty"),
     (5, "chunks is 5"),
     ([[(0, 4), (8, 4)], [(0, 4), (8, 4)]], "2 chunks for 1 layer groups"),
-    ([[(0, 4)]], r"chunks\[0\] has 1 pairs for 2 hashes"),
+    (
+        [[(0, 4)]],
+        r"chunks\[0\] has 1 pairs for 2 hashes: it has to be a list of \(start_slot, length\) pairs, one for each",
+    ),
+    (
+        [(0, 4)],
+        r"chunks\[0\] is \(0, 4\) of type tuple: it has to be a list of \(start_slot, length\) pairs, one for each",
+    ),
+    ([(0, 4, 8)], r"chunks\[0\] is \(0, 4, 8\) of type tuple: it has to be a list"),
+    ([[(0, 4), (8, 0)]], r"the length of hashes\[1\] is 0 in all of chunks: a hash has at least 1 token"),
     ([[(0, 4), 8]], r"chunks\[0\]\[1\] is 8: it has to be \(start_slot, length\)"),
     ([[(0, 4), (8, 4, 1)]], r"chunks\[0\]\[1\]"),
     ([[(0, 4), (8, "4")]], r"lengths of chunks\[0\]\[1\] is '4'"),
@@ -87,7 +98,12 @@ V0: list[tuple[Any, Any, str]] = [
     (["a"], [[5]], r"buffers\[0\]\[0\] is of type int"),
     (["a"], [[b"read-only"]], r"buffers\[0\]\[0\] is read-only"),
     (["a"], [[memoryview(BUFFER)[::2]]], "contiguous"),
-    (["a", "a"], [ONE, ONE], r"keys\[1\] is .* as keys\[0\] is"),
+    (["a", "a"], [ONE, ONE], r"^keys\[1\] is 'a', as keys\[0\] is: "),
+    (
+        [PrimaryKey("a", "b"), "a", PrimaryKey("a", "b")],
+        [ONE] * 3,
+        r"^keys\[2\] is PrimaryKey\(.*'a', .*'b'\), as keys\[0\] is",
+    ),
     (["x" * 128], [ONE], r"keys\[0\] has 128 bytes"),
     (["é" * 64], [ONE], r"keys\[0\] has 128 bytes"),
     ([""], [ONE], r"keys\[0\] has 0 bytes"),
@@ -129,6 +145,18 @@ async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:
         assert isinstance(pool, Foreign)
         assert not pool.asked
         assert (await cache.save([1, 2], slots=np.arange(8).tolist(), offsets=(4, 4))).success == 2
+
+
+async def test_a_hash_has_tokens_in_one_group_at_least() -> None:
+    async with await MemoryPool.open(1 << 16) as inner, opened(pool := Foreign(inner)) as cache:
+        await cache.register_kvcache(Kv().layers, [[0, 2], [1]])
+        for call in (cache.save, cache.load):
+            with pytest.raises(
+                EmsInvalidArgument, match=r"hashes\[2\] is 0 in all of chunks: a hash has at least 1 token"
+            ):
+                await call([1, 2, 3], chunks=[[(0, 4), (0, 0), (8, 0)], [(0, 0), (4, 4), (0, 0)]])
+        assert not pool.asked
+        assert (await cache.save([1, 2], chunks=[[(0, 4), (0, 0)], [(0, 0), (4, 4)]])).success == 2
 
 
 async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:
@@ -330,6 +358,32 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         (lambda: made(EmsConfig, cc_config=rank()), "cc_config is of type CcConfig_v1"),
         (lambda: made(EmsConfig, cc_config_v1=CcConfig(0, 0, "m")), "cc_config_v1 is of type CcConfig"),
         (lambda: made(EmsConfig, pool=5), "pool is of type int"),
+        *(
+            (
+                lambda name=name, value=value: made(HealthRules, **{name: value}),
+                rf"^{name} is {value!r} of type .* above 0",
+            )
+            for name in ("probe_every", "window")
+            for value in ("1", None, True, float("nan"), float("inf"), -1, 0, 0.0)
+        ),
+        (lambda: made(HealthRules, window=10**400), "^window is .* and finite"),
+        *(
+            (
+                lambda name=name, value=value: made(HealthRules, **{name: value}),
+                rf"^{name} is {value!r}.* it has to be {rule}",
+            )
+            for name in ("successes", "changes")
+            for value, rule in (
+                ("x", "an int"),
+                (None, "an int"),
+                (True, "an int"),
+                (1.5, "an int"),
+                (0, "at least 1"),
+                (-1, "at least 1"),
+            )
+        ),
+        (lambda: made(HealthGate, "x"), "^rules is 'x' of type str: it has to be a HealthRules"),
+        (lambda: made(HealthGate, 0), "^rules is 0 of type int: it has to be a HealthRules"),
     ],
 )
 def test_small_types_check_themselves(make: Callable[[], object], match: str) -> None:

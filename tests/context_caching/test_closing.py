@@ -39,6 +39,13 @@ async def test_the_layout_is_forgotten_and_the_error_is_told() -> None:
     await cache.aclose()
 
 
+def test_the_error_is_told_also_when_the_loop_has_ended() -> None:
+    cache = asyncio.run(ContextCache.open(rank()))
+    with pytest.raises(EmsInternalError, match=r"not closed properly.*the connection was reset"):
+        asyncio.run(cache.aclose())
+    asyncio.run(cache.aclose())
+
+
 @pytest.mark.filterwarnings("ignore:coroutine 'ContextCache._drive' was never awaited")  # that is the point
 def test_a_transfer_whose_task_never_began_has_ended() -> None:
     transfers: list[Transfer] = []

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
+from aiodatadist.context_caching.pool import PoolTimeout
 from aiodatadist.context_caching.work import LATE
-from tests.context_caching.fakes import Foreign, never
+from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.stopwatch import lasting
 
@@ -60,6 +61,7 @@ async def timed_out(cache: ContextCache, call: Call) -> None:
         await call(cache, LIMIT)
     assert caught.value.partial == CcResult(0, 2)
     assert caught.value.partial.details == (CcStatus.TIMEOUT,) * 2
+    assert f" within {LIMIT} s" in caught.value.message()  # what was allowed, and not what a late turn left of it
 
 
 @calls
@@ -75,6 +77,25 @@ async def test_a_turn_that_comes_late_leaves_the_rest(call: Call, monkeypatch: p
     async with silent() as cache, anyio.create_task_group() as group:
         group.start_soon(Turnstile(cache, monkeypatch).open_after, 0.6 * LIMIT)
         await timed_out(cache, call)
+
+
+async def test_a_deadline_is_said_in_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    async with await MemoryPool.open(ROOM) as inner, opened(pool := Foreign(inner), Kv()) as cache:
+        await cache.save([1], **by_slots([0]))
+        pool.misdeeds["exists_many"] = pool.misdeeds["remove_many"] = pool.misdeeds["get_many"] = never
+        with pytest.raises(EmsTimeout, match=r"^load of 1 keys: not done within 0\.05 s "):
+            await cache.load([1], **by_slots([0]), timeout=0.05)
+        with pytest.raises(EmsTimeout, match=r"^remove of 1 hashes within 0\.05 s: "):
+            await cache.remove([1], timeout=0.05)
+        with pytest.raises(EmsTimeout, match=r"^remove of 2 keys within 0\.05 s: "):
+            await cache.remove_values(["a", "b"], timeout=0.05)
+        await cache.exists([1], timeout=0.05)
+        assert "exists of 1 hashes found nothing within 0.05 s: " in caplog.text
+        pool.misdeeds["get_many"] = fails_with(PoolTimeout("too slow"))
+        with pytest.raises(EmsTimeout, match=r"^load of 1 keys within 5 s: too slow "):
+            await cache.load([1], **by_slots([0]))
+        with pytest.raises(EmsTimeout, match=r"^load of 1 keys: too slow "):
+            await cache.load([1], **by_slots([0]), timeout=None)
 
 
 async def test_exists_does_not_wait_longer_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from aiodatadist.context_caching import (
     CcStatus,
     ContextCache,
     EmsException,
+    EmsInternalError,
+    EmsInvalidArgument,
     EmsIoError,
     EmsTimeout,
     HealthGate,
@@ -304,6 +307,108 @@ async def test_a_gate_stops_the_use_of_a_pool_until_it_was_healthy_three_times()
         pool.misdeeds["healthy"] = from_then_on(4, fourth)
         await recovered.wait()
         assert (await cache.load([1], **by_slots([5]))).success == 1
+
+
+async def test_the_log_says_when_a_gate_closes_and_when_it_opens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "aiodatadist.context_caching.cache")
+    gate = HealthGate(HealthRules(probe_every=0.01, successes=2))
+    async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
+        recovering, recovered = anyio.Event(), anyio.Event()
+
+        async def ill() -> None:
+            await recovering.wait()
+
+        async def third() -> None:
+            recovered.set()
+
+        pool.misdeeds["healthy"] = ill
+        pool.misdeeds["get_many"] = fails_with(PoolUnreachable("gone"))
+        for _ in range(2):
+            transfers = [cache.start_load([1], **by_slots([at])) for at in (5, 6)]
+            for transfer in transfers:
+                await transfer.quiesced()
+        assert not gate.is_open
+        pool.misdeeds["healthy"] = from_then_on(3, third)
+        recovering.set()
+        await recovered.wait()
+    said = [
+        (record.levelname, record.getMessage()) for record in caplog.records if "foreign pool" in record.getMessage()
+    ]
+    assert [level for level, _ in said] == ["WARNING", "INFO"]
+    assert said[0][1].startswith("the foreign pool is not used for now, and every call misses: it is probed in 0.0 s")
+    assert said[1][1] == "the foreign pool is used again: it was healthy 2 times"
+
+
+async def test_a_gate_says_when_it_is_probed(caplog: pytest.LogCaptureFixture) -> None:
+    async with foreign() as pool, loaded(pool, Kv(), gate=HealthGate(HealthRules(probe_every=5000))) as cache:
+        pool.misdeeds["get_many"] = fails_with(PoolUnreachable("gone"))
+        with pytest.raises(EmsIoError):
+            await cache.load([1], **by_slots([5]))
+        assert re.search(r"it is probed in (5000\.0|49\d\d\.\d) s", caplog.text)
+
+
+async def test_a_gate_is_one_caches() -> None:
+    gate = HealthGate()
+    async with foreign() as pool:
+        async with opened(pool, gate=gate) as cache:
+            with pytest.raises(EmsInvalidArgument, match="this gate belongs to another cache that is open"):
+                await ContextCache.open(rank(), pool, gate=gate)
+            assert await cache.check_health()
+        with pytest.raises(EmsInvalidArgument, match="is no kind of pool"):
+            await ContextCache.open(rank(), "ftp://there", gate=gate)
+        async with opened(pool, gate=gate) as cache:
+            assert await cache.check_health()
+
+
+class Faulty(HealthGate):
+    """A gate of the caller's own that has a bug."""
+
+    is_faulty = False
+
+    def failed(self, now: float) -> None:
+        raise ZeroDivisionError("in failed")
+
+    def probed(self, healthy: bool, now: float) -> None:
+        if self.is_faulty:
+            raise ZeroDivisionError("in probed")
+
+
+async def says_that_it_has_ended(cache: ContextCache, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    words = rf"this cache has ended: ZeroDivisionError\('{where}'\)"
+    with pytest.raises(EmsInternalError, match=words):
+        await cache.save([1], **by_slots([0]))
+    with pytest.raises(EmsInternalError, match=words):
+        cache.start_load_values(["a"], [[bytearray(8)]])
+    with pytest.raises(EmsInternalError, match=words):
+        await cache.exists([1])
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.getMessage() for record in told] == [f"this cache has ended: ZeroDivisionError('{where}')"]
+    assert told[0].exc_info is not None
+    with pytest.raises(EmsInternalError, match=words):
+        await cache.aclose()
+    with pytest.raises(EmsInvalidArgument, match="this cache is closed"):
+        await cache.save([1], **by_slots([0]))
+    assert not await cache.check_health()
+
+
+async def test_a_cache_whose_own_task_failed_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Faulty(HealthRules(probe_every=0.01))
+    async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
+        pool.misdeeds["get_many"] = never
+        transfer = cache.start_load([1], **by_slots([5]))
+        gate.is_faulty = True
+        with pytest.raises(EmsInternalError, match="this cache has ended: ZeroDivisionError") as caught:
+            await transfer
+        assert caught.value.partial == CcResult(0, 1)
+        await says_that_it_has_ended(cache, "in probed", caplog)
+
+
+async def test_a_cache_whose_transfer_failed_beyond_telling_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with foreign() as pool, loaded(pool, Kv(), gate=Faulty()) as cache:
+        pool.misdeeds["get_many"] = fails_with(PoolUnreachable("gone"))
+        with pytest.raises(EmsIoError, match="gone"):
+            await cache.load([1], **by_slots([5]))
+        await says_that_it_has_ended(cache, "in failed", caplog)
 
 
 async def test_a_wrong_argument_does_not_close_the_gate() -> None:
