@@ -29,9 +29,9 @@ def program(name: str, port: int) -> str:
     return text.replace("26001", str(port))
 
 
-@pytest.mark.parametrize("name", ["prefill.py", "decode.py"])
+@pytest.mark.parametrize("name", ["prefill.py", "decode.py", "prompts.py"])
 def test_programs_of_the_readme_are_short(name: str) -> None:
-    lines = [line for line in program(name, 26001).splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line for line in found(README, name).splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) <= 30
 
 
@@ -41,6 +41,17 @@ def test_context_caching_of_the_readme_computes_nothing_twice() -> None:
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert [line.partition(" did")[0] for line in done.stdout.splitlines()] == ["0 of 2 blocks", "2 of 3 blocks"]
+
+
+def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
+    text = found(README, "prompts.py")
+    broken = text.replace("    try:\n", "    await cache.aclose()\n    try:\n", 1)
+    assert broken != text
+    done = subprocess.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.stderr, done.returncode) == ("", 0)
+    told = [line.partition(":")[0].partition(" did")[0] for line in done.stdout.splitlines()]
+    rest = ["all is computed", "nobody will find these blocks"]
+    assert told == [*rest, "0 of 2 blocks", *rest, "0 of 3 blocks"]
 
 
 def test_ems_program_of_the_migration_guide() -> None:

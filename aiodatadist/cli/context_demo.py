@@ -24,6 +24,7 @@ from aiodatadist.cli.figures import duration, quantity
 from aiodatadist.cli.messages import Bytes
 from aiodatadist.cli.prompt import load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
+from aiodatadist.context_caching.results import CcStatus
 
 _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
 """An option, and its value."""
@@ -84,6 +85,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
     prompt = load_prompt(options.prompt)
+    _check_length(len(prompt.text))
     job = ContextJob(url=options.url, prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed)
     screen = open_screen(sys.stdout, silent=options.json)
     try:
@@ -100,9 +102,20 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     return 0 if is_equal and second.loaded_tokens else 1
 
 
+def _check_length(tokens: int) -> None:
+    """Raises CommandError: there is nothing to load in so short a prompt."""
+    os.environ.update(environment())  # before numpy is loaded
+    from aiodatadist.cli.model import BLOCK  # noqa: PLC0415 - needs numpy
+
+    if tokens <= BLOCK:
+        raise wrong_input(
+            f"the prompt has {tokens} bytes, each a token: it has to have at least {BLOCK + 1}, because whole blocks of "
+            f"{BLOCK} tokens are saved and loaded, and the last token is always computed"
+        )
+
+
 async def _both(job: ContextJob, command: Command) -> tuple[ContextRun, ContextRun]:
     if job.url.startswith("memory:"):
-        os.environ.update(environment())  # before numpy is loaded
         from aiodatadist.cli.context_worker import run_twice  # noqa: PLC0415 - needs numpy
 
         first, second = map(_checked, await run_twice(job))
@@ -165,8 +178,10 @@ def _rows(run: ContextRun) -> Sequence[tuple[str, str]]:
 
 
 def _gain(first: ContextRun, second: ContextRun) -> str:
+    why = ", since the pool has no room" if CcStatus.REJECTED.value in first.not_saved else ""
+    not_saved = f"; the first one did not save all{why} ({first.not_saved})" if first.not_saved else ""
     if not second.loaded_tokens:
-        return "the second run found nothing that it could load"
+        return f"the second run found nothing that it could load{not_saved}"
     if first.loaded_tokens:
         return (
             f"the first run found {first.loaded_tokens} tokens in the pool already, so there is nothing to compare with: "
@@ -175,5 +190,5 @@ def _gain(first: ContextRun, second: ContextRun) -> str:
     before, after = first.load_seconds + first.compute_seconds, second.load_seconds + second.compute_seconds
     return (
         f"the second run did not compute {second.loaded_tokens} tokens again: its first token was there after "
-        f"{duration(after)} instead of {duration(before)}"
+        f"{duration(after)} instead of {duration(before)}{not_saved}"
     )

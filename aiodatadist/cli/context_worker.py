@@ -70,8 +70,8 @@ async def _run(job: ContextJob, pool: KVPool | str, number: int) -> ContextRun:
         logits = await anyio.to_thread.run_sync(_prefilled, model, prompt, usable * BLOCK, tensors, table)
         computed = perf_counter()
         not_saved = ""
-        if usable < len(hashes):
-            not_saved = _reasons(await cache.save(hashes[usable:], chunks=[chunks[usable:]]))
+        if usable < len(hashes):  # all of them: what is there is not stored again, and counts as used
+            not_saved = _reasons(await cache.save(hashes, chunks=[chunks]))
         saved = perf_counter()
         text = await anyio.to_thread.run_sync(_continued, model, job, logits, tensors, table)
         counts = cache.statistics

@@ -18,7 +18,7 @@ from typing import Literal
 import aiodatadist
 from aiodatadist._native.runtime import ACL_LIBRARIES, Runtime, open_runtime
 from aiodatadist.cli.figures import quantity
-from aiodatadist.context_caching.engines import mooncake_store
+from aiodatadist.context_caching.engines import how_to_install, mooncake_store
 from aiodatadist.errors import LLMException
 
 Mark = Literal["ok", "warn", "fail"]
@@ -174,14 +174,15 @@ def version_findings() -> Iterator[Finding]:
     for name in ("anyio", "cffi", "pydantic"):
         yield _package(name, missing=f"pip install {name}", mark="fail")
     yield _package("numpy", missing="only the demo needs it: pip install numpy", mark="warn")
-    yield _package("uvloop", missing="optional: a faster event loop, pip install 'aiodatadist[uvloop]'", mark="ok")
+    yield _package("uvloop", missing=f"optional: a faster event loop; {how_to_install('uvloop')}", mark="ok")
     yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 
 
 def engine_findings() -> Iterator[Finding]:
     """Which pools of ContextCaching besides the embedded one can be opened here. Whether a server is there is not tried."""
-    redis = "optional: redis:// and rediss:// pools, pip install 'aiodatadist[redis]'"
-    yield _package("redis", missing=redis, mark="ok")
+    pools = "redis:// and rediss:// pools"
+    missing = f"optional: {pools}; {how_to_install('redis')}"
+    yield _package("redis", "redis-py", found=f"{pools}, with a server to talk to", missing=missing, mark="ok")
     yield _mooncake()
     if _is_there("redis", "mooncake"):
         yield _package("xxhash", missing="the engine's pools do not work without it: pip install xxhash", mark="warn")
@@ -191,7 +192,7 @@ def engine_findings() -> Iterator[Finding]:
 
 def _mooncake() -> Finding:
     if not _is_there("mooncake"):
-        missing = "optional: mooncake:// pools, pip install 'aiodatadist[mooncake]'"
+        missing = f"optional: mooncake:// pools; {how_to_install('mooncake')}"
         return Finding("mooncake", "not installed", "ok", missing)
     try:
         mooncake_store.load()
@@ -204,11 +205,11 @@ def _is_there(*modules: str) -> bool:
     return any(find_spec(module) is not None for module in modules)
 
 
-def _package(name: str, *, missing: str, mark: Mark) -> Finding:
+def _package(name: str, shown: str = "", *, found: str = "installed", missing: str, mark: Mark) -> Finding:
     try:
-        return Finding(name, metadata.version(name), "ok", "installed")
+        return Finding(shown or name, metadata.version(name), "ok", found)
     except metadata.PackageNotFoundError:
-        return Finding(name, "not installed", mark, missing)
+        return Finding(shown or name, "not installed", mark, missing)
 
 
 # ---- helpers ----

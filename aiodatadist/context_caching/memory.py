@@ -22,7 +22,7 @@ from aiodatadist.context_caching.pool import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.shelf import Lot, Shelf
+from aiodatadist.context_caching.shelf import Lot, Shelf, in_pages
 
 AT_ONCE = 256
 """Keys that are looked up without letting the event loop do something else."""
@@ -52,8 +52,8 @@ class MemoryPool(KVPool):
         """A pool of so many bytes of the host, pinned where there is a device that wants that.
 
         Raises:
-            EmsInvalidArgument: not at least 1 byte.
-            LLMException: there is no such device, or not so much memory.
+            EmsInvalidArgument: not at least 1 byte, or more than this machine has.
+            LLMException: there is no such device, or not so much memory just now.
         """
         rules.integer(nbytes, "nbytes", 1)
         return cls(await Shelf.open("memory pool", nbytes, device_id))
@@ -94,6 +94,21 @@ class MemoryPool(KVPool):
     def _call_next(self) -> None:
         if self._waiting:
             self._waiting[0].set()
+
+    def keeps(self, sizes: Sequence[int]) -> int:
+        """One at least, and as many as leave a page to what caches note down: among values it would cut their room."""
+        room = self.capacity - in_pages(1)
+        for i, size in enumerate(sizes):
+            if size <= self.capacity:
+                room -= in_pages(size)
+            if room < 0 < i:
+                return i
+        return len(sizes)
+
+    def why_no_room(self, nbytes: int) -> str:
+        return (
+            f"the pool has {self.capacity} (bytes=), and what one call saves has to fit into it together, beside 1 KiB"
+        )
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         self._check_open()

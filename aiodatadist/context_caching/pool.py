@@ -147,6 +147,17 @@ class KVPool(ABC):
             PoolTimeout: the deadline has passed while it waited.
         """
 
+    def keeps(self, sizes: Sequence[int]) -> int:
+        """How many of these values, from the first on, it can have together. What is saved behind them would evict them.
+
+        One that is larger than the pool takes no room. All, unless a pool knows better without asking anybody.
+        """
+        return len(sizes)
+
+    def why_no_room(self, nbytes: int) -> str:
+        """Words for why a value of so many bytes was rejected: the limit and its name. Asks nobody."""
+        return "the pool does not say why"
+
     @abstractmethod
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         """Store what was filled in. It takes the stages, whatever happens.

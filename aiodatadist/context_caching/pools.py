@@ -6,7 +6,7 @@ import importlib
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from aiodatadist.context_caching.engines import addresses
+from aiodatadist.context_caching.engines import addresses, how_to_install
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory import MemoryPool
 from aiodatadist.context_caching.pool import KVPool
@@ -46,9 +46,7 @@ async def open_pool(url: str) -> KVPool:
     try:
         engine = importlib.import_module(f"aiodatadist.context_caching.engines.{name}")
     except ImportError as problem:
-        raise EmsInvalidArgument(
-            f"{scheme}:// needs {_missing(problem)}: pip install 'aiodatadist[{name}]'"
-        ) from problem
+        raise EmsInvalidArgument(f"{scheme}:// needs {_missing(problem)}: {how_to_install(name)}") from problem
     try:
         pool: KVPool = await getattr(engine, kind).open(url)
     except EmsInvalidArgument:
@@ -75,6 +73,6 @@ def _bytes_of(url: str) -> int:
     if options or parts.path or parts.netloc or len(wanted) != 1:
         raise EmsInvalidArgument(f"{url!r} is no memory pool: it has to be memory: or memory:?bytes=1GiB")
     try:
-        return addresses.byte_size(wanted[0], "bytes")
+        return addresses.byte_size(wanted[0], "bytes", 1)
     except ValueError as problem:
         raise EmsInvalidArgument(f"{url!r} is no memory pool: {problem}") from problem

@@ -7,21 +7,33 @@ that nothing is copied inside. It is cut into pages: values of equal size find r
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 
 from aiodatadist.cache.pool import PagePool
+from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.pool import PoolKey
 from aiodatadist.descriptors import Placement
 from aiodatadist.device import Device, Memory
 from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import OutOfMemory
-from aiodatadist.options import PoolConfig
+from aiodatadist.options import MAX_PAGES, PoolConfig
 
 logger = logging.getLogger(__name__)
 
 PAGE_SHIFT = 10
 """Values take whole pages of 1 KiB."""
+
+
+def in_pages(nbytes: int) -> int:
+    """Bytes of the whole pages that a value takes."""
+    return -(-nbytes >> PAGE_SHIFT) << PAGE_SHIFT
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Lot:
@@ -108,10 +120,13 @@ class Shelf:
         """Take ``nbytes``, rounded up to pages, of the host.
 
         Raises:
-            LLMException: there is no such device, or not so much memory.
+            EmsInvalidArgument: this machine has not so much memory.
+            LLMException: there is no such device, or not so much memory just now.
         """
-        page = 1 << PAGE_SHIFT
-        config = PoolConfig(memory_size=-(-nbytes // page) * page, page_shift=PAGE_SHIFT)
+        most = min(machine_bytes(), (MAX_PAGES - 1) << PAGE_SHIFT)
+        if nbytes > most:
+            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: it has to have at most {most}, on this machine")
+        config = PoolConfig(memory_size=in_pages(nbytes), page_shift=PAGE_SHIFT)
         device = await Device.open(device_id)
         try:
             memory = await in_thread(device.allocate, config.memory_size, Placement.HOST)

@@ -179,16 +179,19 @@ class Work:
 
     async def save(self, call: Call) -> None:
         """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
-        there already stays, but for values that a load of this cache could not use: those are replaced.
+        there already stays, but for values that a load of this cache could not use: those are replaced. What the pool cannot
+        keep together with the values before it is rejected: it would take their place, and without them nobody reads it.
 
         Raises:
             EmsInvalidArgument: an address is no memory. Nothing was started.
             PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
         """
         await self._look(call)
+        sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
+        kept = self.pool.keeps(sizes)
         async with self._behind(call) as behind:
-            for first in range(0, len(call.keys), AT_ONCE):
-                waiting = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
+            for first in range(0, kept, AT_ONCE):
+                waiting = await self._absent(call, range(first, min(first + AT_ONCE, kept)))
                 while waiting:
                     wave = self._take_wave(call, waiting)
                     is_alone = not behind.is_busy
@@ -204,9 +207,17 @@ class Work:
                     elif len(stages) < len(wave):  # there may be room once all others have been put
                         await behind.done()
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
-        if (rejected := call.statuses.count(CcStatus.REJECTED)) > 0:
-            name = self.pool.capabilities.name
-            logger.warning("no room in the %s pool for %d of %d values", name, rejected, len(call.keys))
+        self._reject(call, range(kept, len(call.keys)))
+        rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
+        if rejected:
+            logger.warning(
+                "no room in the %s pool for %d of %d values, the largest of %d bytes: %s",
+                self.pool.capabilities.name,
+                len(rejected),
+                len(sizes),
+                max(rejected),
+                self.pool.why_no_room(max(rejected)),
+            )
 
     def _reject(self, call: Call, values: Sequence[int]) -> None:
         for value in values:

@@ -290,7 +290,7 @@ def _missing_redis() -> str:
     if shutil.which("redis-server") is None:
         return "redis-server is not installed: apt-get install redis-server"
     if any(importlib.util.find_spec(name) is None for name in ("redis", "xxhash")):
-        return "redis-py is not installed: pip install 'aiodatadist[redis]'"
+        return "redis-py is not installed: pip install '.[redis]'"
     return ""
 
 

@@ -408,7 +408,12 @@ def test_small_types_are_values() -> None:
         ("memory:?bytes=none", "is no memory pool"),
         ("memory://host", "is no memory pool"),
         ("memory:?size=5", "is no memory pool"),
-        ("memory:?bytes=0", "nbytes is 0"),
+        ("memory:?bytes=0", "bytes is 0 bytes: it has to be at least 1"),
+        ("memory:?bytes=-5", "bytes is -5 bytes: it has to be at least 1"),
+        (
+            f"memory:?bytes={2**64}",
+            f"the memory pool has {2**64} bytes: it has to have at most [0-9]+, on this machine",
+        ),
         (5, "url is of type int"),
     ],
 )
@@ -420,7 +425,7 @@ async def test_a_wrong_url(url: Any, match: str) -> None:
 async def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "mooncake"):
         monkeypatch.setitem(__import__("sys").modules, f"aiodatadist.context_caching.engines.{name}", None)
-        with pytest.raises(EmsInvalidArgument, match=rf"pip install 'aiodatadist\[{name}\]'"):
+        with pytest.raises(EmsInvalidArgument, match=rf"pip install '\.\[{name}\]' in a clone"):
             await ContextCache.open(rank(), f"{name}://127.0.0.1:1")
 
 

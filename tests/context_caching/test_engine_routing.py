@@ -69,7 +69,7 @@ async def test_attribute_keys_of_one_distribute_key_are_on_one_mooncake_segment(
     with store_open(mooncake_master):
         async with aclosing(await MooncakePool.open(mooncake_master.url)) as pool:
             seen = set()
-            for _ in range(8):
+            for _ in range(20):  # all on one of two: once in half a million runs
                 distribute_key, before = new_key().distribute_key, used(await pool.nodes(deadline=soon()))
                 keys = [PoolKey("one", distribute_key, f"rank {i}") for i in range(20)]
                 assert set(await store(pool, keys, [b"value" * 1000] * 20)) == {PutStatus.STORED}
@@ -108,6 +108,9 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
         ("redis://127.0.0.1/db", "the path of the URL is /db: it has to be the number of a database"),
         ("redis://127.0.0.1/1/2", "the path of the URL is /1/2"),
         ("redis://127.0.0.1?memory=1023KiB", "memory is 1047552 bytes: it has to be at least 1048576"),
+        ("redis://127.0.0.1?ssl_ca_certs=/ca.pem", "ssl_ca_certs is of TLS: the URL has to begin with rediss://"),
+        ("rediss://127.0.0.1?ssl_ca_certs=/no/ca", r"ssl_ca_certs is '/no/ca': it has to be a file .*\(No such file"),
+        ("rediss://127.0.0.1?ssl_keyfile=/", r"ssl_keyfile is '/': it has to be a file"),
     ],
 )
 async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:
@@ -125,6 +128,12 @@ async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: s
         ("mooncake://127.0.0.1?metrics=http", "metrics is 'http'"),
         ("mooncake://127.0.0.1?metrics=70000", "metrics is 70000"),
         ("mooncake://127.0.0.1?memory=1MiB", "memory is 1048576 bytes"),
+        (
+            "mooncake://127.0.0.1?memory=9999999TiB",
+            "memory is [0-9]+ bytes: it has to be at most [0-9]+, on this machine",
+        ),
+        ("mooncake://127.0.0.1?segment=16777215", "segment is 16777215 bytes: it has to be at least 16777216, or 0"),
+        ("mooncake://127.0.0.1?segment=9999999TiB", "segment is [0-9]+ bytes: it has to be at most [0-9]+"),
         ("mooncake://127.0.0.1?protocol=ascend", "protocol is 'ascend': it has to be tcp or rdma"),
         ("mooncake://127.0.0.1:19003?metrics=19003", "both 19003: .*RPC port, by default 50051, .*HTTP port"),
         ("mooncake://127.0.0.1:9003", "both 9003"),
@@ -241,7 +250,8 @@ async def test_one_missing_package_is_one_sentence(package: str, monkeypatch: py
     with pytest.raises(EmsInvalidArgument) as caught:
         await open_pool("redis://127.0.0.1:1")
     assert caught.value.message() == (
-        f"redis:// needs the package {package}, which is not installed: pip install 'aiodatadist[redis]'"
+        f"redis:// needs the package {package}, which is not installed: install the extra, pip install '.[redis]' in a "
+        "clone, or pip install 'FILE[redis]' with a wheel's FILE"
     )
 
 

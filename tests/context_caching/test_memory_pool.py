@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodatadist.context_caching import EmsInvalidArgument, MemoryPool
+from aiodatadist.context_caching import CcConfig, ContextCache, EmsInvalidArgument, MemoryPool
 from aiodatadist.context_caching.pool import (
     GetStatus,
     PoolKey,
@@ -24,6 +24,7 @@ from aiodatadist.context_caching.pool import (
     Stage,
     Value,
 )
+from aiodatadist.context_caching.shelf import machine_bytes
 from aiodatadist.testing.cancelling import CancelAt
 
 PAGE = 1024
@@ -320,6 +321,33 @@ async def test_a_pool_has_at_least_a_byte_and_tells_how_full_it_is() -> None:
         await put(pool, "a", b"x")
         (node,) = await pool.nodes(deadline=NOW)
         assert (node.capacity, node.used, node.is_alive) == (2 * PAGE, PAGE, True)
+
+
+async def test_a_pool_has_no_more_than_the_machine() -> None:
+    for nbytes in (machine_bytes() + 1, 2**42, 2**64):
+        with pytest.raises(
+            EmsInvalidArgument, match=rf"memory pool has {nbytes} bytes: it has to have at most [0-9]+, "
+        ):
+            await MemoryPool.open(nbytes)
+    with pytest.raises(EmsInvalidArgument, match=f"local read cache has {2**50} bytes: it has to have at most"):
+        await ContextCache.open(CcConfig(0, 0, "model"), read_cache_bytes=2**50)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ([PAGE] * 7, 7),
+        ([PAGE] * 8, 7),
+        ([PAGE + 1] * 4, 3),
+        ([8 * PAGE, 1], 1),
+        ([8 * PAGE + 1] * 3, 3),  # for none of them there is ever room
+        ([PAGE, 9 * PAGE, 6 * PAGE, 1], 3),
+        ([], 0),
+    ],
+)
+async def test_a_pool_keeps_values_from_the_first_on_as_whole_pages(sizes: list[int], kept: int) -> None:
+    async with await MemoryPool.open(8 * PAGE) as pool:
+        assert pool.keeps(sizes) == kept
 
 
 async def test_opening_cancelled_at_any_await_leaves_nothing(no_leaks: None) -> None:

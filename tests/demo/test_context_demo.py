@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,23 @@ def test_it_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main([*command, "memory:?bytes=1024"]) == 1  # no room: nothing is there the second time
     told = capsys.readouterr().out
     assert "not saved 6 blocks: rejected" in told
-    assert "the second run found nothing that it could load" in told
+    why = "the first one did not save all, since the pool has no room (6 blocks: rejected)"
+    assert f"the second run found nothing that it could load; {why}" in told
+    assert cli.main([*command, "memory:?bytes=1MiB"]) == 0  # room for three of the six
+    told = capsys.readouterr().out
+    assert re.search(r"did not compute 48 tokens again.*since the pool has no room \(3 blocks: rejected\)", told)
+
+
+def test_a_prompt_without_a_block_to_load_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "prompt"
+    command = ["demo", "--prompt", str(text), "--tokens", "2", "--context-cache"]
+    text.write_bytes(b"x" * BLOCK)
+    assert cli.main(command) == 2
+    assert (
+        "has 16 bytes, each a token: it has to have at least 17, because whole blocks of 16" in capsys.readouterr().err
+    )
+    text.write_bytes(b"x" * (BLOCK + 1))
+    assert cli.main(command) == 0
 
 
 def worker(code: str) -> Sequence[str]:

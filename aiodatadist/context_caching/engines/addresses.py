@@ -86,12 +86,17 @@ def is_scheme(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", text) is not None
 
 
-def byte_size(text: str, name: str) -> int:
-    """``1048576``, ``64MiB``, ``1GiB``. Raises ValueError: it is neither."""
-    found = re.fullmatch(r"(\d+)\s*([KMGT]iB|)", text, re.IGNORECASE)
+def byte_size(text: str, name: str, least: int = 0, most: int | None = None) -> int:
+    """``1048576``, ``64MiB``, ``1GiB``. Raises ValueError: it is neither, or outside of the limits."""
+    found = re.fullmatch(r"(-?\d+)\s*([KMGT]iB|)", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name} is {text!r}: it has to be a number of bytes, or of KiB, MiB, GiB or TiB")
-    return int(found[1]) * _UNITS[found[2].lower()]
+    nbytes = int(found[1]) * _UNITS[found[2].lower()]
+    if nbytes < least:
+        raise ValueError(f"{name} is {nbytes} bytes: it has to be at least {least}")
+    if most is not None and nbytes > most:
+        raise ValueError(f"{name} is {nbytes} bytes: it has to be at most {most}, on this machine")
+    return nbytes
 
 
 def number(text: str, name: str, low: T, high: T) -> T:

@@ -67,10 +67,14 @@ class Arena:
         self.scratch = self._pages.allocate(1)
         self._turns = Turns()
 
+    @property
+    def room(self) -> int:
+        """Bytes that it lends."""
+        return self.nbytes - (1 << PAGE_SHIFT)
+
     def fitting(self, sizes: Sequence[int]) -> list[bool]:
         """Which of these, beginning with the first, it could lend at once if all of it were free."""
-        room = self.nbytes - (1 << PAGE_SHIFT)
-        return fitting(sizes, room, room, 1 << PAGE_SHIFT)
+        return fitting(sizes, self.room, self.room, 1 << PAGE_SHIFT)
 
     async def lend(self, sizes: Sequence[int]) -> list[Piece]:
         """All of them, when they are to be had. Cancelled: none."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from aiodatadist.context_caching.engines import how_to_install
 from aiodatadist.context_caching.pool import PoolKey
 
 try:
     import xxhash
 except ImportError as missing:
-    raise ImportError(
-        f"pool engines need the package xxhash ({missing}): pip install 'aiodatadist[redis]' or 'aiodatadist[mooncake]'"
-    ) from missing
+    raise ImportError(f"pool engines need the package xxhash ({missing}): {how_to_install('redis')}") from missing
 
 _ESCAPES: Final = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 

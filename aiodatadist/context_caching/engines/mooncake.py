@@ -194,6 +194,13 @@ class MooncakePool(KVPool):
             pieces = iter(await self._arena.lend([size for size, fit in zip(sizes, fits, strict=True) if fit]))
         return [MooncakeStage(next(pieces)) if fit else None for fit in fits]
 
+    def why_no_room(self, nbytes: int) -> str:
+        if nbytes > self._arena.room:
+            return f"values on their way have {self._arena.room} bytes: see memory= in the URL"
+        if not self._segments:
+            return "nobody lends memory to this master: see segment= in the URL"
+        return "no segment that is lent to this master has room"
+
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         try:
             lending.same_length(keys, stages, "stages")

@@ -8,13 +8,14 @@ from typing import Final
 from aiodatadist.context_caching.engines import addresses, lending, master_http
 from aiodatadist.context_caching.engines.mooncake_store import Settings
 from aiodatadist.context_caching.pool import PoolUnreachable
+from aiodatadist.context_caching.shelf import machine_bytes
 
 OPTIONS: Final = frozenset({"metrics", "segment", "memory", "protocol", "device", "replicas", "threads", "hostname"})
 RPC_PORT: Final = 50051
 """Of a master that was started without saying which."""
 PROTOCOLS: Final = ("tcp", "rdma")
 LEAST: Final = 16 << 20
-"""Bytes of memory that a pool needs for values on their way."""
+"""Bytes of memory that a pool needs for values on their way. Mooncake does not take a segment of less, either."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,10 @@ def read_url(url: str) -> tuple[Place, Settings]:
         host=address.host,
         rpc=address.port,
         metrics=addresses.number(options.get("metrics", "9003"), "metrics", 1, 65535),
-        memory=addresses.byte_size(options.get("memory", "256MiB"), "memory"),
+        memory=addresses.byte_size(options.get("memory", "256MiB"), "memory", LEAST, machine_bytes()),
         threads=addresses.number(options.get("threads", "8"), "threads", 1, 256),
         replicas=addresses.number(options.get("replicas", "1"), "replicas", 1, 256),
     )
-    if place.memory < LEAST:
-        raise ValueError(f"memory is {place.memory} bytes: it has to be at least {LEAST}")
     if place.rpc == place.metrics:
         raise ValueError(
             f"the URL's port and metrics are both {place.rpc}: the first has to be the master's RPC port, by default "
@@ -51,10 +50,13 @@ def read_url(url: str) -> tuple[Place, Settings]:
     protocol = options.get("protocol", PROTOCOLS[0])
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol is {protocol!r}: it has to be {' or '.join(PROTOCOLS)}")
+    segment = addresses.byte_size(options.get("segment", "0"), "segment", 0, machine_bytes())
+    if 0 < segment < LEAST:
+        raise ValueError(f"segment is {segment} bytes: it has to be at least {LEAST}, or 0 to lend nothing")
     settings = Settings(
         host=options.get("hostname", ""),
         master=f"{address.host}:{address.port}",
-        segment=addresses.byte_size(options.get("segment", "0"), "segment"),
+        segment=segment,
         protocol=protocol,
         device=options.get("device", ""),
     )

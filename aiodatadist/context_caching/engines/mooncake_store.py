@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from aiodatadist.context_caching.engines import how_to_install
 from aiodatadist.context_caching.pool import PoolUnreachable
 from aiodatadist.errors import ParamInvalid
 
@@ -66,7 +67,7 @@ def load() -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"MooncakePool needs the package mooncake-transfer-engine-non-cuda, or another build of it ({error}): "
-            "pip install 'aiodatadist[mooncake]'"
+            f"{how_to_install('mooncake')}"
         ) from error
     except ImportError as error:
         library = str(error).partition(":")[0]

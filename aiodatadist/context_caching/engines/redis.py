@@ -14,7 +14,8 @@ import logging
 import math
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -77,6 +78,8 @@ SILENT: Final = frozenset(
     }
 )
 """Options of redis-py that are ours to decide."""
+TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Options of redis-py that name a file. If there is none, it says so without the name, and only when it connects."""
 LEAST: Final = 1 << 20
 """Bytes of memory that a pool needs for values on their way."""
 ASKED: Final = 4
@@ -131,7 +134,7 @@ class RedisPool(KVPool):
 
         Options of ours in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` for values to each server
         at most (and two more for all else), ``memory=256MiB`` for stages and values at most. Others are redis-py's, for
-        instance ``ssl_ca_certs``.
+        instance ``ssl_ca_certs``, of ``rediss://``.
 
         Args:
             timeout: seconds.
@@ -165,6 +168,13 @@ class RedisPool(KVPool):
         with lending.until(deadline, "memory for values"):
             lent = iter(await self._buffers.lend([size for size, fit in zip(sizes, fits, strict=True) if fit]))
         return [next(lent) if fit else None for fit in fits]
+
+    def why_no_room(self, nbytes: int) -> str:
+        if nbytes > LARGEST:
+            return f"a value has {LARGEST} at most"
+        if nbytes > self._buffers.capacity:
+            return f"values on their way have {self._buffers.capacity} bytes: see memory= in the URL"
+        return "the server is full: see its maxmemory and maxmemory-policy"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         try:
@@ -439,15 +449,14 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     options.pop("port", None)
     for name in sorted(SILENT & options.keys()):
         raise ValueError(f"option {name} is not for the URL: deadlines, retries and bytes are the pool's")
+    _check_tls(options, is_tls=is_tls)
     cluster = address.options.get("cluster")
     if cluster not in {None, "yes", "no", "true", "false"}:
         raise ValueError(f"cluster is {cluster!r}: it has to be yes or no")
     wanted = None if cluster is None else cluster in {"yes", "true"}
     if wanted and options.get("db"):
         raise ValueError(f"db is {options['db']}: a cluster has only 0")
-    memory = addresses.byte_size(address.options.get("memory", "256MiB"), "memory")
-    if memory < LEAST:
-        raise ValueError(f"memory is {memory} bytes: it has to be at least {LEAST}")
+    memory = addresses.byte_size(address.options.get("memory", "256MiB"), "memory", LEAST)
     connections = addresses.number(address.options.get("connections", "8"), "connections", 1, 1024)
     account = Account(options, is_tls, connections)
     try:
@@ -458,6 +467,20 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
             raise ValueError(f"option {unknown[1]} is unknown: the options are {known}") from error
         raise ValueError(f"redis-py refuses an option of the URL: {error}") from error
     return account, address.host, address.port, memory, wanted
+
+
+def _check_tls(options: Mapping[str, Any], *, is_tls: bool) -> None:
+    """Raises ValueError: options of TLS without it, or a file that is none."""
+    for name, value in options.items():
+        if name.startswith("ssl_") and not is_tls:
+            raise ValueError(f"option {name} is of TLS: the URL has to begin with rediss://")
+        if name in TLS_FILES:
+            try:
+                Path(value).open("rb").close()
+            except OSError as error:
+                raise ValueError(
+                    f"{name} is {value!r}: it has to be a file that can be read ({error.strerror})"
+                ) from error
 
 
 def _buffer(stage: Stage) -> Buffer:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 
+from aiodatadist.context_caching.engines import how_to_install
 from aiodatadist.context_caching.engines.resp import Exchange, Reply, Request
 
 try:
@@ -26,7 +27,7 @@ try:
     from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import ResponseError as RedisResponseError
 except ImportError as missing:
-    raise ImportError(f"RedisPool needs the package redis ({missing}): pip install 'aiodatadist[redis]'") from missing
+    raise ImportError(f"RedisPool needs the package redis ({missing}): {how_to_install('redis')}") from missing
 
 __all__ = [
     "REFUSALS",

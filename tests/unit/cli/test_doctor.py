@@ -72,9 +72,18 @@ def test_missing_numpy_is_no_more_than_a_warning() -> None:
 
 
 def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding.name for finding in findings.engine_findings()] == ["redis", "mooncake", "xxhash"]
+    assert [finding.name for finding in findings.engine_findings()] == ["redis-py", "mooncake", "xxhash"]
     monkeypatch.setattr(findings, "find_spec", lambda module: None)
-    assert next(f for f in findings.engine_findings() if f.name == "mooncake").value == "not installed"
+    mooncake = next(f for f in findings.engine_findings() if f.name == "mooncake")
+    assert mooncake.value == "not installed"
+    assert "pip install '.[mooncake]' in a clone" in mooncake.meaning
+
+
+def test_an_installed_client_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: {"redis": "8.1.0"}.get(name, "1"))
+    redis = next(findings.engine_findings())
+    assert (redis.name, redis.value, redis.mark) == ("redis-py", "8.1.0", "ok")
+    assert "with a server to talk to" in redis.meaning
 
 
 @pytest.mark.parametrize("is_there", [True, False])
