@@ -224,6 +224,8 @@ class ContextCache:
                 raise
         self._runner = None
         if not runner.done():
+            if self._gate is not None:
+                self._gate.give()
             raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
         if not runner.cancelled() and (error := runner.exception()) is not None:
             raise self._failure() or translated(error, "the cache was not closed properly") from error
@@ -598,8 +600,8 @@ class ContextCache:
             if error is not problem:
                 error.__cause__ = problem
             error.partial = call.result(_UNKNOWN.get(type(error), CcStatus.IO_ERROR))
-            if not isinstance(error, EmsInvalidArgument) and call.copying != math.inf:
-                self._failed()  # the pool, as far as anybody can say: without any time it was not asked to do much
+            if not isinstance(error, EmsInvalidArgument):
+                self._failed(transfer.seconds)
         finally:
             if call.is_stuck:
                 transfer.is_stuck, result = True, None
@@ -608,8 +610,10 @@ class ContextCache:
                 error = self._failure(call.result())
             transfer.finish(result, error)
 
-    def _failed(self) -> None:
-        if self._gate is not None:
+    def _failed(self, seconds: float) -> None:
+        """The pool, as far as anybody can say. A call without any time did not ask it for much, and a gate may be another
+        cache's when this one is closed."""
+        if self._gate is not None and seconds and not self._stopping.is_set():
             was_open = self._gate.is_open
             self._gate.failed(anyio.current_time())
             self._say(self._gate, was_open)
@@ -621,7 +625,7 @@ class ContextCache:
             left = max(self._next_probe - anyio.current_time(), 0.0)
             logger.warning("the %s pool is not used for now, and every call misses: it is probed in %.1f s", name, left)
         elif gate.is_open and not was_open:
-            logger.info("the %s pool is used again: it was healthy %d times", name, gate.rules.successes)
+            logger.info("the %s pool is used again", name)
 
     # ---- what is there ----
 
@@ -665,7 +669,7 @@ class ContextCache:
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
             logger.warning("%s", _translated(problem, what, seconds).message())
-            self._failed()
+            self._failed(seconds)
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
 
@@ -700,7 +704,7 @@ class ContextCache:
         try:
             return await in_time(work, deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
-            self._failed()
+            self._failed(seconds)
             raise _translated(problem, what, seconds) from problem
 
     # ---- health ----
@@ -711,7 +715,7 @@ class ContextCache:
         Raises:
             EmsException: the cache belongs to another event loop, or to another process.
         """
-        if self._stopping.is_set():
+        if self._runner is None or self._stopping.is_set() or self._reason is not None:
             return False
         self._check_running()
         return await self._is_healthy()

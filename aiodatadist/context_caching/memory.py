@@ -97,18 +97,19 @@ class MemoryPool(KVPool):
 
     def keeps(self, sizes: Sequence[int]) -> int:
         """One at least, and as many as leave a page to what caches note down: among values it would cut their room."""
-        room = self.capacity - in_pages(1)
+        room, is_first = self.capacity - in_pages(1), True
         for i, size in enumerate(sizes):
             if size <= self.capacity:
                 room -= in_pages(size)
-            if room < 0 < i:
-                return i
+                if room < 0 and not is_first:
+                    return i
+                is_first = False
         return len(sizes)
 
     def why_no_room(self, nbytes: int) -> str:
-        return (
-            f"the pool has {self.capacity} (bytes=), and what one call saves has to fit into it together, beside 1 KiB"
-        )
+        if nbytes > self.capacity:
+            return f"the pool has {self.capacity} (bytes=)"
+        return f"the pool has {self.capacity} (bytes=), into which all that a call saves has to fit, beside 1 KiB"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         self._check_open()

@@ -321,7 +321,7 @@ class BufferMemory(Memory):
         doubtful = [
             (v, k, region)
             for (v, k, region), placement in zip(regions, placements, strict=True)
-            if placement is None and region.owner is None
+            if placement is not Placement.DEVICE and region.owner is None
         ]
         starts, lengths = ([getattr(region, part) for _, _, region in doubtful] for part in ("start", "length"))
         at = first_unusable(starts, lengths, writes=self._writes)

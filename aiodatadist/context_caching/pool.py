@@ -150,7 +150,8 @@ class KVPool(ABC):
     def keeps(self, sizes: Sequence[int]) -> int:
         """How many of these values, from the first on, it can have together. What is saved behind them would evict them.
 
-        One that is larger than the pool takes no room. All, unless a pool knows better without asking anybody.
+        One that is larger than the pool takes no room. All, unless a pool knows better without asking anybody. A pool in
+        front of another one has to pass this on.
         """
         return len(sizes)
 

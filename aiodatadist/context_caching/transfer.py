@@ -94,8 +94,10 @@ class Transfer:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 
     def _check_loop(self) -> None:
-        if _get_running_loop() is not self._loop:
-            raise EmsInvalidArgument(f"{self.what} belongs to another event loop: use it on the one that started it")
+        running = _get_running_loop()
+        if running is not self._loop:
+            where = "there is no event loop here" if running is None else "this is another event loop"
+            raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Call it on the loop when this has ended; at once if it has. What it raises is logged."""

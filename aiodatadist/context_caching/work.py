@@ -190,8 +190,10 @@ class Work:
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
         kept = self.pool.keeps(sizes)
         async with self._behind(call) as behind:
-            for first in range(0, kept, AT_ONCE):
-                waiting = await self._absent(call, range(first, min(first + AT_ONCE, kept)))
+            for first in range(0, len(call.keys), AT_ONCE):
+                absent = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
+                self._reject(call, [v for v in absent if v >= kept])
+                waiting = deque(v for v in absent if v < kept)
                 while waiting:
                     wave = self._take_wave(call, waiting)
                     is_alone = not behind.is_busy
@@ -207,7 +209,6 @@ class Work:
                     elif len(stages) < len(wave):  # there may be room once all others have been put
                         await behind.done()
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
-        self._reject(call, range(kept, len(call.keys)))
         rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
         if rejected:
             logger.warning(
@@ -224,7 +225,7 @@ class Work:
             call.statuses[value] = CcStatus.REJECTED
         self.counts["rejected"] += len(values)
 
-    async def _absent(self, call: Call, values: Sequence[int]) -> deque[int]:
+    async def _absent(self, call: Call, values: Sequence[int]) -> list[int]:
         """Those that are not there yet, or of no use."""
         keys = [call.keys[v] for v in values]
         present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
@@ -236,7 +237,7 @@ class Work:
             present = [is_there and key not in self._useless for key, is_there in zip(keys, present, strict=True)]
             for key in keys:
                 self._useless.pop(key, None)
-        absent: deque[int] = deque()
+        absent: list[int] = []
         for value, is_there in zip(values, present, strict=True):
             if is_there:
                 call.statuses[value] = CcStatus.OK

@@ -2,6 +2,7 @@
 #include "../big_copy.c"
 #include "check.h"
 #include "ring.h"
+#include <sys/auxv.h>
 #include <sys/mman.h>
 
 enum { ROOM = 64 << 10, RANGES = 300, RANGE = 12345 };
@@ -84,6 +85,9 @@ TEST(test_what_may_not_be_touched_is_found)
     mprotect(pages, page, PROT_NONE);                       /* its beginning */
     CHECK_EQ(ring_first_unusable(&start, &bytes, 1, false), 0);
     munmap(pages, 2 * page);
+    uint64_t drivers = getauxval(AT_SYSINFO_EHDR), byte = 1;            /* the kernel's own code: read-only, and no page of a file's */
+    CHECK_EQ(ring_first_unusable(&drivers, &byte, 1, false), 1);
+    CHECK_EQ(ring_first_unusable(&drivers, &byte, 1, true), 0);
 }
 
 int main(void)

@@ -126,3 +126,15 @@ async def test_what_was_cancelled_behind_is_not_taken_for_done() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await body()
+
+
+async def test_a_scope_that_is_cancelled_says_so_itself() -> None:
+    async def end_cancelled() -> None:
+        raise asyncio.CancelledError("its stream was closed")
+
+    with anyio.CancelScope() as scope:
+        async with some_behind() as behind:
+            await behind.go_on(end_cancelled, is_last=False)
+            scope.cancel()
+            await behind.done()
+    assert scope.cancelled_caught

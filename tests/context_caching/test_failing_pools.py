@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -21,6 +21,7 @@ from aiodatadist.context_caching import (
     EmsTimeout,
     HealthGate,
     HealthRules,
+    KvBufferWrapper,
     MemoryPool,
 )
 from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage
@@ -336,7 +337,7 @@ async def test_the_log_says_when_a_gate_closes_and_when_it_opens(caplog: pytest.
     ]
     assert [level for level, _ in said] == ["WARNING", "INFO"]
     assert said[0][1].startswith("the foreign pool is not used for now, and every call misses: it is probed in 0.0 s")
-    assert said[1][1] == "the foreign pool is used again: it was healthy 2 times"
+    assert said[1][1] == "the foreign pool is used again"
 
 
 async def test_a_gate_says_when_it_is_probed(caplog: pytest.LogCaptureFixture) -> None:
@@ -411,11 +412,51 @@ async def test_a_cache_whose_transfer_failed_beyond_telling_says_why(caplog: pyt
         await says_that_it_has_ended(cache, "in failed", caplog)
 
 
+@pytest.mark.parametrize("timeout", [None, 5, 0])
+async def test_a_call_that_fails_closes_the_gate_unless_it_had_no_time(timeout: float | None) -> None:
+    gate = HealthGate(HealthRules(probe_every=5000))
+    async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
+        work: dict[str, Callable[[], Awaitable[object]]] = {
+            "get_many": lambda: cache.load([1], **by_slots([8]), timeout=timeout),
+            "exists_many": lambda: cache.exists([1], timeout=timeout),
+            "remove_many": lambda: cache.remove([1], timeout=timeout),
+        }
+        for call, made in work.items():
+            gate.is_open = True
+            pool.misdeeds[call] = fails_with(PoolTimeout("too late"))
+            with suppress(EmsTimeout):
+                await made()
+            assert pool.asked[call]
+            assert gate.is_open == (timeout == 0), call
+
+
+async def test_a_call_of_a_closed_cache_does_not_close_the_next_ones_gate() -> None:
+    gate, asked, answer = HealthGate(HealthRules(probe_every=5000)), anyio.Event(), anyio.Event()
+
+    async def late() -> None:
+        asked.set()
+        await answer.wait()
+        raise PoolUnreachable("gone")
+
+    async with foreign() as pool, anyio.create_task_group() as group:
+        async with loaded(pool, Kv(), gate=gate) as cache:
+            pool.misdeeds["exists_many"] = late
+            group.start_soon(cache.exists, [1])
+            await asked.wait()
+        pool.misdeeds.clear()
+        async with opened(pool, Kv(), gate=gate):
+            answer.set()
+            await anyio.wait_all_tasks_blocked()
+            assert gate.is_open
+
+
 async def test_a_wrong_argument_does_not_close_the_gate() -> None:
     gate = HealthGate()
     async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
         with pytest.raises(ValueError, match="offsets"):
             await cache.load([1], slots=[0], offsets=[2])
+        with pytest.raises(EmsInvalidArgument, match="memory of this process"):
+            await cache.save_values(["a"], [[KvBufferWrapper(4096, 10)]])
         assert gate.is_open
 
 

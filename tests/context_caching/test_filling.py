@@ -72,9 +72,17 @@ async def test_a_prompt_that_is_larger_than_the_pool_keeps_its_beginning(caplog:
         assert kv.rows(block_slots(range(ROOM - 1))) == saved
         assert cache.statistics.rejected == 2 * (21 - ROOM)
     assert [message for message in caplog.messages if message.startswith("no room")][-1] == (
-        "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), and what one "
-        "call saves has to fit into it together, beside 1 KiB"
+        "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), into which "
+        "all that a call saves has to fit, beside 1 KiB"
     )
+
+
+async def test_what_is_there_counts_as_stored_also_behind_what_fits() -> None:
+    keys, data = list("abcdefgh"), [[bytearray([i]) * VALUE] for i in range(8)]
+    async with await MemoryPool.open(8 * VALUE) as pool, opened(pool) as cache:
+        for name, value in zip(keys, data, strict=True):
+            assert (await cache.save_values([name], [value])).success == 1
+        assert (await cache.save_values(keys, data)).success == 8
 
 
 async def test_a_value_that_is_larger_than_all_costs_no_other_its_place() -> None:

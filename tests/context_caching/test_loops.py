@@ -197,13 +197,13 @@ def test_a_transfer_is_awaited_and_cancelled_on_its_loop(loops: tuple[asyncio.Ru
         return await transfer
 
     cache, pool, transfer = its.run(start())
-    with pytest.raises(EmsInvalidArgument, match="save of 1 keys belongs to another event loop"):
+    with pytest.raises(EmsInvalidArgument, match="there is no event loop here: use save of 1 keys"):
         transfer.cancel()
     for call in (wait, transfer.quiesced, cancel):
-        with pytest.raises(EmsInvalidArgument, match="save of 1 keys belongs to another event loop"):
+        with pytest.raises(EmsInvalidArgument, match="this is another event loop: use save of 1 keys"):
             go(other, call)
     assert its.run(release()).success == 1
-    with pytest.raises(EmsInvalidArgument, match="save of 1 keys belongs to another event loop"):  # ended or not
+    with pytest.raises(EmsInvalidArgument, match="this is another event loop: use save of 1 keys"):  # ended or not
         go(other, wait)
     assert transfer.result().success == 1
     its.run(cache.aclose())

@@ -342,6 +342,7 @@ async def test_a_pool_has_no_more_than_the_machine() -> None:
         ([8 * PAGE, 1], 1),
         ([8 * PAGE + 1] * 3, 3),  # for none of them there is ever room
         ([PAGE, 9 * PAGE, 6 * PAGE, 1], 3),
+        ([9 * PAGE, 8 * PAGE, 1], 2),
         ([], 0),
     ],
 )
