@@ -26,6 +26,8 @@ from aiodatadist.context_caching import (
     PrimaryKey,
 )
 from aiodatadist.context_caching.pool import PoolKey
+from aiodatadist.descriptors import Placement
+from aiodatadist.device import Device
 from tests.context_caching.conftest import OpenStore
 from tests.context_caching.kit import (
     BLOCK,
@@ -304,6 +306,20 @@ async def test_an_address_of_memory_that_may_not_be_written_is_for_saving_only(p
         assert (await cache.save_values(["a"], region)).success == 1
         with pytest.raises(EmsInvalidArgument, match=r"8192 bytes from .* that can be written"):
             await cache.load_values(["a"], region)
+
+
+async def test_pinned_memory_that_is_shorter_than_it_is_said_to_be_is_an_error(pool_factory: OpenStore) -> None:
+    async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
+        device = await Device.open(0)
+        try:
+            memory = device.allocate(1 << 16, Placement.HOST)
+            whole, beyond = KvBufferWrapper(memory.address, 1 << 16), KvBufferWrapper(memory.address, 1 << 40)
+            assert (await cache.save_values(["a"], [[whole]])).success == 1
+            with pytest.raises(EmsInvalidArgument, match=f"{1 << 40} bytes from .* that can be read"):
+                await cache.save_values(["b"], [[beyond]])
+            memory.free()
+        finally:
+            await device.aclose()
 
 
 async def test_device_memory_that_was_freed_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:

@@ -208,3 +208,27 @@ def test_a_transfer_is_awaited_and_cancelled_on_its_loop(loops: tuple[asyncio.Ru
     assert transfer.result().success == 1
     its.run(cache.aclose())
     its.run(pool.aclose())
+
+
+LEFT = """
+import asyncio
+from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsInternalError, HealthGate
+
+gate, config = HealthGate(), CcConfig_v1(0, 0, "m")
+loop = asyncio.new_event_loop()
+cache = loop.run_until_complete(ContextCache.open(config, gate=gate))
+loop.close()
+
+async def main():
+    try:
+        await cache.aclose()
+    except EmsInternalError:
+        async with await ContextCache.open(config, gate=gate) as other:
+            print(await cache.check_health(), await other.check_health())
+
+asyncio.run(main())
+"""
+
+
+def test_the_gate_of_a_cache_whose_loop_was_closed_is_free_and_the_cache_is_not_healthy() -> None:
+    assert said_by(LEFT) == "False True"
