@@ -142,7 +142,7 @@ class MemoryPool(KVPool):
         for first in range(0, len(keys), AT_ONCE):
             if first:
                 await anyio.lowlevel.checkpoint()
-            found.extend(map(self._shelf.touch, keys[first : first + AT_ONCE]))
+            found += self._shelf.touch_all(keys[first : first + AT_ONCE])
         return found
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:

@@ -12,6 +12,7 @@ import json
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiodatadist.context_caching import rules
@@ -107,12 +108,16 @@ class Shape(NamedTuple):
     def noted(cls, note: bytes) -> Shape | None:
         """None: it is none of ours."""
         try:
-            return cls(note[:32].decode("ascii"), int(note[32:]))
+            shape = cls(note[:32].decode("ascii"), int(note[32:]))
         except ValueError:
             return None
+        return shape if shape.groups > 0 else None
 
 
 NOTE: Final = 40
+
+_pool_key = partial(tuple.__new__, PoolKey)
+"""Of a tuple of all fields; much faster than by their names."""
 
 
 class Names:
@@ -151,7 +156,7 @@ class Names:
             space = self._spaces[shape.fingerprint] = _namespace("blocks", [*self._identity, shape.fingerprint])
         groups = [f"{shard or self.shard}g{group}" for group in range(shape.groups)]
         # a minus sign keeps -1 and 2**64 - 1 apart
-        return [PoolKey(space, f"{value:x}", groups[group]) for value, group in blocks]
+        return [_pool_key((space, f"{value:x}", groups[group])) for value, group in blocks]
 
     def of_note(self, shard: str) -> PoolKey:
         """Where a rank notes its layout down, for processes that have hashes and no cache."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product, takewhile
+from functools import reduce
+from itertools import compress, product, takewhile
+from operator import and_, not_, or_
 from typing import Final, TypeVar
 
 import anyio
@@ -59,9 +61,10 @@ class Presence:
         for first in range(0, len(hashes), AT_ONCE):
             part = hashes[first : first + AT_ONCE]
             found = await self._find(part, shards, local_only, lease_ms, deadline)
-            details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
             if not all(found):
+                details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
                 break
+            details[first : first + len(part)] = [CcStatus.OK] * len(part)
             await anyio.lowlevel.checkpoint()
         return CcResult.of(details)
 
@@ -78,16 +81,17 @@ class Presence:
             shape = shapes[shard]
             keys += self._names.of_blocks(product(hashes, range(shape.groups)), shape, shard)
         found = self._work.local.has(keys)
-        rest = [] if local_only else [key for key, there in zip(keys, found, strict=True) if not there]
-        if rest:
-            answers = iter(await self._asked(rest, lease_ms, deadline))
-            found = [there or next(answers) for there in found]
+        if not local_only and not all(found):
+            answers = await self._asked(list(compress(keys, map(not_, found))), lease_ms, deadline)
+            behind = iter(answers)
+            found = [there or next(behind) for there in found] if any(found) else answers
         everywhere, at = [True] * len(hashes), 0
         for shard in known:
             shape = shapes[shard]
-            here = [any(found[at + i * shape.groups : at + (i + 1) * shape.groups]) for i in range(len(hashes))]
-            at += len(hashes) * shape.groups
-            everywhere = [before and there for before, there in zip(everywhere, here, strict=True)]
+            end = at + len(hashes) * shape.groups
+            here = reduce(_each_or, (found[group : end : shape.groups] for group in range(at, at + shape.groups)))
+            at = end
+            everywhere = list(map(and_, everywhere, here))
             if not any(here) and shape is self._shapes.get(shard):
                 del self._shapes[shard]  # perhaps they have another layout now: look again next time
         return everywhere if len(known) == len(shards) else [False] * len(hashes)
@@ -149,6 +153,10 @@ class Presence:
         finally:
             self._work.local.remove(keys)  # what was read while the pool still had them
         return removed
+
+
+def _each_or(some: list[bool], others: list[bool]) -> list[bool]:
+    return list(map(or_, some, others))
 
 
 def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -38,7 +38,7 @@ class LocalReadCache:
 
     def has(self, keys: Sequence[PoolKey]) -> list[bool]:
         """Of which there are copies; those count as used now."""
-        return [False] * len(keys) if self._shelf is None else list(map(self._shelf.touch, keys))
+        return [False] * len(keys) if self._shelf is None else self._shelf.touch_all(keys)
 
     def make_room(self, key: PoolKey, nbytes: int) -> Lot | None:
         """Memory for a copy; None if there is one already, or no room. Never waits."""

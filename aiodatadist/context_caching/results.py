@@ -36,7 +36,8 @@ class CcResult:
 
     @classmethod
     def of(cls, details: Sequence[CcStatus]) -> CcResult:
-        success = next((i for i, status in enumerate(details) if status is not CcStatus.OK), len(details))
+        ok = CcStatus.OK
+        success = next((i for i, status in enumerate(details) if status is not ok), len(details))
         return cls(success, len(details), tuple(details))
 
 

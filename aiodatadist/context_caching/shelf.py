@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 
 from aiodatadist.cache.pool import PagePool
 from aiodatadist.context_caching.errors import EmsInvalidArgument
@@ -234,7 +234,16 @@ class Shelf:
         """Whether there is a value; if so it counts as used now."""
         if key in self._idle:
             self._idle.move_to_end(key)
+            return True
         return key in self._entries
+
+    def touch_all(self, keys: Sequence[PoolKey]) -> list[bool]:
+        """The same of each, at the speed of C when all are there and nobody has them."""
+        try:
+            deque(map(self._idle.move_to_end, keys), 0)
+        except KeyError:
+            return list(map(self.touch, keys))
+        return [True] * len(keys)
 
     def drop(self, key: PoolKey) -> bool:
         """Forget a value; whether there was one. Those who have it keep it."""

@@ -81,7 +81,7 @@ steps = st.lists(
         st.tuples(st.just("read"), NAMES),
         st.tuples(st.just("lend"), NAMES),
         st.tuples(st.just("give"), st.integers(0, 5)),
-        st.tuples(st.just("exists"), NAMES),
+        st.tuples(st.just("exists"), st.lists(NAMES, min_size=1, max_size=4)),
         st.tuples(st.just("remove"), NAMES),
     ),
     min_size=20,
@@ -138,10 +138,11 @@ async def do(
             value.release()
             value.release()
             held.move_to_end(name)
-        case ("exists", name):
-            assert await pool.exists_many([key(name)], deadline=NOW) == [name in held]
-            if name in held and not model.pins(name):
-                held.move_to_end(name)
+        case ("exists", names):
+            assert await pool.exists_many(list(map(key, names)), deadline=NOW) == [name in held for name in names]
+            for name in names:
+                if name in held and not model.pins(name):
+                    held.move_to_end(name)
         case ("remove", name):
             await do_remove(name, pool, model, orphans)
 

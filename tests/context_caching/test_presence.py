@@ -90,11 +90,14 @@ async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.Monke
         assert pool.asked["remove_many"] == 5
 
 
-async def test_a_note_that_is_none_says_nothing() -> None:
+@pytest.mark.parametrize(
+    "text", [b"\xff" * 40, b"0" * 40, b"0" * 32 + b"-0000001"], ids=["bytes", "no groups", "fewer"]
+)
+async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
     async with asked() as (pool, scheduler):
         await save(pool, 0, HASHES)
         note = scheduler._names.of_note("p0t1g0"[:4])
-        assert await scheduler._work.write_note(note, b"\xff" * 40, anyio.current_time() + 5)
+        assert await scheduler._work.write_note(note, text, anyio.current_time() + 5)
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
 
 
