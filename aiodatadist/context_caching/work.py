@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 WAVE = 32 << 20
 """Bytes that a call handles at a time; a value that is larger goes alone."""
-FOREIGN_WAVE = 8 << 20
+FOREIGN_WAVE = 16 << 20
 """The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
 AT_ONCE = 512
 """Values that the pool is asked for at a time."""
