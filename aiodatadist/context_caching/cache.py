@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine, Sequence, Sized
 from contextlib import AsyncExitStack
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Self
+from functools import partial
+from typing import Any, Final, Self
 
 import anyio
 import anyio.abc
@@ -28,6 +26,7 @@ from aiodatadist.context_caching.errors import (
 )
 from aiodatadist.context_caching.health import HealthGate
 from aiodatadist.context_caching.layout import LayerGroup, Layout
+from aiodatadist.context_caching.life import Life
 from aiodatadist.context_caching.mover import Mover
 from aiodatadist.context_caching.names import Names, PrimaryKey, check_hashes, parts_of
 from aiodatadist.context_caching.places import BufferMemory, KvBufferWrapper, Memory, SlotMemory
@@ -38,6 +37,7 @@ from aiodatadist.context_caching.read_cache import LocalReadCache
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
 from aiodatadist.context_caching.transfer import Transfer
 from aiodatadist.context_caching.turns import Turns
+from aiodatadist.context_caching.watch import Watch
 from aiodatadist.context_caching.work import LATE, Call, Work, in_time
 from aiodatadist.errors import LLMException, TransferTimeout
 
@@ -47,29 +47,10 @@ _UNKNOWN: dict[type[EmsException], CcStatus] = {EmsTimeout: CcStatus.TIMEOUT, Em
 """What became of values that nothing else is known of, by what ended the call; else it is an I/O error."""
 
 TIMEOUT: Final = 5.0
-HEALTH: Final = 1.0
-"""Seconds that a health check may take."""
 
 Chunks = Sequence[Sequence[tuple[int, int]]]
 Buffers = Sequence[Sequence[KvBufferWrapper | Any]]
 Key = PrimaryKey | str
-P = ParamSpec("P")
-
-
-def _fatal(
-    work: Callable[Concatenate[ContextCache, P], Coroutine[Any, Any, None]],
-) -> Callable[Concatenate[ContextCache, P], Coroutine[Any, Any, None]]:
-    """A task of a cache's that must not fail: if it does, the cache has ended, and everybody is told why."""
-
-    @wraps(work)
-    async def run(cache: ContextCache, /, *args: P.args, **named: P.kwargs) -> None:
-        try:
-            await work(cache, *args, **named)
-        except Exception as error:
-            cache._note_end(error)
-            raise
-
-    return run
 
 
 class ContextCache:
@@ -85,14 +66,13 @@ class ContextCache:
     any more.
     """
 
-    def __init__(
-        self, config: CcConfig, settings: CcCacheConfig, access_id: str | None, gate: HealthGate | None
-    ) -> None:
+    def __init__(self, config: CcConfig, settings: CcCacheConfig, access_id: str | None) -> None:
         """Use :meth:`open`."""
         self._config = config
         self._settings = settings
         self._names = Names(config, access_id)
-        self._gate = gate
+        self._life = Life()
+        self._watch: Watch
         self._work: Work
         self._presence: Presence
         self._mover = Mover(config.device_id)
@@ -102,12 +82,6 @@ class ContextCache:
         self._in_slots: set[Transfer] = set()  # of the registered cache; those that got stuck stay
         self._group: anyio.abc.TaskGroup | None = None
         self._turns = Turns()
-        self._stopping = anyio.Event()
-        self._runner: asyncio.Task[None] | None = None  # until it is closed
-        self._reason: str | None = None
-        self._next_probe = math.inf
-        self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
 
     # ---- life ----
 
@@ -149,33 +123,18 @@ class ContextCache:
         if gate is not None and not isinstance(gate, HealthGate):
             raise EmsInvalidArgument(f"gate is of type {type(gate).__name__}: it has to be a HealthGate")
         check_access(access_id, None)
-        cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id, gate)
-        await cache._start(pool)
+        cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id)
+        try:
+            await cache._life.start(partial(cache._live, pool, gate))
+        except Exception as error:
+            raise translated(error, "the pool cannot be opened") from error
         return cache
 
-    async def _start(self, pool: KVPool | str) -> None:
-        started: asyncio.Future[None] = self._loop.create_future()
-        # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
-        self._runner = asyncio.create_task(self._live(pool, started), name="aiodatadist context cache")
-        try:
-            await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._runner.cancel()
-            await _ended(self._runner)
-            raise
-        if not started.done():
-            started.cancel()
-            try:
-                await self._runner
-            except Exception as error:
-                raise translated(error, "the pool cannot be opened") from error
-
-    async def _live(self, pool: KVPool | str, started: asyncio.Future[None]) -> None:
+    async def _live(self, pool: KVPool | str, gate: HealthGate | None, started: asyncio.Future[None]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                if self._gate is not None:
-                    self._gate.take()
-                    stack.callback(self._gate.give)
+                self._watch = Watch(gate)
+                stack.callback(self._watch.give)
                 if isinstance(pool, str):
                     pool = await open_pool(pool)
                     stack.push_async_callback(pool.aclose)
@@ -187,17 +146,16 @@ class ContextCache:
                 self._presence = Presence(self._names, self._work)
                 stack.push_async_callback(self._mover.aclose)
                 self._group = await stack.enter_async_context(anyio.create_task_group())
-                if self._gate is not None:
-                    self._group.start_soon(self._probe, self._gate)
+                self._group.start_soon(self._life.keep, partial(self._watch.probe, self._work))
                 started.set_result(None)
                 try:
-                    await self._stopping.wait()
+                    await self._life.stopping.wait()
                 finally:
-                    self._stopping.set()
+                    self._life.stopping.set()
                     self._group.cancel_scope.cancel()
         finally:  # also when closing something has failed, which aclose() will say
             for transfer in list(self._transfers):  # those whose task never began
-                transfer.finish(None, self._failure())
+                transfer.finish(None, self._life.failure())
             if not self._in_slots:
                 self._layout = None
 
@@ -210,65 +168,15 @@ class ContextCache:
             EmsInternalError: the device did not let go of memory, while everything else was given back; or the cache had
                 ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
         """
-        runner = self._runner
-        if runner is None or self._pid != os.getpid():
-            return
-        if not self._loop.is_closed():
-            self._check_loop()
-            self._runner = None
-            self._stopping.set()
-            try:
-                await asyncio.wait([runner])
-            except asyncio.CancelledError:
-                await _ended(runner)
-                raise
-        self._runner = None
-        if not runner.done():
-            if self._gate is not None:
-                self._gate.give()
-            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
-        if not runner.cancelled() and (error := runner.exception()) is not None:
-            raise self._failure() or translated(error, "the cache was not closed properly") from error
+        if self._life.is_abandoned:
+            self._watch.give()
+        await self._life.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    def _check_running(self) -> None:
-        if self._pid != os.getpid():
-            raise EmsInternalError("this cache was opened before a fork: start processes with spawn")
-        if self._runner is None:
-            raise EmsInvalidArgument("this cache is closed")
-        if (failure := self._failure()) is not None:
-            raise failure
-        self._check_loop()
-        if self._stopping.is_set():
-            raise EmsInternalError("this cache has ended: its task was cancelled")
-
-    def _check_loop(self) -> None:
-        if self._loop.is_closed():
-            raise EmsInvalidArgument("this cache has ended with its event loop: open another one on this loop")
-        running = _get_running_loop()
-        if running is None:
-            raise EmsInvalidArgument("there is no event loop here: call this on the event loop that opened the cache")
-        if running is not self._loop:
-            raise EmsInvalidArgument(
-                "this cache belongs to another event loop: call this on the event loop that opened the cache"
-            )
-
-    def _note_end(self, error: Exception) -> None:
-        """A task of its own has failed, and takes the others with it."""
-        if self._reason is None:
-            self._reason = repr(error)
-            logger.error("this cache has ended: %s", self._reason, exc_info=error)
-
-    def _failure(self, partial: CcResult | None = None) -> EmsInternalError | None:
-        """Why the cache has ended though nobody closed it; None if it has not."""
-        if self._reason is None:
-            return None
-        return EmsInternalError(f"this cache has ended: {self._reason}", partial=partial)
 
     # ---- the registered cache ----
 
@@ -291,7 +199,7 @@ class ContextCache:
         self._check_quiet()
         try:
             placements_of = await self._mover.placements()
-            self._check_running()
+            self._life.check()
             self._check_quiet()
             layout = Layout(layers, groups, placements_of)
         except LLMException as error:
@@ -317,7 +225,7 @@ class ContextCache:
             )
 
     def _check_v1(self) -> CcConfig_v1:
-        self._check_running()
+        self._life.check()
         if not isinstance(self._config, CcConfig_v1):
             raise EmsInvalidArgument("block hashes need a CcConfig_v1: this cache was opened with a CcConfig")
         return self._config
@@ -482,7 +390,7 @@ class ContextCache:
         Raises:
             EmsInvalidArgument: an argument is wrong.
         """
-        self._check_running()
+        self._life.check()
         seconds = rules.seconds(timeout)
         rules.flag(write_rcache, "write_rcache")
         call = self._call(*self._checked_values(keys, buffers), seconds)
@@ -516,7 +424,7 @@ class ContextCache:
         Raises:
             EmsInvalidArgument: an argument is wrong.
         """
-        self._check_running()
+        self._life.check()
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         call = self._call(*self._checked_values(keys, buffers), seconds)
@@ -542,7 +450,7 @@ class ContextCache:
             EmsInvalidArgument: the cache is closed, or the timeout no time.
             EmsTimeout: none. What is wanted was not looked at, and the pool not asked.
         """
-        self._check_running()
+        self._life.check()
         seconds = rules.seconds(timeout)
         left = await self._turns.wait(seconds)
         if left is None:
@@ -569,7 +477,7 @@ class ContextCache:
         if group is None:
             raise EmsInternalError("the cache has no task group")
         transfer = Transfer(f"{what} of {call.total} keys", seconds)
-        if self._gate is not None and not self._gate.is_open:
+        if not self._watch.is_open:
             transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
             return transfer
         call.memory.take(writes="load" in what)
@@ -577,10 +485,9 @@ class ContextCache:
         self._transfers.add(transfer)
         if isinstance(call.memory, SlotMemory):
             self._in_slots.add(transfer)
-        group.start_soon(self._drive, transfer, call, work)
+        group.start_soon(self._life.keep, partial(self._drive, transfer, call, work))
         return transfer
 
-    @_fatal
     async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:
         result: CcResult | None = None
         error: EmsException | None = None
@@ -607,25 +514,14 @@ class ContextCache:
                 transfer.is_stuck, result = True, None
                 error = EmsInternalError("the device did not let go of the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
-                error = self._failure(call.result())
+                error = self._life.failure(call.result())
             transfer.finish(result, error)
 
     def _failed(self, seconds: float) -> None:
         """The pool, as far as anybody can say. A call without any time did not ask it for much, and a gate may be another
         cache's when this one is closed."""
-        if self._gate is not None and seconds and not self._stopping.is_set():
-            was_open = self._gate.is_open
-            self._gate.failed(anyio.current_time())
-            self._say(self._gate, was_open)
-
-    def _say(self, gate: HealthGate, was_open: bool) -> None:
-        """Once, when the gate has changed."""
-        name = self._work.pool.capabilities.name
-        if was_open and not gate.is_open:
-            left = max(self._next_probe - anyio.current_time(), 0.0)
-            logger.warning("the %s pool is not used for now, and every call misses: it is probed in %.1f s", name, left)
-        elif gate.is_open and not was_open:
-            logger.info("the %s pool is used again", name)
+        if seconds and not self._life.stopping.is_set():
+            self._watch.failed(self._work)
 
     # ---- what is there ----
 
@@ -657,7 +553,7 @@ class ContextCache:
         rules.flag(read_local_only, "read_local_only")
         rules.flag(all_ranks, "all_ranks")
         rules.integer(lease_ms, "lease_ms", 0)
-        if self._gate is not None and not self._gate.is_open:
+        if not self._watch.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
         left = await self._turns.wait(seconds)
         if left is None:
@@ -693,7 +589,7 @@ class ContextCache:
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
         processes keep their copies. Errors as :meth:`remove`."""
-        self._check_running()
+        self._life.check()
         names = self._pool_keys(keys)
         seconds = rules.seconds(timeout)
         deadline = anyio.current_time() + seconds
@@ -715,29 +611,10 @@ class ContextCache:
         Raises:
             EmsException: the cache belongs to another event loop, or to another process.
         """
-        if self._runner is None or self._stopping.is_set() or self._reason is not None:
+        if self._life.is_over:
             return False
-        self._check_running()
-        return await self._is_healthy()
-
-    async def _is_healthy(self) -> bool:
-        deadline = anyio.current_time() + HEALTH
-        try:
-            question = self._work.pool.healthy(deadline=deadline)
-            return await in_time(self._work.ask(question, deadline), deadline)
-        except (PoolTimeout, PoolUnreachable):
-            return False
-
-    @_fatal
-    async def _probe(self, gate: HealthGate) -> None:
-        self._next_probe = anyio.current_time() + gate.rules.probe_every
-        while True:
-            await anyio.sleep_until(self._next_probe)
-            is_healthy = await self._is_healthy()
-            self._next_probe = anyio.current_time() + gate.rules.probe_every
-            was_open = gate.is_open
-            gate.probed(is_healthy, anyio.current_time())
-            self._say(gate, was_open)
+        self._life.check()
+        return await self._work.is_healthy()
 
     @property
     def statistics(self) -> Statistics:
@@ -750,15 +627,3 @@ def _translated(problem: BaseException, what: str, seconds: float) -> EmsExcepti
     """What callers get, with the seconds that they allowed if those were not enough."""
     is_late = isinstance(problem, (PoolTimeout, TransferTimeout)) and seconds != math.inf
     return translated(problem, f"{what} within {seconds:g} s" if is_late else what)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Until it has; what it raised is logged by those who see it."""
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                continue
-    if not task.cancelled():
-        task.exception()

@@ -49,6 +49,8 @@ AT_ONCE = 512
 """Values that the pool is asked for at a time."""
 USELESS = 65536
 """Keys that are remembered at most because their values are damaged, or of another length than was wanted."""
+HEALTH = 1.0
+"""Seconds that a health check may take."""
 LATE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
@@ -174,6 +176,14 @@ class Work:
             logger.exception("the %s pool failed", self.pool.capabilities.name)
             raise PoolUnreachable(f"the {self.pool.capabilities.name} pool raised {error!r}") from error
         raise PoolTimeout(f"the {self.pool.capabilities.name} pool did not answer in time")
+
+    async def is_healthy(self) -> bool:
+        """The pool says so, within a second."""
+        deadline = anyio.current_time() + HEALTH
+        try:
+            return await in_time(self.ask(self.pool.healthy(deadline=deadline), deadline), deadline)
+        except (PoolTimeout, PoolUnreachable):
+            return False
 
     # ---- saving ----
 

@@ -46,7 +46,7 @@ def test_the_error_is_told_also_when_the_loop_has_ended() -> None:
     asyncio.run(cache.aclose())
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'ContextCache._drive' was never awaited")  # that is the point
+@pytest.mark.filterwarnings("ignore:coroutine 'Life.keep' was never awaited")  # that is the point
 def test_a_transfer_whose_task_never_began_has_ended() -> None:
     transfers: list[Transfer] = []
 

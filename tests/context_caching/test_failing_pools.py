@@ -25,6 +25,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
 )
 from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage
+from aiodatadist.context_caching.watch import Watch
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
 from tests.stopwatch import lasting
@@ -311,7 +312,7 @@ async def test_a_gate_stops_the_use_of_a_pool_until_it_was_healthy_three_times()
 
 
 async def test_the_log_says_when_a_gate_closes_and_when_it_opens(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "aiodatadist.context_caching.cache")
+    caplog.set_level("INFO", "aiodatadist.context_caching")
     gate = HealthGate(HealthRules(probe_every=0.01, successes=2))
     async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
         recovering, recovered = anyio.Event(), anyio.Event()
@@ -359,6 +360,16 @@ async def test_a_gate_is_one_caches() -> None:
             await ContextCache.open(rank(), "ftp://there", gate=gate)
         async with opened(pool, gate=gate) as cache:
             assert await cache.check_health()
+
+
+def test_a_gate_that_was_given_back_is_not_given_back_again() -> None:
+    gate = HealthGate()
+    first = Watch(gate)
+    first.give()
+    Watch(gate)
+    first.give()
+    with pytest.raises(EmsInvalidArgument, match="this gate belongs to another cache that is open"):
+        Watch(gate)
 
 
 class Faulty(HealthGate):

@@ -1,0 +1,133 @@
+"""The life of a cache: a task that holds all that it has, on one event loop, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+
+from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgument, translated
+from aiodatadist.context_caching.results import CcResult
+
+logger = logging.getLogger(__name__)
+
+
+class Life:
+    """Belongs to the event loop that it was made on.
+
+    Attributes:
+        stopping: it is to end, or has ended.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = anyio.Event()
+        self._runner: asyncio.Task[None] | None = None  # until it is closed
+        self._reason: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+
+    async def start(self, live: Callable[[asyncio.Future[None]], Coroutine[Any, Any, None]]) -> None:
+        """Run this in a task, until it has set the future. Raises what it raised before that."""
+        started: asyncio.Future[None] = self._loop.create_future()
+        # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
+        self._runner = asyncio.create_task(live(started), name="aiodatadist context cache")
+        try:
+            await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._runner.cancel()
+            await _ended(self._runner)
+            raise
+        if not started.done():
+            started.cancel()
+            await self._runner
+
+    async def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A task of the cache's that must not fail: if it does, the cache has ended, and everybody is told why."""
+        try:
+            await work()
+        except Exception as error:
+            if self._reason is None:
+                self._reason = repr(error)
+                logger.exception("this cache has ended: %s", self._reason)
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """It is closed, or ends, or has ended."""
+        return self._runner is None or self.stopping.is_set() or self._reason is not None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Its event loop was closed without ending it, and nobody has called :meth:`aclose` since."""
+        return self._runner is not None and self._loop.is_closed() and not self._runner.done()
+
+    def failure(self, partial: CcResult | None = None) -> EmsInternalError | None:
+        """Why the cache has ended though nobody closed it; None if it has not."""
+        if self._reason is None:
+            return None
+        return EmsInternalError(f"this cache has ended: {self._reason}", partial=partial)
+
+    def check(self) -> None:
+        """Raises EmsException: the cache cannot be used, or not from here."""
+        if self._pid != os.getpid():
+            raise EmsInternalError("this cache was opened before a fork: start processes with spawn")
+        if self._runner is None:
+            raise EmsInvalidArgument("this cache is closed")
+        if (failure := self.failure()) is not None:
+            raise failure
+        self._check_loop()
+        if self.stopping.is_set():
+            raise EmsInternalError("this cache has ended: its task was cancelled")
+
+    def _check_loop(self) -> None:
+        if self._loop.is_closed():
+            raise EmsInvalidArgument("this cache has ended with its event loop: open another one on this loop")
+        running = _get_running_loop()
+        if running is None:
+            raise EmsInvalidArgument("there is no event loop here: call this on the event loop that opened the cache")
+        if running is not self._loop:
+            raise EmsInvalidArgument(
+                "this cache belongs to another event loop: call this on the event loop that opened the cache"
+            )
+
+    async def aclose(self) -> None:
+        """End the task and wait for it. Nothing in a forked child, and the second time.
+
+        Raises:
+            EmsInvalidArgument: this is another event loop, and its own is not closed.
+            EmsInternalError: it had ended of an error, or with its event loop; or to end it failed.
+        """
+        runner = self._runner
+        if runner is None or self._pid != os.getpid():
+            return
+        if not self._loop.is_closed():
+            self._check_loop()
+            self._runner = None
+            self.stopping.set()
+            try:
+                await asyncio.wait([runner])
+            except asyncio.CancelledError:
+                await _ended(runner)
+                raise
+        self._runner = None
+        if not runner.done():
+            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            raise self.failure() or translated(error, "the cache was not closed properly") from error
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Until it has; what it raised is logged by those who see it."""
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue
+    if not task.cancelled():
+        task.exception()
