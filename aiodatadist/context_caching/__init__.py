@@ -2,8 +2,9 @@
 
 Read from the ground up: ``pool`` is the contract of whatever keeps values, ``shelf`` and ``memory`` are the embedded one,
 ``engines`` adapt stores of others; ``names``, ``layout`` and ``places`` say what is moved, ``mover`` moves it, ``work`` makes
-saves and loads of that, ``presence`` knows what is there, ``watch`` whether the pool is used, ``life`` whether the cache is;
-``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers without an event loop.
+saves and loads of that, ``presence`` knows what is there, ``watch`` whether the pool is used just now, ``late`` waits
+for one that is not up yet, ``life`` opens and closes; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers
+without an event loop.
 """
 
 from aiodatadist.context_caching.cache import ContextCache

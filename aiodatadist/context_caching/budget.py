@@ -13,7 +13,7 @@ class Budget:
     """Bytes, given out in the order in which they were asked for.
 
     Attributes:
-        limit: bytes out at a time.
+        limit: bytes out at a time; who wants more than that gets it, alone.
         taken, most: bytes out now, and the most there ever were.
     """
 
@@ -23,17 +23,13 @@ class Budget:
         self.most = 0
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
-    def share(self, nbytes: int) -> int:
-        """What something of this size takes: never more than all there is, so that it is had some day."""
-        return min(nbytes, self.limit)
-
     async def take(self, nbytes: int, deadline: float) -> None:
-        """Wait for a share. A deadline that has passed means: now or never.
+        """Wait for so many. A deadline that has passed means: now or never.
 
         Raises:
             PoolTimeout: the deadline has passed. Nothing was taken.
         """
-        if not self._waiting and self.taken + nbytes <= self.limit:
+        if not self._waiting and self._has_room(nbytes):
             self._grant(nbytes)
             return
         ticket = nbytes, anyio.Event()
@@ -60,10 +56,13 @@ class Budget:
             self._serve()  # it may have stood in the way of a smaller one
 
     def _serve(self) -> None:
-        while self._waiting and self.taken + self._waiting[0][0] <= self.limit:
+        while self._waiting and self._has_room(self._waiting[0][0]):
             nbytes, granted = self._waiting.popleft()
             self._grant(nbytes)
             granted.set()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return not self.taken or self.taken + nbytes <= self.limit
 
     def _grant(self, nbytes: int) -> None:
         self.taken += nbytes

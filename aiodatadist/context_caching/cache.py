@@ -25,6 +25,7 @@ from aiodatadist.context_caching.errors import (
     translated,
 )
 from aiodatadist.context_caching.health import HealthGate
+from aiodatadist.context_caching.late import open_late
 from aiodatadist.context_caching.layout import LayerGroup, Layout
 from aiodatadist.context_caching.life import Life
 from aiodatadist.context_caching.mover import Mover
@@ -107,11 +108,12 @@ class ContextCache:
             bytes_in_flight: host memory that calls may hold together; who wants more waits, and that counts as its time.
             access_id: the tenant, part of every name. That keeps tenants apart who do not lie; it is no protection.
             gate: ends the use of a pool that fails, and probes it until it may be used again. Without one every call tries.
-                It is this cache's until that has ended.
+                It is this cache's until that has ended. With one the pool of a URL need not be there yet: the gate is closed
+                then, every call misses, and each probe tries to open the pool.
 
         Raises:
             EmsInvalidArgument: an argument is wrong, the gate another cache's, or the engine's extra not installed.
-            EmsIoError, EmsTimeout: the pool does not answer.
+            EmsIoError, EmsTimeout: the pool does not answer, and there is no gate; or it answers, and refuses us.
             EmsInternalError: the memory cannot be had.
         """
         if not isinstance(config, CcConfig):
@@ -126,6 +128,8 @@ class ContextCache:
         cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id)
         try:
             await cache._life.start(partial(cache._live, pool, gate))
+        except EmsException:
+            raise
         except Exception as error:
             raise translated(error, "the pool cannot be opened") from error
         return cache
@@ -136,7 +140,7 @@ class ContextCache:
                 self._watch = Watch(gate)
                 stack.callback(self._watch.give)
                 if isinstance(pool, str):
-                    pool = await open_pool(pool)
+                    pool = await (open_pool(pool) if gate is None else open_late(pool))
                     stack.push_async_callback(pool.aclose)
                 settings = self._settings
                 local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
@@ -146,7 +150,10 @@ class ContextCache:
                 self._presence = Presence(self._names, self._work)
                 stack.push_async_callback(self._mover.aclose)
                 self._group = await stack.enter_async_context(anyio.create_task_group())
-                self._group.start_soon(self._life.keep, partial(self._watch.probe, self._work))
+                if gate is not None:
+                    self._watch.begin(self._work)
+                    probe = partial(self._watch.probe, self._work)
+                    self._group.start_soon(self._life.keep, probe, name="aiodatadist health probe")
                 started.set_result(None)
                 try:
                     await self._life.stopping.wait()
@@ -165,6 +172,7 @@ class ContextCache:
 
         Raises:
             EmsInvalidArgument: the cache belongs to another event loop, which is not closed.
+            EmsIoError, EmsTimeout: its own pool could not be closed properly; everything was given back.
             EmsInternalError: the device did not let go of memory, while everything else was given back; or the cache had
                 ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
         """
@@ -183,7 +191,8 @@ class ContextCache:
     async def register_kvcache(
         self, layers: Sequence[Sequence[Any]], groups: Sequence[Sequence[int] | LayerGroup] | None = None
     ) -> None:
-        """Say where the KV cache is. Moves nothing; the tensors are kept alive until the cache is closed.
+        """Say where the KV cache is, in place of one that was registered before. Moves nothing; the tensors are kept alive
+        until the cache is closed.
 
         Args:
             layers: for each layer its tensors, ``[num_blocks, block_size, ...]`` each, contiguous and writable: torch
@@ -485,7 +494,7 @@ class ContextCache:
         self._transfers.add(transfer)
         if isinstance(call.memory, SlotMemory):
             self._in_slots.add(transfer)
-        group.start_soon(self._life.keep, partial(self._drive, transfer, call, work))
+        group.start_soon(self._life.keep, partial(self._drive, transfer, call, work), name=transfer.what)
         return transfer
 
     async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:

@@ -119,7 +119,20 @@ class Layout:
         for made, group in zip(self.groups, numbers, strict=True):
             blocks, size, nbytes = made.slots // made.block_size, made.block_size, made.token_bytes
             logger.info("KV cache: %d layers, %d blocks of %d tokens of %d bytes", len(group), blocks, size, nbytes)
+            stacked = next((t.shape for layer in group for t in tensors[layer] if _is_stacked(t.shape)), None)
+            if stacked is not None:
+                logger.warning(
+                    "a tensor of shape %s is taken as 2 blocks of %d tokens: if it is K and V one behind the other, "
+                    "register tensor[0] and tensor[1]",
+                    stacked,
+                    size,
+                )
         self.shape = Shape(_fingerprint(tensors, numbers), len(numbers))
+
+
+def _is_stacked(shape: Sequence[int]) -> bool:
+    """It looks like ``[2, num_blocks, block_size, heads, head_size]``."""
+    return len(shape) > 4 and shape[0] == 2
 
 
 def _fingerprint(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[int]]) -> str:

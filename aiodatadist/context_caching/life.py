@@ -1,4 +1,4 @@
-"""The life of a cache: a task that holds all that it has, on one event loop, in one process."""
+"""The life of a cache: a task that holds all that it has, on one event loop, in one process, from opening to closing."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ class Life:
 
     def __init__(self) -> None:
         self.stopping = anyio.Event()
-        self._runner: asyncio.Task[None] | None = None  # until it is closed
+        self._runner: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._reason: str | None = None
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
 
     async def start(self, live: Callable[[asyncio.Future[None]], Coroutine[Any, Any, None]]) -> None:
-        """Run this in a task, until it has set the future. Raises what it raised before that."""
+        """Run this in a task, and wait until it has set the future. Raises what it raised before that."""
         started: asyncio.Future[None] = self._loop.create_future()
         # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
         self._runner = asyncio.create_task(live(started), name="aiodatadist context cache")
         try:
             await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
+            self.stopping.set()  # in case that the cancellation gets lost on its way
             self._runner.cancel()
             await _ended(self._runner)
             raise
@@ -59,12 +61,13 @@ class Life:
     @property
     def is_over(self) -> bool:
         """It is closed, or ends, or has ended."""
-        return self._runner is None or self.stopping.is_set() or self._reason is not None
+        return self._is_closed or self.stopping.is_set() or self._reason is not None or self._loop.is_closed()
 
     @property
     def is_abandoned(self) -> bool:
         """Its event loop was closed without ending it, and nobody has called :meth:`aclose` since."""
-        return self._runner is not None and self._loop.is_closed() and not self._runner.done()
+        is_ours = self._pid == os.getpid() and not self._is_closed
+        return is_ours and self._loop.is_closed() and self._runner is not None and not self._runner.done()
 
     def failure(self, partial: CcResult | None = None) -> EmsInternalError | None:
         """Why the cache has ended though nobody closed it; None if it has not."""
@@ -76,7 +79,7 @@ class Life:
         """Raises EmsException: the cache cannot be used, or not from here."""
         if self._pid != os.getpid():
             raise EmsInternalError("this cache was opened before a fork: start processes with spawn")
-        if self._runner is None:
+        if self._is_closed:
             raise EmsInvalidArgument("this cache is closed")
         if (failure := self.failure()) is not None:
             raise failure
@@ -96,29 +99,35 @@ class Life:
             )
 
     async def aclose(self) -> None:
-        """End the task and wait for it. Nothing in a forked child, and the second time.
+        """End the task and wait for it. Does nothing in a forked child; tells how it ended only once.
 
         Raises:
             EmsInvalidArgument: this is another event loop, and its own is not closed.
-            EmsInternalError: it had ended of an error, or with its event loop; or to end it failed.
+            EmsException: it had ended of an error, or with its event loop; or to end it failed.
         """
         runner = self._runner
         if runner is None or self._pid != os.getpid():
             return
+        is_told = self._is_closed
+        if is_told and (runner.done() or self._loop.is_closed()):
+            return
         if not self._loop.is_closed():
             self._check_loop()
-            self._runner = None
+            self._is_closed = True
             self.stopping.set()
             try:
                 await asyncio.wait([runner])
             except asyncio.CancelledError:
                 await _ended(runner)
                 raise
-        self._runner = None
+        self._is_closed = True
+        if is_told:
+            return
         if not runner.done():
             raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
         if not runner.cancelled() and (error := runner.exception()) is not None:
-            raise self.failure() or translated(error, "the cache was not closed properly") from error
+            failure = self.failure() or translated(error, "the cache was not closed properly")
+            raise failure from (None if failure is error else error)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -111,10 +111,12 @@ class Shape(NamedTuple):
             shape = cls(note[:32].decode("ascii"), int(note[32:]))
         except ValueError:
             return None
-        return shape if shape.groups > 0 else None
+        return shape if 0 < shape.groups <= MAX_GROUPS else None
 
 
 NOTE: Final = 40
+MAX_GROUPS: Final = 4096
+"""Layer groups of a layout; whoever asks what is there makes a name for each of a block's."""
 
 _pool_key = partial(tuple.__new__, PoolKey)
 """Of a tuple of all fields; much faster than by their names."""

@@ -138,7 +138,10 @@ class SlotMemory(Memory):
         """
         given = rules.some(chunks, "chunks")
         if len(given) != len(layout.groups):
-            raise EmsInvalidArgument(f"{len(given)} chunks for {len(layout.groups)} layer groups: one list for each")
+            raise EmsInvalidArgument(
+                f"chunks has {len(given)} lists for {len(layout.groups)} layer groups: it has to have one list of "
+                "(start_slot, length) pairs for each, also if there is one group"
+            )
         shares = []
         for g, (group, pairs) in enumerate(zip(layout.groups, given, strict=True)):
             name = f"chunks[{g}]"

@@ -49,9 +49,13 @@ class Presence:
         """Leave our layout in the pool, for processes that have hashes and no cache."""
         now = anyio.current_time()
         if self._own is not None and self._noted + NOTE_EVERY <= now:
-            note = self._names.of_note(self._names.shard)
-            if await self._work.write_note(note, self._own.note(), deadline):
-                self._noted = now
+            note, before = self._names.of_note(self._names.shard), self._noted
+            self._noted, is_there = now, False  # others need not do it meanwhile
+            try:
+                is_there = await self._work.write_note(note, self._own.note(), deadline)
+            finally:
+                if not is_there:
+                    self._noted = before
 
     async def exists(
         self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
@@ -102,7 +106,10 @@ class Presence:
             if found:
                 await anyio.lowlevel.checkpoint()
             question = self._work.pool.exists_many(part, lease_ms=lease_ms, deadline=deadline)
-            found += await self._work.ask(question, deadline)
+            answers = await self._work.ask(question, deadline)
+            if len(answers) != len(part):
+                raise PoolUnreachable(f"the pool gave {len(answers)} answers to {len(part)} questions")
+            found += map(bool, answers)
         return found
 
     async def _shapes_of(self, shards: Sequence[str], local_only: bool, deadline: float) -> dict[str, Shape]:
@@ -149,6 +156,7 @@ class Presence:
         removed = 0
         try:
             for part in _portions(keys):
+                await anyio.lowlevel.checkpoint()
                 removed += await self._work.ask(self._work.pool.remove_many(part, deadline=deadline), deadline)
         finally:
             self._work.local.remove(keys)  # what was read while the pool still had them

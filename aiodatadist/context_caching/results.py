@@ -8,21 +8,24 @@ from enum import Enum
 
 
 class CcStatus(Enum):
-    """What became of one key."""
+    """What became of one key.
+
+    ``OK``: it was read, written, or found; also when it was there already. ``MISS``: it is not there. ``TIMEOUT``,
+    ``IO_ERROR``: no answer for it, or a fault. ``REJECTED``: there was no room for it, or it is larger than a value may be.
+    ``SKIPPED``: not tried, because a key before it was missed, or the pool is not used just now (:class:`HealthGate`).
+    """
 
     OK = "ok"
     MISS = "miss"
     TIMEOUT = "timeout"
     IO_ERROR = "io error"
     REJECTED = "rejected"
-    """There was no room, or the value is larger than a value may be."""
     SKIPPED = "skipped"
-    """Not tried: a key before it was missed, or the pool is unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class CcResult:
-    """Result of a data call, of ``exists`` and of ``match_prefix``.
+    """Result of a data call and of ``exists``.
 
     Attributes:
         success: keys that were read, written or found, counted without a gap from the first one: the usable prefix.
@@ -49,6 +52,7 @@ class Statistics:
         saved, saved_bytes: values that were stored, payloads only.
         present: values that somebody had stored before; nothing was moved for them.
         rejected: values for which there was no room.
+        failed: values with which the pool had a fault; those of a call that raised are not counted at all.
         loaded, loaded_bytes: values that were read into the caller's memory.
         local: of those, from the local read cache.
         missed: values that were asked for and not there.
@@ -60,6 +64,7 @@ class Statistics:
     saved_bytes: int
     present: int
     rejected: int
+    failed: int
     loaded: int
     loaded_bytes: int
     local: int

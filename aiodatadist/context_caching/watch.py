@@ -1,4 +1,4 @@
-"""Whether a cache uses its pool just now: calls that fail close its gate, health checks open it."""
+"""Whether a cache uses its pool just now: what fails closes its gate, good health checks open it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import anyio
 
 from aiodatadist.context_caching.health import HealthGate
+from aiodatadist.context_caching.late import LatePool
 from aiodatadist.context_caching.work import Work
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,19 @@ class Watch:
             self._gate.failed(anyio.current_time())
             self._say(self._gate, work, was_open)
 
+    def begin(self, work: Work) -> None:
+        """The pool is there, or late."""
+        if self._gate is not None:
+            self._next_probe = anyio.current_time() + self._gate.rules.probe_every
+        if isinstance(work.pool, LatePool):
+            self.failed(work)
+
     async def probe(self, work: Work) -> None:
-        """Ask the pool for its health, again and again; without a gate this ends at once."""
-        if (gate := self._gate) is None:
-            return
-        self._next_probe = anyio.current_time() + gate.rules.probe_every
-        while True:
+        """Ask the pool for its health, as often as the gate wants it; without one this ends at once."""
+        while (gate := self._gate) is not None:
             await anyio.sleep_until(self._next_probe)
+            if isinstance(work.pool, LatePool):
+                await work.pool.arrive()
             is_healthy = await work.is_healthy()
             self._next_probe = anyio.current_time() + gate.rules.probe_every
             was_open = gate.is_open

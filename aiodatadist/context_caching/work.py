@@ -45,6 +45,8 @@ WAVE = 32 << 20
 """Bytes that a call handles at a time; a value that is larger goes alone."""
 FOREIGN_WAVE = 16 << 20
 """The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
+WHOLE = 8 << 20
+"""Bytes of a call that go there in one wave, since more waves cost more than they hide. A larger call has two at least."""
 AT_ONCE = 512
 """Values that the pool is asked for at a time."""
 USELESS = 65536
@@ -60,6 +62,7 @@ _PUT = {
     PutStatus.REJECTED: CcStatus.REJECTED,
     PutStatus.FAILED: CcStatus.IO_ERROR,
 }
+_PUT_COUNT = {PutStatus.PRESENT: "present", PutStatus.REJECTED: "rejected", PutStatus.FAILED: "failed"}
 _GOT = {
     GetStatus.MISS: CcStatus.MISS,
     GetStatus.WRONG_LENGTH: CcStatus.MISS,
@@ -155,7 +158,6 @@ class Work:
         self._fill_on_read = fill_on_read
         self._is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
-        self._wave = WAVE if self._is_here else FOREIGN_WAVE
         self._useless: dict[PoolKey, None] = {}  # the oldest first
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
@@ -199,13 +201,14 @@ class Work:
         await self._look(call)
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
         kept = self.pool.keeps(sizes)
-        async with self._behind(call) as behind:
+        wave_bytes = self._wave_bytes(call)
+        async with self._behind(call, wave_bytes) as behind:
             for first in range(0, len(call.keys), AT_ONCE):
                 absent = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
                 self._reject(call, [v for v in absent if v >= kept])
                 waiting = deque(v for v in absent if v < kept)
                 while waiting:
-                    wave = self._take_wave(call, waiting)
+                    wave = self._take_wave(call, waiting, wave_bytes)
                     is_alone = not behind.is_busy
                     with ExitStack() as lent:
                         await self._take_budget(call, wave, lent)
@@ -281,10 +284,8 @@ class Work:
                 if status is PutStatus.STORED:
                     self.counts["saved"] += 1
                     self.counts["saved_bytes"] += call.size(value)
-                elif status is PutStatus.PRESENT:
-                    self.counts["present"] += 1
                 else:
-                    self.counts["rejected"] += 1
+                    self.counts[_PUT_COUNT[status]] += 1
 
     # ---- loading ----
 
@@ -298,10 +299,11 @@ class Work:
         await self._look(call)
         waiting = deque(range(len(call.keys)))
         before: _Found | None = None
-        async with self._behind(call) as behind:
+        wave_bytes = self._wave_bytes(call)
+        async with self._behind(call, wave_bytes) as behind:
             while waiting:
                 await behind.room()
-                wave = self._take_wave(call, waiting)
+                wave = self._take_wave(call, waiting, wave_bytes)
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
                     found = await self._find(call, wave, lent.enter_context(Hold()))
@@ -360,7 +362,7 @@ class Work:
                 continue
             if isinstance(answer, GetStatus):
                 call.statuses[value] = _GOT[answer]
-                self.counts["missed"] += 1
+                self.counts["failed" if answer is GetStatus.FAILED else "missed"] += 1
                 if answer is GetStatus.WRONG_LENGTH:
                     self._is_useless(call.keys[value])
             else:
@@ -439,17 +441,22 @@ class Work:
                 await anyio.lowlevel.checkpoint()
             call.memory.look(range(first, min(first + AT_ONCE, len(call.keys))), placements_of)
 
-    def _behind(self, call: Call) -> AbstractAsyncContextManager[InTurn]:
+    def _wave_bytes(self, call: Call) -> int:
+        """Payload of a wave, so that there is room for two, and something to do beside the first."""
+        most = WAVE if self._is_here else min(FOREIGN_WAVE, max(WHOLE, sum(call.memory.sizes) // 2))
+        return min(most, self.budget.limit // 2)
+
+    def _behind(self, call: Call, wave_bytes: int) -> AbstractAsyncContextManager[InTurn]:
         """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
-        is_alone = sum(call.memory.sizes) <= self._wave or call.deadline <= anyio.current_time()
+        is_alone = sum(call.memory.sizes) <= wave_bytes or call.deadline <= anyio.current_time()
         return nullcontext(InTurn()) if is_alone else some_behind()
 
-    def _take_wave(self, call: Call, waiting: deque[int]) -> list[int]:
+    def _take_wave(self, call: Call, waiting: deque[int], wave_bytes: int) -> list[int]:
         wave = [waiting.popleft()]
         payload, wire = call.size(wave[0]), self._wire_size(call, wave[0])
         while waiting and len(wave) < AT_ONCE:
             payload, wire = payload + call.size(waiting[0]), wire + self._wire_size(call, waiting[0])
-            if payload > self._wave or wire > self.budget.limit:
+            if payload > wave_bytes or wire > self.budget.limit // 2:
                 break
             wave.append(waiting.popleft())
         return wave
@@ -458,9 +465,9 @@ class Work:
         return call.size(value) + self.wrapping.nbytes
 
     async def _take_budget(self, call: Call, wave: list[int], lent: ExitStack) -> None:
-        share = self.budget.share(sum(self._wire_size(call, value) for value in wave))
-        await self.budget.take(share, call.deadline)
-        lent.callback(self.budget.give, share)
+        nbytes = sum(self._wire_size(call, value) for value in wave)
+        await self.budget.take(nbytes, call.deadline)
+        lent.callback(self.budget.give, nbytes)
 
     @staticmethod
     def _gathered(call: Call, addresses: Mapping[int, int]) -> list[Step]:

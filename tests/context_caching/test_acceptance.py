@@ -434,6 +434,8 @@ async def test_a_value_larger_than_the_bytes_in_flight_goes_alone(pool_factory: 
     async with pool_factory(ROOM) as store, opened(await store.client(), kv, bytes_in_flight=100) as cache:
         assert (await cache.save(HASHES, **by_slots([0, 1, 2]))).success == 3
         assert (await cache.load(HASHES, **by_slots([3, 4, 5]))).success == 3
+        value = len(b"".join(kv.rows(block_slots([0]))))
+        assert value <= cache.statistics.most_bytes_in_flight <= value + 64
 
 
 async def test_a_cancelled_transfer_gives_its_slots_back_when_it_has_quiesced(pool_factory: OpenStore) -> None:

@@ -70,7 +70,7 @@ V1: list[tuple[dict[str, Any], str]] = [
 CHUNKS: list[tuple[Any, str]] = [
     ([], "chunks is empty"),
     (5, "chunks is 5"),
-    ([[(0, 4), (8, 4)], [(0, 4), (8, 4)]], "2 chunks for 1 layer groups"),
+    ([[(0, 4), (8, 4)], [(0, 4), (8, 4)]], "chunks has 2 lists for 1 layer groups"),
     (
         [[(0, 4)]],
         r"chunks\[0\] has 1 pairs for 2 hashes: it has to be a list of \(start_slot, length\) pairs, one for each",
@@ -285,6 +285,17 @@ async def test_an_array_in_place_of_layers_is_not_read() -> None:
     async with opened("memory:") as cache:
         with pytest.raises(EmsInvalidArgument, match="layers is of type Enormous: it has to be a list"):
             await cache.register_kvcache(Enormous())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_warned"), [((2, 8, 4, 2, 8), True), ((3, 8, 4, 2, 8), False), ((2, 4, 2, 8), False)]
+)
+async def test_a_tensor_that_looks_like_k_and_v_in_one_is_warned_of(
+    shape: tuple[int, ...], is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await ContextCache.open(rank()) as cache:
+        await cache.register_kvcache([[np.zeros(shape, np.float16)]])
+    assert (f"a tensor of shape {shape} is taken as 2 blocks of 8 tokens" in caplog.text) == is_warned
 
 
 async def test_what_was_registered_is_logged(caplog: pytest.LogCaptureFixture) -> None:

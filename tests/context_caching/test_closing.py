@@ -46,6 +46,67 @@ def test_the_error_is_told_also_when_the_loop_has_ended() -> None:
     asyncio.run(cache.aclose())
 
 
+async def test_who_closes_it_too_waits_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryPool):
+        async def aclose(self) -> None:
+            closing.set()
+            await may_close.wait()
+            await super().aclose()
+
+    async def open_pool(url: str) -> KVPool:
+        return await Slow.open(ROOM)
+
+    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    cache = await ContextCache.open(rank())
+    first = asyncio.create_task(cache.aclose())
+    await closing.wait()
+    second = asyncio.create_task(cache.aclose())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    may_close.set()
+    await first
+    await second
+
+
+async def test_opening_that_swallows_its_cancellation_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = asyncio.Event()
+
+    async def open_pool(url: str) -> KVPool:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        return await MemoryPool.open(ROOM)
+
+    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    opening = asyncio.create_task(ContextCache.open(rank()))
+    await began.wait()
+    opening.cancel()
+    done, _ = await asyncio.wait([opening], timeout=10)
+    assert done
+    assert opening.cancelled()
+
+
+async def test_an_error_of_closing_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(MemoryPool):
+        async def aclose(self) -> None:
+            await super().aclose()
+            raise EmsInternalError("it broke")
+
+    async def open_pool(url: str) -> KVPool:
+        return await Failing.open(ROOM)
+
+    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    cache = await ContextCache.open(rank())
+    with pytest.raises(EmsInternalError, match="it broke") as caught:
+        await cache.aclose()
+    assert caught.value.__cause__ is None
+
+
 @pytest.mark.filterwarnings("ignore:coroutine 'Life.keep' was never awaited")  # that is the point
 def test_a_transfer_whose_task_never_began_has_ended() -> None:
     transfers: list[Transfer] = []

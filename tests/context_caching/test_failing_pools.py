@@ -24,7 +24,7 @@ from aiodatadist.context_caching import (
     KvBufferWrapper,
     MemoryPool,
 )
-from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage
+from aiodatadist.context_caching.pool import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage, Value
 from aiodatadist.context_caching.watch import Watch
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
@@ -151,7 +151,7 @@ async def test_behind_a_gap_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch
         assert pool.asked["get_many"] == 2
 
 
-async def test_waves_of_small_values_stay_within_the_bytes_in_flight() -> None:
+async def test_waves_of_small_values_leave_room_for_another_within_the_bytes_in_flight() -> None:
     class Measuring(Foreign):
         most = 0
 
@@ -163,7 +163,52 @@ async def test_waves_of_small_values_stay_within_the_bytes_in_flight() -> None:
         pool = Measuring(inner)
         async with opened(pool, Kv(rows=[[(1,)]], blocks=64), bytes_in_flight=1000) as cache:
             assert (await cache.save(list(range(64)), **by_slots(range(64)))).success == 64
-        assert 900 < pool.most <= 1000
+        assert 400 < pool.most <= 500
+
+
+@pytest.mark.parametrize(
+    ("values", "in_flight", "waves"), [(4, 1000, 1), (5, 1000, 2), (16, 1000, 2), (32, 1000, 4), (16, 8, 4), (4, 8, 1)]
+)
+async def test_a_call_that_is_worth_it_has_two_waves_at_least(
+    values: int, in_flight: int, waves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = Kv(rows=[[(512,)]], blocks=64)
+    nbytes = len(kv.rows(block_slots([0]))[0])
+    monkeypatch.setattr("aiodatadist.context_caching.work.WHOLE", 4 * nbytes)
+    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 8 * nbytes)
+    room = in_flight * (nbytes + 64)
+    async with foreign() as pool, opened(pool, kv, bytes_in_flight=room) as cache:
+        await cache.save([100], **by_slots([63]))  # with the note
+        pool.asked.clear()
+        assert (await cache.save(list(range(values)), **by_slots(range(values)))).success == values
+        assert pool.asked["put_many"] == waves
+        assert (await cache.load(list(range(values)), **by_slots(range(values)))).success == values
+        assert pool.asked["get_many"] == waves
+        assert cache.statistics.most_bytes_in_flight <= room
+
+
+async def test_faults_with_single_values_are_counted_as_such() -> None:
+    class Faulty(Foreign):
+        async def put_many(
+            self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float
+        ) -> list[PutStatus]:
+            return [PutStatus.FAILED, *(await super().put_many(keys, stages, deadline=deadline))[1:]]
+
+        async def get_many(
+            self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float
+        ) -> list[Value | GetStatus]:
+            values = await super().get_many(keys, sizes, deadline=deadline)
+            if not isinstance(values[-1], GetStatus):
+                values[-1].release()
+            return [*values[:-1], GetStatus.FAILED]
+
+    async with await MemoryPool.open(ROOM) as inner, opened(Faulty(inner), Kv()) as cache:
+        result = await cache.save_values(["a", "b", "c"], [[bytearray(8)]] * 3)
+        assert result.details == (CcStatus.IO_ERROR, CcStatus.OK, CcStatus.OK)
+        assert (cache.statistics.failed, cache.statistics.saved, cache.statistics.rejected) == (1, 2, 0)
+        result = await cache.load_values(["b", "c"], [[bytearray(8)], [bytearray(8)]])
+        assert result.details == (CcStatus.OK, CcStatus.IO_ERROR)
+        assert (cache.statistics.failed, cache.statistics.loaded, cache.statistics.missed) == (2, 1, 0)
 
 
 class Impatient(Foreign):

@@ -124,6 +124,7 @@ from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsInternalEr
 loop = asyncio.new_event_loop()
 cache = loop.run_until_complete(ContextCache.open(CcConfig_v1(0, 0, "m")))
 loop.close()
+assert not asyncio.run(cache.check_health())
 try:
     asyncio.run(cache.aclose())
 except EmsInternalError as error:

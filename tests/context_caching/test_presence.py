@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, MemoryPool
+from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsIoError, MemoryPool
 from aiodatadist.context_caching.pool import PoolKey, PoolUnreachable
 from tests.context_caching.fakes import Foreign, fails_with
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
@@ -90,9 +92,7 @@ async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.Monke
         assert pool.asked["remove_many"] == 5
 
 
-@pytest.mark.parametrize(
-    "text", [b"\xff" * 40, b"0" * 40, b"0" * 32 + b"-0000001"], ids=["bytes", "no groups", "fewer"]
-)
+@pytest.mark.parametrize("text", [b"\xff" * 40, *(b"0" * 32 + n for n in (b"00000000", b"-0000001", b"00004097"))])
 async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
     async with asked() as (pool, scheduler):
         await save(pool, 0, HASHES)
@@ -108,6 +108,58 @@ async def test_a_pool_that_does_not_answer_is_said(caplog: pytest.LogCaptureFixt
         pool.misdeeds["exists_many"] = fails_with(PoolUnreachable("the cable is cut"))
         await scheduler.exists(HASHES)
         assert "exists of 4 hashes found nothing: the cable is cut" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"), [([1, 2, 1, 0], 3), ([None, 1, 1, 1], 0), ([True] * 3, None), ([], None)]
+)
+async def test_answers_are_taken_for_what_they_are(
+    answers: list[Any], found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def exists_many(keys: Sequence[PoolKey], **_: Any) -> list[Any]:
+        return answers
+
+    async with asked() as (pool, scheduler):
+        await save(pool, 0, HASHES)
+        monkeypatch.setattr(pool, "exists_many", exists_many)
+        result = await scheduler.exists(HASHES)
+        assert result.success == (found or 0)
+        assert (CcStatus.IO_ERROR in result.details) == (found is None)
+
+
+async def test_the_note_is_left_once_by_many_that_begin_together() -> None:
+    async with await MemoryPool.open(ROOM) as inner, opened(pool := Foreign(inner), Kv()) as cache:
+        pool.misdeeds["exists_many"] = anyio.lowlevel.checkpoint
+        async with anyio.create_task_group() as group:
+            for i in range(8):
+                group.start_soon(partial(cache.save, [i], **by_slots([i])))
+        assert pool.asked["put_many"] == 8 + 1
+
+
+async def test_a_note_that_was_not_left_is_left_by_the_next() -> None:
+    async with await MemoryPool.open(ROOM) as inner, opened(pool := Foreign(inner), Kv()) as cache:
+        pool.misdeeds["exists_many"] = fails_with(PoolUnreachable("gone"))
+        with pytest.raises(EmsIoError):
+            await cache.save([1], **by_slots([1]))
+        pool.misdeeds.clear()
+        await cache.save([1], **by_slots([1]))
+        assert pool.asked["put_many"] == 2
+
+
+async def test_to_remove_very_many_leaves_the_loop_to_others() -> None:
+    rounds = 0
+
+    async def others() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with await MemoryPool.open(ROOM) as pool, opened(pool) as cache, anyio.create_task_group() as group:
+        group.start_soon(others)
+        assert await cache.remove_values([str(i) for i in range(20 * 2048)]) == 0
+        assert rounds >= 20
+        group.cancel_scope.cancel()
 
 
 async def test_a_layout_that_cannot_be_read_is_a_failure_of_the_pool() -> None:
