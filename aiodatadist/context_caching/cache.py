@@ -29,11 +29,11 @@ from aiodatadist.context_caching.late import open_late
 from aiodatadist.context_caching.layout import LayerGroup, Layout
 from aiodatadist.context_caching.life import Life
 from aiodatadist.context_caching.mover import Mover
-from aiodatadist.context_caching.names import Names, PrimaryKey, check_hashes, parts_of
+from aiodatadist.context_caching.names import Names, PrimaryKey, check_groups, check_hashes, parts_of
 from aiodatadist.context_caching.places import BufferMemory, KvBufferWrapper, Memory, SlotMemory
 from aiodatadist.context_caching.pool import KVPool, PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.pools import open_pool
-from aiodatadist.context_caching.presence import Presence
+from aiodatadist.context_caching.presence import Presence, Question
 from aiodatadist.context_caching.read_cache import LocalReadCache
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
 from aiodatadist.context_caching.transfer import Transfer
@@ -255,8 +255,8 @@ class ContextCache:
 
         A slot is a token's place in the cache, ``block * block_size + offset``. Where the tokens are is said in one of two
         ways: with ``slots``, one for each token, and ``offsets``, how many tokens each hash has; or with ``chunks``, for each
-        layer group a list of ``(start_slot, length)``, one for each hash. Of a length of 0 a group stores nothing; each hash
-        has tokens in one group at least.
+        layer group a list of ``(start_slot, length)``, one for each hash. Of a length of 0 a group stores nothing; a hash
+        of which no group stores anything counts as stored, and as read.
 
         Args:
             hashes: -2**63 to 2**64 - 1, distinct. Equal hashes mean equal contents.
@@ -265,6 +265,7 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
+        self.check_registered()
         seconds, left = await self._time_left(timeout, hashes)
         transfer = self.start_save(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, write_rcache=write_rcache
@@ -287,7 +288,7 @@ class ContextCache:
         Raises:
             EmsInvalidArgument: an argument is wrong, or a load uses one of the slots.
         """
-        layout = self._registered()
+        layout = self.check_registered()
         seconds = rules.seconds(timeout)
         rules.flag(write_rcache, "write_rcache")
         keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
@@ -315,6 +316,7 @@ class ContextCache:
         Raises:
             EmsException: see the class.
         """
+        self.check_registered()
         seconds, left = await self._time_left(timeout, hashes)
         transfer = self.start_load(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, read_local_only=read_local_only
@@ -337,7 +339,7 @@ class ContextCache:
         Raises:
             EmsInvalidArgument: an argument is wrong, or another save or load uses one of the slots.
         """
-        layout = self._registered()
+        layout = self.check_registered()
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
@@ -345,7 +347,12 @@ class ContextCache:
         call.local_only = read_local_only
         return self._begin("load", seconds, call, self._work.load)
 
-    def _registered(self) -> Layout:
+    def check_registered(self) -> Layout:
+        """The layout of the registered cache.
+
+        Raises:
+            EmsInvalidArgument: there is none.
+        """
         self._check_v1()
         if self._layout is None:
             raise EmsInvalidArgument("no KV cache is registered: call register_kvcache() first")
@@ -362,7 +369,7 @@ class ContextCache:
 
     async def _save_blocks(self, call: Call) -> None:
         await self._presence.note_down(call.deadline)
-        await self._work.save(call)
+        await self._work.save(call, self._presence.note(call.deadline))
 
     # ---- saving and loading by key ----
 
@@ -542,22 +549,26 @@ class ContextCache:
         read_local_only: bool = False,
         all_ranks: bool = False,
         lease_ms: int = 0,
+        groups: Sequence[int] | None = None,
     ) -> CcResult:
         """How many blocks are there, counted from the first without a gap. A hint: they may be gone a moment later.
 
-        A pool that is slow or fails has nothing. Where several layer groups were saved, one of them is enough. It works
-        without a registered cache, as soon as this rank has saved with one: the pool knows its layout.
+        A pool that is slow or fails has nothing. It works without a registered cache, as soon as this rank has saved with
+        one: the pool knows its layout.
 
         Args:
             read_local_only: ask the local read cache and nobody else.
             all_ranks: all ranks' shards have to be there; else this rank's.
             lease_ms: ask the engine to keep what was found for so long, if it can.
+            groups: layer groups that all have to be there. None: any one is enough, since a group may store nothing of a
+                block.
 
         Raises:
             EmsInvalidArgument: an argument is wrong.
         """
         self._check_v1()
         wanted = check_hashes(hashes)
+        groups = None if groups is None else check_groups(groups)
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         rules.flag(all_ranks, "all_ranks")
@@ -570,7 +581,8 @@ class ContextCache:
         deadline = anyio.current_time() + left
         shards = self._names.shards() if all_ranks else [self._names.shard]
         try:
-            return await in_time(self._presence.exists(wanted, shards, read_local_only, lease_ms, deadline), deadline)
+            question = Question(shards, groups, read_local_only, lease_ms, deadline)
+            return await in_time(self._presence.exists(wanted, question), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
             logger.warning("%s", _translated(problem, what, seconds).message())
@@ -578,9 +590,11 @@ class ContextCache:
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
 
-    async def match_prefix(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
+    async def match_prefix(
+        self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT, groups: Sequence[int] | None = None
+    ) -> int:
         """How many of them, from the first without a gap, are there: ``exists().success``."""
-        return (await self.exists(hashes, timeout=timeout)).success
+        return (await self.exists(hashes, timeout=timeout, groups=groups)).success
 
     async def remove(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
         """Forget blocks of this rank's shard; how many values there were in the pool.

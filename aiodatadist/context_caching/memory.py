@@ -96,20 +96,18 @@ class MemoryPool(KVPool):
             self._waiting[0].set()
 
     def keeps(self, sizes: Sequence[int]) -> int:
-        """One at least, and as many as leave a page to what caches note down: among values it would cut their room."""
-        room, is_first = self.capacity - in_pages(1), True
+        room = self.capacity
         for i, size in enumerate(sizes):
             if size <= self.capacity:
                 room -= in_pages(size)
-                if room < 0 and not is_first:
+                if room < 0:
                     return i
-                is_first = False
         return len(sizes)
 
     def why_no_room(self, nbytes: int) -> str:
         if nbytes > self.capacity:
             return f"the pool has {self.capacity} (bytes=)"
-        return f"the pool has {self.capacity} (bytes=), into which all that a call saves has to fit, beside 1 KiB"
+        return f"the pool has {self.capacity} (bytes=), into which all that a call saves has to fit"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         self._check_open()

@@ -85,6 +85,13 @@ def check_hashes(hashes: Any) -> Sequence[int]:
     return listed
 
 
+def check_groups(groups: Any) -> Sequence[int]:
+    """Raises EmsInvalidArgument: not some distinct numbers of layer groups."""
+    listed = [rules.integer(g, f"groups[{i}]", 0, MAX_GROUPS - 1) for i, g in enumerate(rules.some(groups, "groups"))]
+    rules.distinct(listed, "groups")
+    return listed
+
+
 def _whole(value: Any, name: str) -> Any:
     if isinstance(value, (bytes, bytearray)):
         raise EmsInvalidArgument(

@@ -149,11 +149,6 @@ class SlotMemory(Memory):
             runs.check(group.slots, name)
             tokens = runs.lengths.tolist() if runs.lengths is not None else []
             shares.append(_Share(group, runs, tokens, list(range(count)), name))
-        for i, lengths in enumerate(zip(*(share.tokens for share in shares), strict=True)):
-            if not any(lengths):
-                raise EmsInvalidArgument(
-                    f"the length of hashes[{i}] is 0 in all of chunks: a hash has at least 1 token"
-                )
         return cls(shares, count)
 
     def look(self, values: range, placements_of: PlacementsOf) -> None:

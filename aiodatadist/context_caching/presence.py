@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import compress, product, takewhile
 from operator import and_, not_, or_
 from typing import Final, TypeVar
@@ -15,7 +16,7 @@ import anyio.lowlevel
 from aiodatadist.context_caching.names import NOTE, Names, Shape
 from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.work import Work
+from aiodatadist.context_caching.work import Note, Work
 
 NOTE_EVERY: Final = 30.0
 """Seconds after which a save looks again whether its layout is still noted down in the pool."""
@@ -26,6 +27,31 @@ KEYS_AT_ONCE: Final = 2048
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What about blocks is asked for.
+
+    Attributes:
+        shards: that have to have them.
+        groups: layer groups that all have to be there; None: any one is enough.
+        local_only: in the local read cache.
+        lease_ms: for so long what is found shall stay, if the pool can do that.
+        deadline: a time of the loop's clock.
+    """
+
+    shards: Sequence[str]
+    groups: Sequence[int] | None
+    local_only: bool
+    lease_ms: int
+    deadline: float
+
+    def groups_of(self, shape: Shape) -> Sequence[int]:
+        return range(shape.groups) if self.groups is None else self.groups
+
+    def is_possible(self, shape: Shape) -> bool:
+        return self.groups is None or max(self.groups) < shape.groups
 
 
 class Presence:
@@ -39,6 +65,7 @@ class Presence:
         self._work = work
         self._own: Shape | None = None
         self._noted = -math.inf
+        self._is_noting = False
         self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
 
     def register(self, shape: Shape | None) -> None:
@@ -46,25 +73,30 @@ class Presence:
         self._own, self._noted = shape, -math.inf
 
     async def note_down(self, deadline: float) -> None:
-        """Leave our layout in the pool, for processes that have hashes and no cache."""
-        now = anyio.current_time()
-        if self._own is not None and self._noted + NOTE_EVERY <= now:
-            note, before = self._names.of_note(self._names.shard), self._noted
-            self._noted, is_there = now, False  # others need not do it meanwhile
-            try:
-                is_there = await self._work.write_note(note, self._own.note(), deadline)
-            finally:
-                if not is_there:
-                    self._noted = before
+        """See that our layout is in the pool, for processes that have hashes and no cache; now and then it is enough."""
+        if self._noted + NOTE_EVERY <= anyio.current_time():
+            await self._leave_note(deadline)
 
-    async def exists(
-        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
-    ) -> CcResult:
+    def note(self, deadline: float) -> Note:
+        """What has to be there beside what is saved: the pool may have lost it, and everything else, just now."""
+        return Note(self._names.of_note(self._names.shard), NOTE, partial(self._leave_note, deadline))
+
+    async def _leave_note(self, deadline: float) -> None:
+        if self._own is None or self._is_noting:  # of many who notice one is enough
+            return
+        now, self._is_noting = anyio.current_time(), True
+        try:
+            if await self._work.write_note(self._names.of_note(self._names.shard), self._own.note(), deadline):
+                self._noted = now
+        finally:
+            self._is_noting = False
+
+    async def exists(self, hashes: Sequence[int], question: Question) -> CcResult:
         """A part at a time, up to the one with the first gap."""
         details = [CcStatus.SKIPPED] * len(hashes)
         for first in range(0, len(hashes), AT_ONCE):
             part = hashes[first : first + AT_ONCE]
-            found = await self._find(part, shards, local_only, lease_ms, deadline)
+            found = await self._find(part, question)
             if not all(found):
                 details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
                 break
@@ -72,30 +104,32 @@ class Presence:
             await anyio.lowlevel.checkpoint()
         return CcResult.of(details)
 
-    async def _find(
-        self, hashes: Sequence[int], shards: Sequence[str], local_only: bool, lease_ms: int, deadline: float
-    ) -> list[bool]:
+    async def _find(self, hashes: Sequence[int], question: Question) -> list[bool]:
         """Which of them are there in each of the shards. One without a layout has nothing; those behind it do not matter."""
-        shapes = await self._shapes_of(shards, local_only, deadline)
-        known = list(takewhile(lambda shard: shard in shapes, shards))
+        shards = question.shards
+        shapes = await self._shapes_of(shards, question.local_only, question.deadline)
+        known = list(takewhile(lambda shard: shard in shapes and question.is_possible(shapes[shard]), shards))
         keys: list[PoolKey] = []
         for shard in known:
             if keys:
                 await anyio.lowlevel.checkpoint()  # names are made a shard at a time: others have their turn in between
             shape = shapes[shard]
-            keys += self._names.of_blocks(product(hashes, range(shape.groups)), shape, shard)
+            keys += self._names.of_blocks(product(hashes, question.groups_of(shape)), shape, shard)
         found = self._work.local.has(keys)
-        if not local_only and not all(found):
-            answers = await self._asked(list(compress(keys, map(not_, found))), lease_ms, deadline)
+        if not question.local_only and not all(found):
+            answers = await self._asked(list(compress(keys, map(not_, found))), question.lease_ms, question.deadline)
             behind = iter(answers)
             found = [there or next(behind) for there in found] if any(found) else answers
         everywhere, at = [True] * len(hashes), 0
         for shard in known:
             shape = shapes[shard]
-            end = at + len(hashes) * shape.groups
-            here = reduce(_each_or, (found[group : end : shape.groups] for group in range(at, at + shape.groups)))
+            step = len(question.groups_of(shape))
+            end = at + len(hashes) * step
+            here = reduce(
+                _either if question.groups is None else _both, (found[i:end:step] for i in range(at, at + step))
+            )
             at = end
-            everywhere = list(map(and_, everywhere, here))
+            everywhere = _both(everywhere, here)
             if not any(here) and shape is self._shapes.get(shard):
                 del self._shapes[shard]  # perhaps they have another layout now: look again next time
         return everywhere if len(known) == len(shards) else [False] * len(hashes)
@@ -163,8 +197,12 @@ class Presence:
         return removed
 
 
-def _each_or(some: list[bool], others: list[bool]) -> list[bool]:
+def _either(some: list[bool], others: list[bool]) -> list[bool]:
     return list(map(or_, some, others))
+
+
+def _both(some: list[bool], others: list[bool]) -> list[bool]:
+    return list(map(and_, some, others))
 
 
 def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -49,8 +49,8 @@ WHOLE = 8 << 20
 """Bytes of a call that go there in one wave, since more waves cost more than they hide. A larger call has two at least."""
 AT_ONCE = 512
 """Values that the pool is asked for at a time."""
-USELESS = 65536
-"""Keys that are remembered at most because their values are damaged, or of another length than was wanted."""
+DAMAGED = 65536
+"""Keys that are remembered at most because their values are damaged."""
 HEALTH = 1.0
 """Seconds that a health check may take."""
 LATE = 0.02
@@ -144,6 +144,14 @@ class Call:
         return self.memory.sizes[value]
 
 
+class Note(NamedTuple):
+    """A small value that says how to read others. ``leave`` puts it where it is not."""
+
+    key: PoolKey
+    nbytes: int
+    leave: Callable[[], Awaitable[object]]
+
+
 class Work:
     """What all calls of a cache share."""
 
@@ -158,7 +166,7 @@ class Work:
         self._fill_on_read = fill_on_read
         self._is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
-        self._useless: dict[PoolKey, None] = {}  # the oldest first
+        self._damaged: dict[PoolKey, None] = {}  # the oldest first
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
         """A question to the pool, by somebody whose own scope ends a little after the deadline. If that has passed already,
@@ -189,10 +197,14 @@ class Work:
 
     # ---- saving ----
 
-    async def save(self, call: Call) -> None:
+    async def save(self, call: Call, note: Note | None = None) -> None:
         """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
-        there already stays, but for values that a load of this cache could not use: those are replaced. What the pool cannot
-        keep together with the values before it is rejected: it would take their place, and without them nobody reads it.
+        there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
+        cannot keep together with the values before it is rejected: it would take their place, and without them nobody reads
+        it.
+
+        Args:
+            note: a small value that has to be there, too, and what to await if it is not.
 
         Raises:
             EmsInvalidArgument: an address is no memory. Nothing was started.
@@ -200,11 +212,12 @@ class Work:
         """
         await self._look(call)
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
-        kept = self.pool.keeps(sizes)
+        kept = self._kept(sizes, note)
         wave_bytes = self._wave_bytes(call)
         async with self._behind(call, wave_bytes) as behind:
             for first in range(0, len(call.keys), AT_ONCE):
-                absent = await self._absent(call, range(first, min(first + AT_ONCE, len(call.keys))))
+                values = range(first, min(first + AT_ONCE, len(call.keys)))
+                absent = await self._absent(call, values, None if first else note)
                 self._reject(call, [v for v in absent if v >= kept])
                 waiting = deque(v for v in absent if v < kept)
                 while waiting:
@@ -212,10 +225,10 @@ class Work:
                     is_alone = not behind.is_busy
                     with ExitStack() as lent:
                         await self._take_budget(call, wave, lent)
-                        stages = await self._fill(call, wave, lent.enter_context(Hold()))
+                        stages, lots = await self._fill(call, wave, lent.enter_context(Hold()))
                         await behind.done()
                         if stages:
-                            put = partial(self._put, call, stages, lent.pop_all())
+                            put = partial(self._put, call, stages, lots, lent.pop_all())
                             await behind.go_on(put, is_last=len(stages) == len(wave) and not waiting)
                     if not stages and is_alone:
                         self._reject(call, wave)
@@ -233,23 +246,34 @@ class Work:
                 self.pool.why_no_room(max(rejected)),
             )
 
+    def _kept(self, sizes: Sequence[int], note: Note | None) -> int:
+        """How many of the values the pool can have together, beside the note; the first is tried in any case."""
+        if note is None:
+            return self.pool.keeps(sizes)
+        return max(1, self.pool.keeps([note.nbytes + self.wrapping.nbytes, *sizes]) - 1)
+
     def _reject(self, call: Call, values: Sequence[int]) -> None:
         for value in values:
             call.statuses[value] = CcStatus.REJECTED
         self.counts["rejected"] += len(values)
 
-    async def _absent(self, call: Call, values: Sequence[int]) -> list[int]:
-        """Those that are not there yet, or of no use."""
+    async def _absent(self, call: Call, values: Sequence[int], note: Note | None) -> list[int]:
+        """Those that are not there yet, or damaged. Leaves the note if it is not there."""
         keys = [call.keys[v] for v in values]
-        present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
-        if self._useless:
-            useless = [key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._useless]
-            if useless:
-                self.local.remove(useless)
-                await self.ask(self.pool.remove_many(useless, deadline=call.deadline), call.deadline)
-            present = [is_there and key not in self._useless for key, is_there in zip(keys, present, strict=True)]
+        asked = keys if note is None else [*keys, note.key]
+        present = await self.ask(self.pool.exists_many(asked, deadline=call.deadline), call.deadline)
+        if note is not None:
+            *present, is_noted = present
+            if not is_noted:
+                await note.leave()
+        if self._damaged:
+            damaged = [key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._damaged]
+            if damaged:
+                self.local.remove(damaged)
+                await self.ask(self.pool.remove_many(damaged, deadline=call.deadline), call.deadline)
+            present = [is_there and key not in self._damaged for key, is_there in zip(keys, present, strict=True)]
             for key in keys:
-                self._useless.pop(key, None)
+                self._damaged.pop(key, None)
         absent: list[int] = []
         for value, is_there in zip(values, present, strict=True):
             if is_there:
@@ -259,24 +283,25 @@ class Work:
         self.counts["present"] += len(values) - len(absent)
         return absent
 
-    async def _fill(self, call: Call, wave: list[int], hold: Hold) -> dict[int, Stage]:
-        """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none."""
+    async def _fill(self, call: Call, wave: list[int], hold: Hold) -> tuple[dict[int, Stage], dict[int, Lot]]:
+        """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none. And copies
+        for the local read cache, which may have them when the pool has."""
         stages = await self._stages(call, wave, hold)
         if not stages:
-            return {}
+            return {}, {}
         addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
         lots = self._local_room(call, addresses, hold) if call.write_local else {}
         await self._move("save", call, [*self._gathered(call, addresses), *self._copied(call, addresses, lots)], hold)
-        self._keep_local(call, lots)
         await self.wrapping.seal([call.keys[v] for v in stages], list(stages.values()))
-        return stages
+        return stages, lots
 
     async def _stages(self, call: Call, values: Sequence[int], hold: Hold) -> dict[int, Stage]:
         sizes = [self._wire_size(call, v) for v in values]
         stages = await self.ask(self.pool.stage(sizes, deadline=call.deadline), call.deadline)
         return {v: hold.add(stage) for v, stage in zip(values, stages, strict=True) if stage is not None}
 
-    async def _put(self, call: Call, stages: Mapping[int, Stage], lent: ExitStack) -> None:
+    async def _put(self, call: Call, stages: Mapping[int, Stage], lots: Mapping[int, Lot], lent: ExitStack) -> None:
+        removals = self.local.removals
         with lent:
             put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
             for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
@@ -286,6 +311,8 @@ class Work:
                     self.counts["saved_bytes"] += call.size(value)
                 else:
                     self.counts[_PUT_COUNT[status]] += 1
+            if removals == self.local.removals:
+                self._keep_local(call, {v: lot for v, lot in lots.items() if call.statuses[v] is CcStatus.OK})
 
     # ---- loading ----
 
@@ -346,12 +373,6 @@ class Work:
                 break
         return found
 
-    def _is_useless(self, key: PoolKey) -> None:
-        """Its value is not what it should be: the next save replaces it."""
-        self._useless[key] = None
-        if len(self._useless) > USELESS:
-            del self._useless[next(iter(self._useless))]
-
     async def _get(self, call: Call, wanted: Sequence[int], hold: Hold) -> dict[int, Value]:
         keys = [call.keys[v] for v in wanted]
         sizes = [self._wire_size(call, v) for v in wanted]
@@ -363,8 +384,6 @@ class Work:
             if isinstance(answer, GetStatus):
                 call.statuses[value] = _GOT[answer]
                 self.counts["failed" if answer is GetStatus.FAILED else "missed"] += 1
-                if answer is GetStatus.WRONG_LENGTH:
-                    self._is_useless(call.keys[value])
             else:
                 values[value] = hold.add(answer)
         return values
@@ -392,7 +411,9 @@ class Work:
         for value in damaged:
             logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
             call.statuses[value] = CcStatus.MISS
-            self._is_useless(call.keys[value])
+            self._damaged[call.keys[value]] = None  # the next save replaces it
+            if len(self._damaged) > DAMAGED:
+                del self._damaged[next(iter(self._damaged))]
         self.counts["missed"] += len(damaged)
         self.counts["damaged"] += len(damaged)
         if damaged:

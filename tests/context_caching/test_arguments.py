@@ -80,7 +80,6 @@ CHUNKS: list[tuple[Any, str]] = [
         r"chunks\[0\] is \(0, 4\) of type tuple: it has to be a list of \(start_slot, length\) pairs, one for each",
     ),
     ([(0, 4, 8)], r"chunks\[0\] is \(0, 4, 8\) of type tuple: it has to be a list"),
-    ([[(0, 4), (8, 0)]], r"the length of hashes\[1\] is 0 in all of chunks: a hash has at least 1 token"),
     ([[(0, 4), 8]], r"chunks\[0\]\[1\] is 8: it has to be \(start_slot, length\)"),
     ([[(0, 4), (8, 4, 1)]], r"chunks\[0\]\[1\]"),
     ([[(0, 4), (8, "4")]], r"lengths of chunks\[0\]\[1\] is '4'"),
@@ -147,16 +146,17 @@ async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:
         assert (await cache.save([1, 2], slots=np.arange(8).tolist(), offsets=(4, 4))).success == 2
 
 
-async def test_a_hash_has_tokens_in_one_group_at_least() -> None:
-    async with await MemoryPool.open(1 << 16) as inner, opened(pool := Foreign(inner)) as cache:
-        await cache.register_kvcache(Kv().layers, [[0, 2], [1]])
+async def test_of_a_hash_without_tokens_nothing_is_stored_and_nothing_read() -> None:
+    async with await MemoryPool.open(1 << 16) as pool, opened(pool, kv := Kv()) as cache:
+        await cache.register_kvcache(kv.layers, [[0, 2], [1]])
+        before = kv.image()
         for call in (cache.save, cache.load):
-            with pytest.raises(
-                EmsInvalidArgument, match=r"hashes\[2\] is 0 in all of chunks: a hash has at least 1 token"
-            ):
-                await call([1, 2, 3], chunks=[[(0, 4), (0, 0), (8, 0)], [(0, 0), (4, 4), (0, 0)]])
-        assert not pool.asked
-        assert (await cache.save([1, 2], chunks=[[(0, 4), (0, 0)], [(0, 0), (4, 4)]])).success == 2
+            assert (await call([3, 4], chunks=[[(0, 0), (0, 0)]] * 2)).success == 2
+            result = await call([1, 2, 3], chunks=[[(0, 4), (0, 0), (8, 0)], [(0, 0), (4, 4), (0, 0)]])
+            assert result.details == (CcStatus.OK,) * 3
+        assert kv.image() == before
+        assert len(pool) == 3, "a value each of 1 and 2, and the layout's note"
+        assert (await cache.exists([1, 2, 3])).success == 2
 
 
 async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:

@@ -70,10 +70,10 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
     """Cancel a save or load when its work waits for the k-th time; False when it ended before."""
     work, lens = getattr(cache._work, what), None
 
-    async def watched(call: Call) -> None:
+    async def watched(call: Call, *note: Any) -> None:
         nonlocal lens
         await anyio.lowlevel.checkpoint()  # whoever waits for it has begun to
-        lens = CancelAt(k, work(call), transfer.cancel if how == "handle" else waiting.cancel)
+        lens = CancelAt(k, work(call, *note), transfer.cancel if how == "handle" else waiting.cancel)
         await lens
 
     with pytest.MonkeyPatch.context() as patch:

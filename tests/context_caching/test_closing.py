@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -76,10 +77,8 @@ async def test_opening_that_swallows_its_cancellation_ends_all_the_same(monkeypa
 
     async def open_pool(url: str) -> KVPool:
         began.set()
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            pass
         return await MemoryPool.open(ROOM)
 
     monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)

@@ -29,6 +29,7 @@ from aiodatadist.context_caching.ems import (
     KvBufferWrapper,
     PrimaryKey,
 )
+from aiodatadist.context_caching.ems.common import exception
 from aiodatadist.context_caching.pool import KVPool, PoolRefused, PoolUnreachable
 from tests.context_caching.fakes import Foreign, never
 from tests.context_caching.kit import BLOCK, Kv, block_slots, rank
@@ -314,6 +315,11 @@ def test_a_process_that_forgets_it_ends_all_the_same() -> None:
     code = FORK.partition("child = ")[0]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_exceptions_are_also_where_ems_has_them() -> None:
+    assert exception.EmsErrorCode is EmsErrorCode
+    assert exception.EmsException is EmsException
 
 
 def test_nothing_is_left_behind() -> None:

@@ -187,6 +187,30 @@ async def test_a_call_that_is_worth_it_has_two_waves_at_least(
         assert cache.statistics.most_bytes_in_flight <= room
 
 
+async def test_a_copy_is_there_when_the_value_is_and_not_before() -> None:
+    kv = Kv()
+    async with foreign() as pool, opened(pool, kv, read_cache_bytes=ROOM) as cache:
+        await cache.save([0], **by_slots([0]))
+        putting, may_put = anyio.Event(), anyio.Event()
+
+        async def slowly() -> None:
+            putting.set()
+            await may_put.wait()
+            raise PoolUnreachable("gone")
+
+        pool.misdeeds["put_many"] = slowly
+        transfer = cache.start_save([1], **by_slots([1]))
+        await putting.wait()
+        assert (await cache.exists([1], read_local_only=True)).success == 0
+        may_put.set()
+        with pytest.raises(EmsIoError):
+            await transfer
+        assert (await cache.exists([1], read_local_only=True)).success == 0
+        del pool.misdeeds["put_many"]
+        await cache.save([1], **by_slots([1]))
+        assert (await cache.exists([0, 1], read_local_only=True)).success == 2
+
+
 async def test_faults_with_single_values_are_counted_as_such() -> None:
     class Faulty(Foreign):
         async def put_many(

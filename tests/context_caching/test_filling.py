@@ -73,8 +73,25 @@ async def test_a_prompt_that_is_larger_than_the_pool_keeps_its_beginning(caplog:
         assert cache.statistics.rejected == 2 * (21 - ROOM)
     assert [message for message in caplog.messages if message.startswith("no room")][-1] == (
         "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), into which "
-        "all that a call saves has to fit, beside 1 KiB"
+        "all that a call saves has to fit"
     )
+
+
+async def test_a_call_may_fill_the_pool() -> None:
+    async with await MemoryPool.open(ROOM * VALUE) as pool, opened(pool) as cache:
+        for _ in range(2):
+            assert (await cache.save_values(list("abcdefgh"), [[bytearray(VALUE)]] * ROOM)).success == ROOM
+        assert pool.evicted == 0
+    kv = small_kv()
+    async with (
+        await MemoryPool.open(ROOM * VALUE + 1) as pool,
+        opened(pool, kv) as cache,
+    ):  # a page for the layout's note
+        for _ in range(2):
+            assert (await cache.save(list(range(ROOM)), **by_slots(range(ROOM)))).success == ROOM
+        assert pool.evicted == 0
+    async with await MemoryPool.open(VALUE) as pool, opened(pool, kv) as cache:
+        assert (await cache.save([1], **by_slots([0]))).success == 1
 
 
 async def test_what_is_there_counts_as_stored_also_behind_what_fits() -> None:

@@ -337,12 +337,12 @@ async def test_a_pool_has_no_more_than_the_machine() -> None:
 @pytest.mark.parametrize(
     ("sizes", "kept"),
     [
-        ([PAGE] * 7, 7),
-        ([PAGE] * 8, 7),
-        ([PAGE + 1] * 4, 3),
+        ([PAGE] * 8, 8),
+        ([PAGE] * 9, 8),
+        ([PAGE + 1] * 5, 4),
         ([8 * PAGE, 1], 1),
         ([8 * PAGE + 1] * 3, 3),  # for none of them there is ever room
-        ([PAGE, 9 * PAGE, 6 * PAGE, 1], 3),
+        ([PAGE, 9 * PAGE, 6 * PAGE, 1, 1], 4),
         ([9 * PAGE, 8 * PAGE, 1], 2),
         ([], 0),
     ],

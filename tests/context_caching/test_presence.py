@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsIoError, MemoryPool
+from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, EmsIoError, MemoryPool
 from aiodatadist.context_caching.pool import PoolKey, PoolUnreachable
 from tests.context_caching.fakes import Foreign, fails_with
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
@@ -144,6 +144,33 @@ async def test_a_note_that_was_not_left_is_left_by_the_next() -> None:
         pool.misdeeds.clear()
         await cache.save([1], **by_slots([1]))
         assert pool.asked["put_many"] == 2
+
+
+async def test_after_a_pool_has_lost_everything_the_next_save_says_again_what_it_is() -> None:
+    async with asked() as (pool, scheduler), opened(pool, Kv(), config=one_of(0)) as worker:
+        for begin in (0, 4):
+            hashes = range(begin, begin + 4)
+            await worker.save(hashes, **by_slots(hashes))
+            assert (await scheduler.exists(hashes)).success == 4
+            for key in list(pool.inner._shelf._entries):
+                pool.inner._shelf.drop(key)
+            assert (await scheduler.exists(hashes)).success == 0
+
+
+async def test_of_several_layer_groups_any_one_is_enough_unless_they_are_named() -> None:
+    chunks = [[(0, 4), (4, 4), (8, 4)], [(0, 4), (4, 4), (8, 0)]]
+    async with asked() as (pool, scheduler), opened(pool, config=one_of(0)) as worker:
+        await worker.register_kvcache(Kv(rows=[[(8,)]] * 2).layers, [[0], [1]])
+        assert (await worker.save([1, 2, 3], chunks=chunks)).success == 3
+        asked_for: list[Any] = [None, [0], [1], [0, 1], [1, 0], [2], [0, 2]]
+        assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 3, 2, 2, 2, 0, 0]
+        first = next(key for key in pool.inner._shelf._entries if key.attribute_key.endswith("g0"))
+        pool.inner._shelf.drop(first)
+        assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 0, 2, 0, 0, 0, 0]
+        wrong: list[Any] = [[], [-1], [0, 0], 1, [True], [4096]]
+        for groups in wrong:
+            with pytest.raises(EmsInvalidArgument, match="groups"):
+                await scheduler.exists([1], groups=groups)
 
 
 async def test_to_remove_very_many_leaves_the_loop_to_others() -> None:

@@ -1,4 +1,4 @@
-"""What a load could not use, the next save replaces; what it could use stays."""
+"""What a load found to be damaged, the next save replaces; all else stays: the first writer wins."""
 
 from __future__ import annotations
 
@@ -39,10 +39,17 @@ async def test_a_damaged_value_is_replaced() -> None:
 
 @both
 @pytest.mark.parametrize("write_rcache", [False, True])
-async def test_a_value_of_another_length_is_replaced(is_foreign: bool, write_rcache: bool) -> None:
+async def test_a_value_of_another_length_is_replaced_when_it_was_removed(is_foreign: bool, write_rcache: bool) -> None:
     async with caches(is_foreign) as (kv, cache, _):
+        first = kv.rows([0, 1])
         assert (await cache.save([1], slots=[0, 1], offsets=[2], write_rcache=write_rcache)).success == 1
         assert (await cache.load([1], **by_slots([8]))).details == (CcStatus.MISS,)
+        assert (await cache.save([1], **by_slots([0]), write_rcache=write_rcache)).success == 1
+        assert cache.statistics.present == 1
+        assert (await cache.load([1], **by_slots([8]))).details == (CcStatus.MISS,)
+        assert (await cache.load([1], slots=[4, 5], offsets=[2])).success == 1
+        assert kv.rows([4, 5]) == first
+        await cache.remove([1])
         assert (await cache.save([1], **by_slots([0]), write_rcache=write_rcache)).success == 1
         assert (await cache.load([1], **by_slots([8]))).success == 1
         assert kv.rows(block_slots([8])) == kv.rows(block_slots([0]))
@@ -62,13 +69,16 @@ async def test_a_value_that_nobody_missed_stays(is_foreign: bool) -> None:
 
 
 async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.USELESS", 2)
-    async with caches(False) as (_, cache, _):
+    monkeypatch.setattr("aiodatadist.context_caching.work.DAMAGED", 2)
+    async with caches(True) as (_, cache, inner):
         hashes = [1, 2, 3]
-        await cache.save(hashes, slots=[0, 1, 2], offsets=[1] * 3)
+        await cache.save(hashes, **by_slots([0, 1, 2]), write_rcache=False)
+        for entry in list(inner._shelf._entries.values())[1:]:
+            with inner._shelf.view(entry.address, entry.nbytes) as view:
+                view[100] ^= 1
         for h in hashes:
             assert (await cache.load([h], **by_slots([h]))).success == 0
-        assert len(cache._work._useless) == 2
-        await cache.save(hashes, **by_slots([4, 5, 6]))
-        assert not cache._work._useless
+        assert len(cache._work._damaged) == 2
+        await cache.save(hashes, **by_slots([4, 5, 6]), write_rcache=False)
+        assert not cache._work._damaged
         assert [(await cache.load([h], **by_slots([8]))).success for h in hashes] == [0, 1, 1]

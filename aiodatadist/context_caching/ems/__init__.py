@@ -391,6 +391,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
 
         def begin(cache: ContextCache) -> Transfer:
+            cache.check_registered()
             o, chunks = _option(option), _chunks(kwargs)
             return cache.start_save(
                 hashes if hashes is not None else [],
@@ -414,6 +415,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
 
         def begin(cache: ContextCache) -> Transfer:
+            cache.check_registered()
             o, chunks = _option(option), _chunks(kwargs)
             return cache.start_load(
                 hashes if hashes is not None else [],
@@ -427,11 +429,18 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         return self._client.start(begin)
 
     def exists(
-        self, hashes: Sequence[int], option: CcKvOption = _DEFAULT, *, lease_ms: int = 0, all_ranks: bool = False
+        self,
+        hashes: Sequence[int],
+        option: CcKvOption = _DEFAULT,
+        *,
+        lease_ms: int = 0,
+        all_ranks: bool = False,
+        groups: Sequence[int] | None = None,
     ) -> CcResult:
         """How many blocks are there, from the first without a gap. A pool that is slow or fails has none.
 
-        ``lease_ms`` and ``all_ranks`` are not EMS's: keep what was found for so long; count what all ranks have.
+        What is named is not EMS's: keep what was found for so long; count what all ranks have; what all these layer groups
+        have, where else any one is enough.
 
         Raises:
             EmsInvalidArgument: an argument is wrong.
@@ -445,6 +454,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
                 read_local_only=o.read_local_only,
                 all_ranks=all_ranks,
                 lease_ms=lease_ms,
+                groups=groups,
             )
 
         return self._client.run(exists)

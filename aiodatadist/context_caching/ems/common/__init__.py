@@ -1,0 +1,1 @@
+"""Where callers of EMS find its exceptions, too."""
