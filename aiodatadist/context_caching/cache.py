@@ -196,7 +196,8 @@ class ContextCache:
 
         Args:
             layers: for each layer its tensors, ``[num_blocks, block_size, ...]`` each, contiguous and writable: torch
-                tensors, numpy arrays or other buffers, in memory of the host or of the device. No items that are references.
+                tensors, numpy arrays, other buffers, or what gives host memory by DLPack 1; in memory of the host or of the
+                device. No items that are references.
             groups: layers that share a block table; each layer is in one group. One group of all by default. Layers of one
                 group agree in ``num_blocks`` and ``block_size``; all else may differ.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import json
 import logging
 import math
@@ -188,10 +189,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     if all(hasattr(value, part) for part in ("data_ptr", "is_contiguous", "element_size", "shape", "dtype")):
         found, contiguous, readonly = _of_torch(value), value.is_contiguous(), False
     elif hasattr(value, "__array_interface__"):
-        rules.plain(value, name)
-        interface = value.__array_interface__
-        found = Tensor(interface["data"][0], tuple(value.shape), str(value.dtype), value.itemsize, value)
-        contiguous, readonly = interface.get("strides") is None, interface["data"][1]
+        found, contiguous, readonly = _of_array(value, name)
     else:
         found, contiguous, readonly = _of_buffer(value, name)
     if len(found.shape) < 2:
@@ -211,12 +209,37 @@ def _of_torch(value: Any) -> Tensor:
     )
 
 
+def _of_array(value: Any, name: str) -> tuple[Tensor, bool, bool]:
+    rules.plain(value, name)
+    interface = value.__array_interface__
+    found = Tensor(interface["data"][0], tuple(value.shape), str(value.dtype), value.itemsize, value)
+    return found, interface.get("strides") is None, interface["data"][1]
+
+
+def _of_dlpack(value: Any, name: str) -> tuple[Tensor, bool, bool]:
+    """As numpy reads it: memory of the host, and writable if the provider's DLPack is new enough to say so."""
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError as problem:
+        raise EmsInvalidArgument(f"{name} is of type {type(value).__name__}, for which numpy is needed") from problem
+    try:
+        array = numpy.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        raise EmsInvalidArgument(
+            f"{name} is of type {type(value).__name__}, without host memory: {problem}"
+        ) from problem
+    return _of_array(array, name)
+
+
 def _of_buffer(value: Any, name: str) -> tuple[Tensor, bool, bool]:
     try:
         view = memoryview(value)
     except TypeError:
+        if hasattr(value, "__dlpack__"):
+            return _of_dlpack(value, name)
         raise EmsInvalidArgument(
-            f"{name} is of type {type(value).__name__}: it has to be a torch tensor, a numpy array or another buffer"
+            f"{name} is of type {type(value).__name__}: it has to be a torch tensor, a numpy array, another buffer or "
+            "something with __dlpack__"
         ) from None
     rules.plain(view, name)
     shape = view.shape or ()

@@ -298,6 +298,43 @@ async def test_a_tensor_that_looks_like_k_and_v_in_one_is_warned_of(
     assert (f"a tensor of shape {shape} is taken as 2 blocks of 8 tokens" in caplog.text) == is_warned
 
 
+class Provider:
+    """Of memory by DLPack, and in no other way."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+async def test_memory_may_come_by_dlpack() -> None:
+    kv = Kv()
+    async with opened("memory:") as cache:
+        await cache.register_kvcache([[Provider(tensor) for tensor in layer] for layer in kv.layers])
+        assert (await cache.save([1], **by_slots([0]))).success == 1
+        assert (await cache.load([1], **by_slots([5]))).success == 1
+        assert kv.rows(range(20, 24)) == kv.rows(range(4))
+
+    class Elsewhere(Provider):
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("it is on another device")
+
+    fixed = np.zeros((4, 4, 4), np.uint8)
+    fixed.flags.writeable = False
+    for given, match in (
+        (Provider(np.zeros((4, 4, 4), np.uint8)[:, ::2]), "is not contiguous"),
+        (Provider(fixed), "is read-only|without host memory"),
+        (Elsewhere(fixed), "of type Elsewhere, without host memory: it is on another device"),
+    ):
+        async with opened("memory:") as cache:
+            with pytest.raises(EmsInvalidArgument, match=match):
+                await cache.register_kvcache([[given]])
+
+
 async def test_what_was_registered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "aiodatadist.context_caching")
     async with opened("memory:", Kv()):
