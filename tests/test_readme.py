@@ -54,6 +54,13 @@ def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
     assert told == [*rest, "0 of 2 blocks", *rest, "0 of 3 blocks"]
 
 
+def test_layer_groups_of_the_guide_are_found_as_far_as_both_are_there() -> None:
+    guide = README.parent / "docs" / "context-caching.md"
+    done = subprocess.run([*PYTHON, found(guide, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == "3 of 4 blocks were loaded, 3 asked for\n"
+
+
 def test_ems_program_of_the_migration_guide() -> None:
     guide = README.parent / "docs" / "migrating.md"
     done = subprocess.run([*PYTHON, found(guide, "worker.py")], capture_output=True, text=True, check=False, timeout=30)
