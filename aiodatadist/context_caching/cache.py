@@ -369,8 +369,11 @@ class ContextCache:
         return keys, memory, len(wanted)
 
     async def _save_blocks(self, call: Call) -> None:
-        await self._presence.note_down(call.deadline)
-        await self._work.save(call, self._presence.note(call.deadline))
+        beside = self._presence.note_bytes(call)
+        before = self._work.counts["saved"]
+        await self._work.save(call, beside)
+        if beside:
+            await self._presence.note_down(self._work.counts["saved"] > before, call.deadline)
 
     # ---- saving and loading by key ----
 

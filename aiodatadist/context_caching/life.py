@@ -65,8 +65,8 @@ class Life:
 
     @property
     def is_abandoned(self) -> bool:
-        """Its event loop was closed without ending it, and nobody has called :meth:`aclose` since."""
-        is_ours = self._pid == os.getpid() and not self._is_closed
+        """Its event loop was closed without ending it."""
+        is_ours = self._pid == os.getpid()
         return is_ours and self._loop.is_closed() and self._runner is not None and not self._runner.done()
 
     def failure(self, partial: CcResult | None = None) -> EmsInternalError | None:

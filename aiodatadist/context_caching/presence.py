@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import compress, product, takewhile
 from operator import and_, not_, or_
 from typing import Final, TypeVar
@@ -16,10 +17,16 @@ import anyio.lowlevel
 from aiodatadist.context_caching.names import NOTE, Names, Shape
 from aiodatadist.context_caching.pool import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.work import Note, Work
+from aiodatadist.context_caching.work import LATE, Call, Work, in_time
+
+logger = logging.getLogger(__name__)
 
 NOTE_EVERY: Final = 30.0
-"""Seconds after which a save looks again whether its layout is still noted down in the pool."""
+"""Seconds after which a save that stores nothing looks again whether its layout is still noted down in the pool."""
+NOTE_PATIENCE: Final = 1.0
+"""Seconds that this may hold up a save."""
+NOTE_AGAIN: Final = 5.0
+"""Seconds after which it is tried again when it failed."""
 AT_ONCE: Final = 512
 """Hashes asked for at a time."""
 KEYS_AT_ONCE: Final = 2048
@@ -66,30 +73,46 @@ class Presence:
         self._own: Shape | None = None
         self._noted = -math.inf
         self._is_noting = False
+        self._not_before = 0.0
         self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
 
     def register(self, shape: Shape | None) -> None:
         """This rank's blocks have this layout from now on; None: no layout of ours."""
-        self._own, self._noted = shape, -math.inf
+        self._own, self._noted, self._not_before = shape, -math.inf, 0.0
 
-    async def note_down(self, deadline: float) -> None:
-        """See that our layout is in the pool, for processes that have hashes and no cache; now and then it is enough."""
-        if self._noted + NOTE_EVERY <= anyio.current_time():
-            await self._leave_note(deadline)
+    def note_bytes(self, call: Call) -> int:
+        """What the note takes beside the values of a call; 0 if it would take the place of one of them."""
+        nbytes = NOTE + self._work.wrapping.nbytes
+        largest = max(call.memory.sizes, default=0) + self._work.wrapping.nbytes
+        return nbytes if self._work.pool.keeps([nbytes, largest]) > 1 else 0
 
-    def note(self, deadline: float) -> Note:
-        """What has to be there beside what is saved: the pool may have lost it, and everything else, just now."""
-        return Note(self._names.of_note(self._names.shard), NOTE, partial(self._leave_note, deadline))
-
-    async def _leave_note(self, deadline: float) -> None:
-        if self._own is None or self._is_noting:  # of many who notice one is enough
-            return
-        now, self._is_noting = anyio.current_time(), True
+    async def note_down(self, has_stored: bool, deadline: float) -> None:
+        """See that our layout is in the pool, for processes that have hashes and no cache: whenever something was stored,
+        since the pool may have lost everything before, and now and then. What was saved is saved all the same if it fails.
+        """
+        now = anyio.current_time()
+        is_due = self._noted + NOTE_EVERY <= now
+        if self._own is None or not (is_due or has_stored) or self._is_noting or now < self._not_before:
+            return  # of many who notice one is enough
+        self._is_noting, is_there = True, False
         try:
-            if await self._work.write_note(self._names.of_note(self._names.shard), self._own.note(), deadline):
-                self._noted = now
+            deadline = min(deadline - 2 * LATE, now + NOTE_PATIENCE)  # before the call is late
+            is_there = await in_time(self._leave_note(self._own, is_due, deadline), deadline)
+        except (PoolTimeout, PoolUnreachable) as problem:
+            logger.info("the layout could not be noted down: %s", problem)
         finally:
             self._is_noting = False
+            if not is_there:
+                self._noted, self._not_before = -math.inf, now + NOTE_AGAIN
+            elif is_due:
+                self._noted = now
+
+    async def _leave_note(self, shape: Shape, is_due: bool, deadline: float) -> bool:
+        """Whether it is there now. What it says is only looked at when that is due."""
+        key = self._names.of_note(self._names.shard)
+        if not is_due and await self._work.has_note(key, deadline):
+            return True
+        return await self._work.write_note(key, shape.note(), deadline)
 
     async def exists(self, hashes: Sequence[int], question: Question) -> CcResult:
         """A part at a time, up to the one with the first gap."""
@@ -109,6 +132,8 @@ class Presence:
         shards = question.shards
         shapes = await self._shapes_of(shards, question.local_only, question.deadline)
         known = list(takewhile(lambda shard: shard in shapes and question.is_possible(shapes[shard]), shards))
+        if len(known) < len(shards):
+            self._shapes.pop(shards[len(known)], None)  # perhaps it has other layer groups now: look again next time
         keys: list[PoolKey] = []
         for shard in known:
             if keys:

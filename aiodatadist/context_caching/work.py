@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -144,14 +144,6 @@ class Call:
         return self.memory.sizes[value]
 
 
-class Note(NamedTuple):
-    """A small value that says how to read others. ``leave`` puts it where it is not."""
-
-    key: PoolKey
-    nbytes: int
-    leave: Callable[[], Awaitable[object]]
-
-
 class Work:
     """What all calls of a cache share."""
 
@@ -197,14 +189,14 @@ class Work:
 
     # ---- saving ----
 
-    async def save(self, call: Call, note: Note | None = None) -> None:
+    async def save(self, call: Call, beside: int = 0) -> None:
         """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
         there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
         cannot keep together with the values before it is rejected: it would take their place, and without them nobody reads
         it.
 
         Args:
-            note: a small value that has to be there, too, and what to await if it is not.
+            beside: bytes that have to find room, too.
 
         Raises:
             EmsInvalidArgument: an address is no memory. Nothing was started.
@@ -212,12 +204,12 @@ class Work:
         """
         await self._look(call)
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
-        kept = self._kept(sizes, note)
+        kept = self.pool.keeps([beside, *sizes]) - 1 if beside else self.pool.keeps(sizes)
         wave_bytes = self._wave_bytes(call)
         async with self._behind(call, wave_bytes) as behind:
             for first in range(0, len(call.keys), AT_ONCE):
                 values = range(first, min(first + AT_ONCE, len(call.keys)))
-                absent = await self._absent(call, values, None if first else note)
+                absent = await self._absent(call, values)
                 self._reject(call, [v for v in absent if v >= kept])
                 waiting = deque(v for v in absent if v < kept)
                 while waiting:
@@ -246,33 +238,21 @@ class Work:
                 self.pool.why_no_room(max(rejected)),
             )
 
-    def _kept(self, sizes: Sequence[int], note: Note | None) -> int:
-        """How many of the values the pool can have together, beside the note; the first is tried in any case."""
-        if note is None:
-            return self.pool.keeps(sizes)
-        return max(1, self.pool.keeps([note.nbytes + self.wrapping.nbytes, *sizes]) - 1)
-
     def _reject(self, call: Call, values: Sequence[int]) -> None:
         for value in values:
             call.statuses[value] = CcStatus.REJECTED
         self.counts["rejected"] += len(values)
 
-    async def _absent(self, call: Call, values: Sequence[int], note: Note | None) -> list[int]:
-        """Those that are not there yet, or damaged. Leaves the note if it is not there."""
+    async def _absent(self, call: Call, values: Sequence[int]) -> list[int]:
+        """Those that are not there yet, or damaged."""
         keys = [call.keys[v] for v in values]
-        asked = keys if note is None else [*keys, note.key]
-        present = await self.ask(self.pool.exists_many(asked, deadline=call.deadline), call.deadline)
-        if note is not None:
-            *present, is_noted = present
-            if not is_noted:
-                await note.leave()
-        if self._damaged:
-            damaged = [key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._damaged]
-            if damaged:
-                self.local.remove(damaged)
-                await self.ask(self.pool.remove_many(damaged, deadline=call.deadline), call.deadline)
-            present = [is_there and key not in self._damaged for key, is_there in zip(keys, present, strict=True)]
-            for key in keys:
+        present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
+        damaged = {key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._damaged}
+        if damaged:
+            self.local.remove(list(damaged))
+            await self.ask(self.pool.remove_many(list(damaged), deadline=call.deadline), call.deadline)
+            present = [is_there and key not in damaged for key, is_there in zip(keys, present, strict=True)]
+            for key in damaged:
                 self._damaged.pop(key, None)
         absent: list[int] = []
         for value, is_there in zip(values, present, strict=True):
@@ -304,15 +284,17 @@ class Work:
         removals = self.local.removals
         with lent:
             put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
+            stored = set()
             for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
                 call.statuses[value] = _PUT[status]
                 if status is PutStatus.STORED:
+                    stored.add(value)
                     self.counts["saved"] += 1
                     self.counts["saved_bytes"] += call.size(value)
                 else:
                     self.counts[_PUT_COUNT[status]] += 1
             if removals == self.local.removals:
-                self._keep_local(call, {v: lot for v, lot in lots.items() if call.statuses[v] is CcStatus.OK})
+                self._keep_local(call, {v: lot for v, lot in lots.items() if v in stored})
 
     # ---- loading ----
 
@@ -434,10 +416,14 @@ class Work:
             with value.view() as view:
                 return bytes(view[header:])
 
+    async def has_note(self, key: PoolKey, deadline: float) -> bool:
+        """Whether there is any."""
+        (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
+        return is_there
+
     async def write_note(self, key: PoolKey, note: bytes, deadline: float) -> bool:
         """Leave a small value in place of any other; whether it is there now."""
-        (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
-        if is_there:
+        if await self.has_note(key, deadline):
             if await self.read_note(key, len(note), deadline) == note:
                 return True
             await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged

@@ -211,6 +211,26 @@ async def test_a_copy_is_there_when_the_value_is_and_not_before() -> None:
         assert (await cache.exists([0, 1], read_local_only=True)).success == 2
 
 
+async def test_no_copy_is_kept_of_what_somebody_else_was_faster_with_or_removed_meanwhile() -> None:
+    async with foreign() as pool, opened(pool, read_cache_bytes=ROOM) as cache, opened(pool) as other:
+
+        async def first() -> None:
+            pool.misdeeds.clear()
+            await other.save_values(["a"], [[bytearray(b"theirs")]])
+
+        async def removed() -> None:
+            pool.misdeeds.clear()
+            await cache.remove_values(["b"])
+
+        for name, misdeed in (("a", first), ("b", removed)):
+            pool.misdeeds["put_many"] = misdeed
+            assert (await cache.save_values([name], [[bytearray(b"mine!!")]])).success == 1
+            into = bytearray(6)
+            assert (await cache.load_values([name], [[into]], read_local_only=True)).success == 0
+        assert (await cache.load_values(["a"], [[into]])).success == 1
+        assert into == b"theirs"
+
+
 async def test_faults_with_single_values_are_counted_as_such() -> None:
     class Faulty(Foreign):
         async def put_many(
@@ -304,7 +324,7 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 
 def damage_the_second(pool: Foreign, at: int) -> None:
     shelf = pool.inner._shelf
-    entry = list(shelf._entries.values())[2]  # the note of the layout is first
+    entry = list(shelf._entries.values())[1]  # the note of the layout is last
     with shelf.view(entry.address, entry.nbytes) as view:
         view[at] ^= 0x40
 
@@ -338,7 +358,7 @@ async def test_a_value_of_another_key_is_a_miss() -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         shelf = pool.inner._shelf
-        first, second = list(shelf._entries)[1:3]
+        first, second = list(shelf._entries)[:2]
         a, b = shelf._entries[first], shelf._entries[second]
         with shelf.view(a.address, a.nbytes) as left, shelf.view(b.address, b.nbytes) as right:
             right[:] = left

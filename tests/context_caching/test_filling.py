@@ -91,7 +91,10 @@ async def test_a_call_may_fill_the_pool() -> None:
             assert (await cache.save(list(range(ROOM)), **by_slots(range(ROOM)))).success == ROOM
         assert pool.evicted == 0
     async with await MemoryPool.open(VALUE) as pool, opened(pool, kv) as cache:
-        assert (await cache.save([1], **by_slots([0]))).success == 1
+        for _ in range(3):
+            assert (await cache.save([1], **by_slots([0]))).success == 1
+            assert (await cache.exists([1])).success == 1
+        assert (cache.statistics.saved, pool.evicted) == (1, 0), "no note takes its place"
 
 
 async def test_what_is_there_counts_as_stored_also_behind_what_fits() -> None:

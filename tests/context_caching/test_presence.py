@@ -11,9 +11,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, EmsIoError, MemoryPool
+from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, MemoryPool
 from aiodatadist.context_caching.pool import PoolKey, PoolUnreachable
-from tests.context_caching.fakes import Foreign, fails_with
+from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
 
 RANKS = 4
@@ -98,7 +98,9 @@ async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
         await save(pool, 0, HASHES)
         note = scheduler._names.of_note("p0t1g0"[:4])
         assert await scheduler._work.write_note(note, text, anyio.current_time() + 5)
+        pool.questions.clear()
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
+        assert all(len(question) < len(HASHES) * RANKS for question in pool.questions)
 
 
 async def test_a_pool_that_does_not_answer_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,14 +138,31 @@ async def test_the_note_is_left_once_by_many_that_begin_together() -> None:
         assert pool.asked["put_many"] == 8 + 1
 
 
-async def test_a_note_that_was_not_left_is_left_by_the_next() -> None:
+@pytest.mark.parametrize("misdeed", [fails_with(PoolUnreachable("gone")), never], ids=["raises", "hangs"])
+async def test_a_note_that_cannot_be_left_costs_no_save_and_is_left_later(
+    misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with await MemoryPool.open(ROOM) as inner, opened(pool := Foreign(inner), Kv()) as cache:
-        pool.misdeeds["exists_many"] = fails_with(PoolUnreachable("gone"))
-        with pytest.raises(EmsIoError):
-            await cache.save([1], **by_slots([1]))
-        pool.misdeeds.clear()
-        await cache.save([1], **by_slots([1]))
+        pool.misdeeds["put_many"] = from_then_on(2, misdeed)
+        assert (await cache.save([1], **by_slots([1]), timeout=0.3)).success == 1
         assert pool.asked["put_many"] == 2
+        del pool.misdeeds["put_many"]
+        await cache.save([2], **by_slots([2]))
+        assert pool.asked["put_many"] == 3, "not so soon"
+        monkeypatch.setattr(cache._presence, "_not_before", 0.0)
+        await cache.save([2], **by_slots([2]))
+        assert pool.asked["put_many"] == 4, "though nothing else was stored"
+
+
+async def test_a_layout_that_has_more_groups_now_is_read_again() -> None:
+    chunks = [[(0, 4)], [(0, 4)]]
+    async with asked() as (pool, scheduler), opened(pool, Kv(), config=one_of(0)) as worker:
+        await worker.save([1], **by_slots([0]))
+        assert await scheduler.match_prefix([1], groups=[0]) == 1
+        await worker.register_kvcache(Kv(rows=[[(8,)]] * 2).layers, [[0], [1]])
+        await worker.save([2], chunks=chunks)
+        await scheduler.match_prefix([2], groups=[1])
+        assert await scheduler.match_prefix([2], groups=[1]) == 1
 
 
 async def test_after_a_pool_has_lost_everything_the_next_save_says_again_what_it_is() -> None:
