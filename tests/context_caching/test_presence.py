@@ -131,7 +131,15 @@ async def test_answers_are_taken_for_what_they_are(
 
 async def test_the_note_is_left_once_by_many_that_begin_together() -> None:
     async with await MemoryPool.open(ROOM) as inner, opened(pool := Foreign(inner), Kv()) as cache:
-        pool.misdeeds["exists_many"] = anyio.lowlevel.checkpoint
+        all_put = anyio.Event()
+
+        async def together() -> None:
+            if pool.asked["put_many"] == 8:
+                pool.misdeeds = dict.fromkeys(("exists_many", "stage"), anyio.lowlevel.checkpoint)
+                all_put.set()
+            await all_put.wait()
+
+        pool.misdeeds["put_many"] = together
         async with anyio.create_task_group() as group:
             for i in range(8):
                 group.start_soon(partial(cache.save, [i], **by_slots([i])))
