@@ -94,18 +94,19 @@ class Presence:
         is_due = self._noted + NOTE_EVERY <= now
         if self._own is None or not (is_due or has_stored) or self._is_noting or now < self._not_before:
             return  # of many who notice one is enough
-        self._is_noting, is_there = True, False
+        self._is_noting = True
         try:
             deadline = min(deadline - 2 * LATE, now + NOTE_PATIENCE)  # before the call is late
             is_there = await in_time(self._leave_note(self._own, is_due, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             logger.info("the layout could not be noted down: %s", problem)
+            is_there = False
         finally:
             self._is_noting = False
-            if not is_there:
-                self._noted, self._not_before = -math.inf, now + NOTE_AGAIN
-            elif is_due:
-                self._noted = now
+        if not is_there:
+            self._noted, self._not_before = -math.inf, now + NOTE_AGAIN
+        elif is_due:
+            self._noted = now
 
     async def _leave_note(self, shape: Shape, is_due: bool, deadline: float) -> bool:
         """Whether it is there now. What it says is only looked at when that is due."""

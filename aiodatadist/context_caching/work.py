@@ -252,14 +252,13 @@ class Work:
             self.local.remove(list(damaged))
             await self.ask(self.pool.remove_many(list(damaged), deadline=call.deadline), call.deadline)
             present = [is_there and key not in damaged for key, is_there in zip(keys, present, strict=True)]
-            for key in damaged:
-                self._damaged.pop(key, None)
         absent: list[int] = []
         for value, is_there in zip(values, present, strict=True):
             if is_there:
                 call.statuses[value] = CcStatus.OK
             else:
                 absent.append(value)
+                self._damaged.pop(call.keys[value], None)  # what is stored now is another value
         self.counts["present"] += len(values) - len(absent)
         return absent
 

@@ -37,6 +37,19 @@ async def test_a_damaged_value_is_replaced() -> None:
         assert kv.rows(block_slots([8, 9])) == kv.rows(block_slots([0, 1]))
 
 
+async def test_a_value_that_came_after_a_damaged_one_stays() -> None:
+    async with caches(True) as (_, cache, inner):
+        await cache.save([1], **by_slots([0]), write_rcache=False)
+        key, entry = next(iter(inner._shelf._entries.items()))
+        with inner._shelf.view(entry.address, entry.nbytes) as view:
+            view[100] ^= 1
+        assert (await cache.load([1], **by_slots([8]))).success == 0
+        inner._shelf.drop(key)
+        for _ in range(2):
+            assert (await cache.save([1], **by_slots([0]), write_rcache=False)).success == 1
+        assert (cache.statistics.saved, cache.statistics.present) == (2, 1)
+
+
 @both
 @pytest.mark.parametrize("write_rcache", [False, True])
 async def test_a_value_of_another_length_is_replaced_when_it_was_removed(is_foreign: bool, write_rcache: bool) -> None:
