@@ -385,6 +385,10 @@ async def test_many_at_a_time_stay_within_the_bytes_in_flight(pool_factory: Open
         assert cache.statistics.bytes_in_flight == 0
 
 
+STALL = 0.02
+"""Seconds of the event loop's that a thousand tasks may cost others."""
+
+
 async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> None:
     kv = Kv(blocks=1000)
     asyncio.get_running_loop().set_debug(False)  # it takes longer than the work
@@ -397,11 +401,13 @@ async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> 
             await cache.load([i], **by_slots([i % 1000]))
 
         try:
-            longest = min([await longest_round(work, 1000 * turn) for turn in range(5)])
             woken = min([await longest_round(nothing, 0) for _ in range(5)])
+            turns = 0
+            while (stall := await longest_round(work, 1000 * turns) - woken) >= STALL and turns < 4:
+                turns += 1  # the machine stood still, perhaps
         finally:
             gc.enable()
-    assert longest - woken < 0.02
+    assert stall < STALL
 
 
 async def nothing(_: int) -> None:
