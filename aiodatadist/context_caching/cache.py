@@ -370,7 +370,7 @@ class ContextCache:
 
     async def _save_blocks(self, call: Call) -> None:
         beside = self._presence.note_bytes(call)
-        before = self._work.counts["saved"]
+        before = self._work.counts["saved"]  # by other calls, too: that costs a question more
         await self._work.save(call, beside)
         if beside:
             await self._presence.note_down(self._work.counts["saved"] > before, call.deadline)

@@ -82,9 +82,9 @@ class Presence:
 
     def note_bytes(self, call: Call) -> int:
         """What the note takes beside the values of a call; 0 if it would take the place of one of them."""
-        nbytes = NOTE + self._work.wrapping.nbytes
-        largest = max(call.memory.sizes, default=0) + self._work.wrapping.nbytes
-        return nbytes if self._work.pool.keeps([nbytes, largest]) > 1 else 0
+        header, pool = self._work.wrapping.nbytes, self._work.pool
+        has_room = all(pool.keeps([NOTE + header, size + header]) > 1 for size in set(call.memory.sizes))
+        return NOTE + header if has_room else 0
 
     async def note_down(self, has_stored: bool, deadline: float) -> None:
         """See that our layout is in the pool, for processes that have hashes and no cache: whenever something was stored,

@@ -95,6 +95,8 @@ async def test_a_call_may_fill_the_pool() -> None:
             assert (await cache.save([1], **by_slots([0]))).success == 1
             assert (await cache.exists([1])).success == 1
         assert (cache.statistics.saved, pool.evicted) == (1, 0), "no note takes its place"
+        result = await cache.save([2, 3], slots=range(2 * BLOCK + 1), offsets=[BLOCK + 1, BLOCK])
+        assert result.details == (CcStatus.REJECTED, CcStatus.OK), "nor of one that is as large as the pool"
 
 
 async def test_what_is_there_counts_as_stored_also_behind_what_fits() -> None:
