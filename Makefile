@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
 
-.PHONY: help demo test check native abi bench wheel clean
+.PHONY: help demo test nightly check native abi bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -24,6 +24,9 @@ demo: $(STAMP)  ## a prefill and a decode process share a KV cache
 test: check native $(STAMP)  ## everything that needs no NPU and no network
 	$(BIN)/python -X dev -m pytest
 	$(BIN)/python -m tests.packaging
+
+nightly: $(STAMP)  ## the tests that take long
+	AIODATADIST_NIGHTLY=1 $(BIN)/python -X dev -m pytest -m nightly
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .

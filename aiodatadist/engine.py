@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any, Protocol
 
@@ -30,9 +31,19 @@ from aiodatadist.errors import (
     LLMStatusCode,
     NotLinked,
 )
-from aiodatadist.heartbeats import FIRST_BEAT, Heartbeats
+from aiodatadist.heartbeats import Heartbeats
 from aiodatadist.layered import LayeredTransfer
-from aiodatadist.link import DRAIN, Inbox, Link, LinkStatistics, Notification, Wire, channel_name
+from aiodatadist.link import (
+    DRAIN,
+    Connection,
+    Inbox,
+    Link,
+    LinkStatistics,
+    Notification,
+    Wire,
+    channel_name,
+    hear_first,
+)
 from aiodatadist.listening import Listening
 from aiodatadist.transport import Transport, open_transport
 from aiodatadist.wire.auth import Side
@@ -266,51 +277,59 @@ class Engine:
         self._serve_on(listening)
         return listening
 
-    async def _serve_client(self, stream: anyio.abc.SocketStream, listening: Listening) -> None:
-        """A connection came: a cluster that wants a link, or the heartbeats of one that has it."""
-        link = Link(Wire(stream), self.device, self.transport, self)
-        self._heartbeats.expect(link)
+    async def _serve_client(self, sock: socket.socket, listening: Listening) -> None:
+        """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
         stranger = _Stranger(self)
+        link: Link | None = None
         try:
             first: Message | None = None
             with stranger.scope:
-                first = await link.hear_first()
+                first = await hear_first(sock)
                 if not isinstance(first, PulseMessage):
-                    handshake = Handshake("server", self._hello(listening.key), listening.key)
-                    await self._make(link, handshake, None, first, stranger, listening)
-                    group = self._tasks()
-                    self._file(link)
+                    link = await self._welcome(sock, first, stranger, listening)
             if stranger.scope.cancelled_caught:
                 raise LinkTimeout(f"the client did not {stranger.wanted}")
             if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
                 stranger.is_known()
                 beating = self._heartbeats.claim(first)
-                link.is_filed = True  # it will never be one, and the connection is the heartbeats'
-                await self._heartbeats.beat(beating, stream, FIRST_BEAT)
-                return
+                await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
             logger.exception("cluster %d: a client was not linked", self.cluster_id)
-        else:
-            group.start_soon(self._heartbeats.insist, link)
-            await self._serve(link)
         finally:
             stranger.is_known()
+            if link is None:
+                sock.close()
+        if link is not None:
+            await self._serve(link)
+
+    async def _welcome(self, sock: socket.socket, first: Message, stranger: _Stranger, listening: Listening) -> Link:
+        """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
+        link = Link(Wire(await Connection.over(sock)), self.device, self.transport, self)
+        self._heartbeats.expect(link)
+        try:
+            handshake = Handshake("server", self._hello(listening.key), listening.key)
+            await self._make(link, handshake, first=first, stranger=stranger, listening=listening)
+            self._tasks()  # raises where no new link may begin
+            self._file(link)
+        finally:
             self._heartbeats.forget(link)
             if not link.is_filed:
                 await link.discard()
+        return link
 
     async def _make(
         self,
         link: Link,
         handshake: Handshake,
-        connect: Connect | None,
+        connect: Connect | None = None,
         first: Message | None = None,
         stranger: _Stranger | None = None,
         listening: Listening | None = None,
-    ) -> str:
-        """From the first word to a ready link; what a connection for its heartbeats has to say.
+        bring: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """From the first word to a ready link, whose heartbeats are exchanged.
 
         Raises LinkError: there is no link. The caller discards what there is of it.
         """
@@ -322,12 +341,12 @@ class Engine:
 
         self._opening += 1
         try:
-            pulse = await link.shake_hands(handshake, connect, first, admit)
+            await link.shake_hands(handshake, connect, first, admit, bring)
+            self._heartbeats.check(link)
             if listening is not None and listening.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
         finally:
             self._opening -= 1
-        return pulse
 
     def _admit(self, peer: Hello, side: Side) -> None:
         """Decide whether a peer may have a link with us now."""
@@ -366,7 +385,6 @@ class Engine:
         except Exception:
             logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
-            self._heartbeats.forget(link)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
@@ -435,15 +453,16 @@ class Engine:
             await self._serve(link)
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
-        link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
+        stream = await self._connect(address)
+        link = Link(Wire(stream), self.device, self.transport, self)
         handshake = Handshake("client", self._hello(key), key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
+
+        async def bring(token: str) -> None:
+            await self._heartbeats.bring(link, stream, token, self._tasks())
+
         try:
-            token = await self._make(link, handshake, connect)
-            group, stream = self._tasks(), await self._connect(address)
-            await self._heartbeats.bring(stream, token)
-            group.start_soon(self._heartbeats.beat, link, stream)
-            link.check_ready()
+            await self._make(link, handshake, connect, bring=bring)
             self._file(link)
         finally:
             if not link.is_filed:

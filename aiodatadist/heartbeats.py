@@ -1,20 +1,25 @@
-"""Heartbeats of all links of a cluster: who brings the connection for them, and what their silence means."""
+"""Heartbeats of all links of a cluster: who brings the connection for them, and what their silence means.
+
+A link is made only when both ends beat: the client connects once more before it says its last word of the handshake. Neither
+end's event loop reads that connection as a stream, so that no beat is lost to it.
+"""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import socket
 
 import anyio
 import anyio.abc
 
 from aiodatadist.errors import LinkError
-from aiodatadist.link import Link, Wire
+from aiodatadist.link import Link
 from aiodatadist.pulse import CLOSED, Pulse
+from aiodatadist.wire.framing import encode
 from aiodatadist.wire.messages import Pulse as PulseMessage
 
 FIRST_BEAT = 10.0
-"""Seconds in which the event loops of both ends have to set the heartbeats of a new link going."""
+"""Seconds that the server's event loop has for taking up the heartbeats of a new link."""
 EOF_PATIENCE = 1.0
 """Seconds between the end of a link's heartbeat connection and, if that goes on, the end of the link."""
 
@@ -31,9 +36,15 @@ class Heartbeats:
         self._pulse = Pulse(interval)
         self._misses = misses
         self._expected: dict[str, Link] = {}
+        self._watched: set[Link] = set()
 
     def close(self) -> None:
         self._pulse.close()
+
+    def check(self, link: Link) -> None:
+        """Before it counts as made. Raises LinkError: it has no heartbeats, or they ended already."""
+        if link not in self._watched:
+            raise LinkError(f"cluster {link.cluster_id} exchanges no heartbeats")
 
     # ---- the server's end ----
 
@@ -51,61 +62,93 @@ class Heartbeats:
             raise LinkError("heartbeats came for a link that there is not")
         return link
 
-    async def insist(self, link: Link) -> None:
-        """The link is made: without heartbeats it is lost."""
-        with anyio.move_on_after(FIRST_BEAT):
-            await link.wait_closed()
-        if self._expected.pop(link.pulse, None) is not None:
-            link.lost("it never began to send heartbeats")
-
     # ---- the client's end ----
 
-    @staticmethod
-    async def bring(stream: anyio.abc.SocketStream, token: str) -> None:
-        """Say whose they are, and wait for the server's first: a link that is made is watched.
+    async def bring(self, link: Link, stream: anyio.abc.SocketStream, token: str, group: anyio.abc.TaskGroup) -> None:
+        """Connect once more to where a link's connection goes, and exchange heartbeats in a task of the group.
+
+        Returns when the server's first came: a link that is made is watched.
 
         Raises:
-            LinkError: it took none. The connection is closed.
+            LinkError: the server took no connection for them.
         """
+        made = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         try:
-            await Wire(stream).send(PulseMessage(token=token))
-            await stream.receive(1)
-        except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
-            await anyio.aclose_forcefully(stream)
-            raise LinkError(f"the peer took no connection for heartbeats: {error!r}") from error
-        except BaseException:
-            await anyio.aclose_forcefully(stream)
-            raise
+            sock = await _connect(made.family, made.getpeername(), encode(PulseMessage(token=token)))
+        except OSError as error:
+            raise LinkError(f"the peer took no connection for heartbeats: {error}") from error
+        await group.start(self.beat, link, sock, FIRST_BEAT)
 
     # ---- both ----
 
-    async def beat(self, link: Link, stream: anyio.abc.SocketStream, patience: float = 0.0) -> None:
-        """Exchange them until the link is over, then close the connection. ``patience``: seconds more for the first."""
-        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-        silence = link.heartbeat * (self._misses + 1)
-        lost, why = anyio.Event(), ""
+    async def beat(
+        self,
+        link: Link,
+        sock: socket.socket,
+        patience: float = 0.0,
+        *,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Exchange them until the link is over; started when the peer's first came.
 
-        def tell(reason: str) -> None:
+        Args:
+            sock: connected, and the thread's from here on, whatever is raised.
+            patience: seconds more for the peer's first.
+
+        Raises:
+            LinkError: none came, or none can be exchanged.
+        """
+        begun, over, why, is_begun = anyio.Event(), anyio.Event(), "", False
+
+        def lost(reason: str) -> None:
             nonlocal why
             why = reason
-            lost.set()
+            self._watched.discard(link)
+            begun.set()
+            over.set()
 
         try:
-            watch = self._pulse.watch(socket.socket(fileno=os.dup(raw.fileno())), silence, tell, patience)
+            watch = self._pulse.watch(sock, link.heartbeat * (self._misses + 1), lost, begun.set, patience)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
-            link.lost(f"no heartbeats can be exchanged: {error}")
-            await anyio.aclose_forcefully(stream)
-            return
+            raise LinkError(f"no heartbeats can be exchanged: {error}") from error
+        self._watched.add(link)
         try:
-            async with stream, anyio.create_task_group() as group:
+            async with anyio.create_task_group() as group:
                 group.start_soon(_until_closed, link, group.cancel_scope)
-                await lost.wait()
-                if why == CLOSED:  # the peer died, or it parted: the connection for messages will tell
-                    with anyio.move_on_after(EOF_PATIENCE):
-                        await link.wait_closed()
+                await begun.wait()
+                is_begun = not why
+                if is_begun:
+                    task_status.started()
+                    await over.wait()
+                    await _let_it_tell(link, why)
                 link.lost(why)
+                if not is_begun:
+                    group.cancel_scope.cancel()
         finally:
+            self._watched.discard(link)
             watch.stop()
+        if why and not is_begun:
+            raise LinkError(f"the peer's heartbeats never began: {why}")
+
+
+async def _let_it_tell(link: Link, why: str) -> None:
+    """The peer that closed its connection died, or parted: that for messages knows which."""
+    if why == CLOSED:
+        with anyio.move_on_after(EOF_PATIENCE):
+            await link.wait_closed()
+
+
+async def _connect(family: int, address: tuple[str, int], first: bytes) -> socket.socket:
+    """A plain socket that is connected and has sent this. Raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, address)
+        await loop.sock_sendall(sock, first)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def _until_closed(link: Link, scope: anyio.CancelScope) -> None:

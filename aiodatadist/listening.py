@@ -1,4 +1,4 @@
-"""A port on which clients come to us."""
+"""A port on which clients come: each as a plain socket, from which no event loop has read anything."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import errno
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from aiodatadist.errors import LLMException
 
@@ -33,6 +35,9 @@ class Listening:
         self.key = key
         self.is_over = False
         self._listener = listener
+        self._sockets: list[socket.socket] = [
+            each.extra(anyio.abc.SocketAttribute.raw_socket) for each in getattr(listener, "listeners", [listener])
+        ]
         self._scope = anyio.CancelScope()
 
     @classmethod
@@ -49,30 +54,38 @@ class Listening:
             ) from error
 
     async def serve(
+        self, client: Callable[[socket.socket, Listening], Coroutine[Any, Any, None]], group: anyio.abc.TaskGroup
+    ) -> None:
+        """Serve clients, in tasks of the group, until closed; a client's task closes its socket."""
+        with self._scope:
+            async with self._listener, anyio.create_task_group() as accepting:
+                for sock in self._sockets:
+                    accepting.start_soon(self._accept, sock, client, group)
+
+    async def _accept(
         self,
-        client: Callable[[anyio.abc.SocketStream, Listening], Coroutine[Any, Any, None]],
+        sock: socket.socket,
+        client: Callable[[socket.socket, Listening], Coroutine[Any, Any, None]],
         group: anyio.abc.TaskGroup,
     ) -> None:
-        """Serve clients, in tasks of the group, until closed; running out of file descriptors makes them wait, no more."""
-
-        async def one(stream: anyio.abc.SocketStream) -> None:
-            await client(stream, self)
-
-        with self._scope:
-            async with self._listener:
-                while True:
-                    try:
-                        await self._listener.serve(one, group)
-                    except* OSError as errors:  # of several listeners, which anyio serves in a group
-                        logger.error("a client cannot be accepted: %s", errors.exceptions[0])  # noqa: TRY400
-                    await anyio.sleep(ACCEPT_PAUSE)
+        """Running out of file descriptors makes clients wait, no more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(sock)
+            except OSError as error:
+                logger.error("a client cannot be accepted: %s", error)  # noqa: TRY400
+                await anyio.sleep(ACCEPT_PAUSE)
+            else:
+                group.start_soon(client, accepted, self)
+                await anyio.lowlevel.checkpoint()  # where many wait, accepting does not
 
     def close(self) -> None:
         """No more clients. The loop stops watching the socket first: else one that comes right now would be lost in it."""
         self.is_over = True
         loop = asyncio.get_running_loop()
         # A loop may say that it does not watch the socket, or that it is closed: then there is nothing to do.
-        for listener in getattr(self._listener, "listeners", [self._listener]):
+        for sock in self._sockets:
             with contextlib.suppress(OSError, ValueError, RuntimeError, NotImplementedError):
-                loop.remove_reader(listener.extra(anyio.abc.SocketAttribute.raw_socket))
+                loop.remove_reader(sock)
         self._scope.cancel()

@@ -54,13 +54,22 @@ class Pulse:
         self._heart: _Heart | None = None
         self.closed = False
 
-    def watch(self, sock: socket.socket, silence: float, lost: Callable[[str], object], patience: float = 0.0) -> Watch:
-        """Beat on a connected stream socket and listen to the peer's beats. The socket is ours now, whatever is raised.
+    def watch(
+        self,
+        sock: socket.socket,
+        silence: float,
+        lost: Callable[[str], object],
+        begun: Callable[[], object] | None = None,
+        patience: float = 0.0,
+    ) -> Watch:
+        """Beat on a connected stream socket and listen to the peer's beats. The socket is ours now, whatever is raised: no
+        event loop may read from it any more.
 
         Args:
             silence: seconds without a byte of the peer after which it is lost. Has to be well above the peer's interval.
-            patience: so many seconds more for the first: the peer's event loop has to take the connection up.
             lost: called at most once, on the running event loop, with the reason in plain words. The socket is closed then.
+            begun: called there, too, when the peer's first byte came.
+            patience: so many seconds more for that: the peer's event loop has to take the connection up.
 
         Raises:
             RuntimeError: this is closed, or no event loop is running.
@@ -72,7 +81,7 @@ class Pulse:
                 raise RuntimeError("the heartbeats have ended: this Pulse is closed")
             if not silence > 0:
                 raise ValueError(f"silence is {silence}: it has to be more than 0 s")
-            watch = Watch(self, lost)
+            watch = Watch(self, lost, begun)
             line = _Line(
                 sock, sock.fileno(), silence, asyncio.get_running_loop(), watch._deliver, monotonic(), patience
             )
@@ -100,20 +109,26 @@ class Pulse:
 class Watch:
     """A peer that is watched. Touched on its event loop only."""
 
-    def __init__(self, pulse: Pulse, lost: Callable[[str], object]) -> None:
+    def __init__(self, pulse: Pulse, lost: Callable[[str], object], begun: Callable[[], object] | None) -> None:
         self._pulse = pulse
         self._lost: Callable[[str], object] | None = lost
+        self._begun = begun
         self._on: tuple[_Heart, _Line] | None = None
 
     def stop(self) -> None:
-        """Never call ``lost`` from now on; the thread closes the socket presently. Idempotent."""
-        on, self._on, self._lost = self._on, None, None
+        """Never call ``lost`` or ``begun`` from now on; the thread closes the socket presently. Idempotent."""
+        on, self._on, self._lost, self._begun = self._on, None, None, None
         if on is not None:
             heart, line = on
             heart.post(line, watched=False)
 
-    def _deliver(self, reason: str) -> None:
-        """What the thread has queued on the loop. By now the watch may have been stopped, or everything closed."""
+    def _deliver(self, reason: str | None) -> None:
+        """What the thread has queued on the loop: why the peer is lost, or None for its first byte. By now the watch may have
+        been stopped, or everything closed."""
+        if reason is None:
+            if self._begun is not None and not self._pulse.closed:
+                self._begun()
+            return
         lost, self._on, self._lost = self._lost, None, None
         if lost is not None and not self._pulse.closed:
             lost(reason)
@@ -127,10 +142,11 @@ class _Line:
     fd: int
     silence: float
     loop: asyncio.AbstractEventLoop
-    tell: Callable[[str], None]
+    tell: Callable[[str | None], None]
     heard: float
     """When the last byte came, or from when on silence counts."""
     patience: float
+    has_begun: bool = False
 
 
 class _Heart:
@@ -251,9 +267,10 @@ class _Heart:
         count = _libc.recv(line.sock.fileno(), self._buffer, READ, socket.MSG_DONTWAIT)
         if count > 0:
             line.heard = monotonic()  # not earlier: the thread may have been stopped right before it read
-            if line.patience:
-                line.patience = 0.0
+            if not line.has_begun:
+                line.has_begun = True
                 self._next_judgement = min(self._next_judgement, line.heard + line.silence)
+                self._say(line, None)
         elif count == 0:
             self._lose(line, CLOSED)
         elif (error := ctypes.get_errno()) != errno.EAGAIN:
@@ -279,10 +296,14 @@ class _Heart:
 
     def _lose(self, line: _Line, reason: str) -> None:
         if self._let_go(line):
-            try:
-                line.loop.call_soon_threadsafe(line.tell, reason)
-            except RuntimeError:  # the loop is closed: nobody is interested any more
-                logger.debug("a peer was lost after its event loop: %s", reason)
+            self._say(line, reason)
+
+    @staticmethod
+    def _say(line: _Line, reason: str | None) -> None:
+        try:
+            line.loop.call_soon_threadsafe(line.tell, reason)
+        except RuntimeError:  # the loop is closed: nobody is interested any more
+            logger.debug("a peer was %s after its event loop", "heard" if reason is None else f"lost ({reason})")
 
     def _let_go(self, line: _Line) -> bool:
         """False if it was let go before."""

@@ -21,6 +21,14 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long ones run in the night."""
+    if os.environ.get("AIODATADIST_NIGHTLY") != "1":
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+
+
 def pytest_collection_finish() -> None:
     """Some hundred thousand objects of all tests' are here to stay: garbage collections need not look at them again."""
     gc.collect()

@@ -1,14 +1,15 @@
 """One peer: what two linked clusters say to each other, and what they move.
 
-``link`` is the life of it and ``opening`` its beginning; ``wire`` its connection, ``calls`` questions and answers, ``ways``
-its channels; ``grants`` what the peer may reach of ours; ``errands`` and ``service`` transfers that need words, asked for by
-us and by the peer; ``notes`` notifications, ``arrivals`` layers that have come.
+``link`` is the life of it and ``opening`` its beginning; ``connection`` and ``wire`` carry its messages, ``calls`` questions
+and answers, ``ways`` its channels; ``grants`` what the peer may reach of ours; ``errands`` and ``service`` transfers that
+need words, asked for by us and by the peer; ``notes`` notifications, ``arrivals`` layers that have come.
 
 Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
 more. Refuses to know: other links.
 """
 
 from aiodatadist.link.arrivals import LayerReceiver
+from aiodatadist.link.connection import Connection, hear_first
 from aiodatadist.link.link import DRAIN, Link
 from aiodatadist.link.notes import Inbox, Notification
 from aiodatadist.link.operation import Job, Operation
@@ -17,5 +18,5 @@ from aiodatadist.link.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.ways import channel_name
 from aiodatadist.link.wire import Wire
 
-__all__ = ["DRAIN", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState", "LinkStatistics",
-           "Notification", "Operation", "Wire", "channel_name"]  # fmt: skip
+__all__ = ["DRAIN", "Connection", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState",
+           "LinkStatistics", "Notification", "Operation", "Wire", "channel_name", "hear_first"]  # fmt: skip

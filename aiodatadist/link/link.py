@@ -32,7 +32,7 @@ from aiodatadist.link.calls import Calls
 from aiodatadist.link.errands import Errands
 from aiodatadist.link.grants import Grants
 from aiodatadist.link.notes import Outbox, decode
-from aiodatadist.link.opening import Opening, refuse
+from aiodatadist.link.opening import Opening
 from aiodatadist.link.operation import Job, Operation, failed
 from aiodatadist.link.service import Service
 from aiodatadist.link.state import Home, LinkState
@@ -163,29 +163,20 @@ class Link:
 
     # ---- opening ----
 
-    async def hear_first(self) -> Message:
-        """What a client says first.
-
-        Raises:
-            LinkError: nothing that we understand; it was told.
-        """
-        try:
-            return await self._wire.receive()
-        except LinkError as error:
-            await refuse(self._wire, error)
-            raise
-
     async def shake_hands(
-        self, handshake: Handshake, connect: Connect | None, first: Message | None, admit: Callable[[Hello], None]
-    ) -> str:
+        self,
+        handshake: Handshake,
+        connect: Connect | None,
+        first: Message | None,
+        admit: Callable[[Hello], None],
+        bring: Callable[[str], Awaitable[None]] | None,
+    ) -> None:
         """Agree with the peer and open the channel. The caller sets the deadline.
 
         Args:
             connect: makes us the client.
             first: what the client said already.
-
-        Returns:
-            What a connection for heartbeats has to say to the server.
+            bring: the client's: bring heartbeats, given what a connection for them has to say. Raises LinkError.
 
         Raises:
             LinkError: it cannot be; the peer was told, if it was our doing.
@@ -196,10 +187,10 @@ class Link:
             self._names = (handshake.me, peer.cluster_id)
             admit(peer)
 
-        ready = await Opening(handshake, self._wire, self.ways, self._transport, met).agree(connect, first, self.pulse)
+        opening = Opening(handshake, self._wire, self.ways, self._transport, met)
+        ready = await opening.agree(connect, first, self.pulse, bring)
         self.ways.on_first(ready.epoch)
         self.state = LinkState.READY
-        return ready.pulse
 
     # ---- transfers ----
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
-from aiodatadist.errors import InternalError, LinkError, LLMException, PeerLost
+from aiodatadist.errors import LinkError, LLMException, PeerLost
 from aiodatadist.link.ways import Ways
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import Endpoint
@@ -47,13 +47,16 @@ class Opening:
         self._transport = transport
         self._admit = admit
 
-    async def agree(self, connect: Connect | None, first: Message | None, pulse: str) -> Ready:
-        """To the end: both halves of the channel are open. The caller sets the deadline.
+    async def agree(
+        self, connect: Connect | None, first: Message | None, pulse: str, bring: Callable[[str], Awaitable[None]] | None
+    ) -> Ready:
+        """To the end: both halves of the channel are open, and heartbeats come. The caller sets the deadline.
 
         Args:
             connect: makes us the client.
             first: what the client said already.
             pulse: what a connection for heartbeats has to say to us.
+            bring: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
 
         Returns:
             The peer's last word.
@@ -67,9 +70,10 @@ class Opening:
                 await self._wire.send(*handshake.start(connect))
             peer, connect = await self._converse(first)
             await self._open_channel(peer, connect)
+            if bring is not None:
+                await bring((await self._hear_ready()).pulse)
             await self._wire.send(*handshake.opened(self._ways.current.mine, pulse))
-            while not handshake.is_done:
-                handshake.receive(await self._wire.receive())
+            return await self._hear_ready()
         except LinkError as error:
             await refuse(self._wire, error)
             raise
@@ -77,9 +81,12 @@ class Opening:
             failure = LinkError(str(error), status_code=error.status_code)
             await refuse(self._wire, failure)
             raise failure from error
-        if handshake.ready is None:
-            raise InternalError("a handshake is done without a word from the peer")
-        return handshake.ready
+
+    async def _hear_ready(self) -> Ready:
+        """The peer's last word, which may have come already."""
+        while self._handshake.ready is None:
+            self._handshake.receive(await self._wire.receive())
+        return self._handshake.ready
 
     async def _converse(self, first: Message | None) -> tuple[Hello, Connect]:
         """Until both ends know who the other is and what the channel is called."""

@@ -28,7 +28,7 @@ class Wire:
     waits, so whoever reacts to a message can answer it, and :meth:`pump` sends them in this order.
     """
 
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+    def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self.stream = stream
         self._decoder = Decoder(UNVERIFIED_BODY)
         self._ready: deque[Message] = deque()

@@ -38,6 +38,14 @@ class Decoder:
         self._buffer = bytearray()
         self._failure: ProtocolError | None = None
 
+    @property
+    def wanting(self) -> int:
+        """Bytes to the end of the next message, or of its head: who reads no more than that takes nothing from behind it."""
+        if len(self._buffer) < HEAD.size:
+            return HEAD.size - len(self._buffer)
+        _, _, length = HEAD.unpack_from(self._buffer)
+        return HEAD.size + int(length) - len(self._buffer)
+
     def feed(self, data: bytes) -> list[Message]:
         """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
 

@@ -9,8 +9,10 @@
             <-  proof   checks it         CONNECT
     ACCEPT  connect  ->                   OPEN
     OPEN    <-  accept
-            both open the channel, each says ready when its half is open
-    DONE    ready   <->  ready            DONE
+            both open the channel
+            <-  ready                     when its half is open
+    DONE    ready    ->                   DONE
+            when its half is open and heartbeats come
 
 At any point either may say ``refuse``, and then it is over; so it is after whatever the other end should not have said.
 """

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
@@ -127,7 +127,8 @@ class CacheEntry(_Message):
 class Ready(_Message):
     """The sender's half of the channel is open; it reaches what the sender had registered up to ``epoch``.
 
-    ``pulse``: from the server: what a second connection of the client's has to say to carry this link's heartbeats.
+    ``pulse``: from the server: what a second connection of the client's has to say to carry this link's heartbeats. The
+    client says ready when heartbeats come on it.
     """
 
     type: Literal["ready"] = "ready"
@@ -136,7 +137,10 @@ class Ready(_Message):
 
 
 class Pulse(_Message):
-    """The first and only message of a connection that carries heartbeats, one byte each, from then on."""
+    """The first and only message of a connection that carries heartbeats, one byte each, from then on.
+
+    The receiver reads it, and not a byte more, before it decides who reads the rest.
+    """
 
     type: Literal["pulse"] = "pulse"
     token: Hex

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
+from typing import Any
 
 import anyio
 import pytest
@@ -47,6 +49,25 @@ async def test_leaving_through_a_cancelled_scope_gives_everything_back(no_leaks:
     assert {n: after[n] for n in ("device_bytes", "streams", "comms")} == {
         n: before[n] for n in ("device_bytes", "streams", "comms")
     }
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
+    options: dict[str, Any] = {"listen_ip_info": "[::1]:0", "heartbeat_interval": 50}
+    async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        await decoder.datadist._running().link(address(prompt), 1, 5.0)
+        await anyio.sleep(0.5)  # twice as long as a link without heartbeats lives
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
 async def test_two_links_to_one_peer_at_a_time_are_one_link() -> None:

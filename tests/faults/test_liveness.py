@@ -24,6 +24,7 @@ from aiodatadist import (
     DataType,
     LLMClusterInfo,
     LLMException,
+    LLMRole,
     LLMStatusCode,
     NotLinked,
     PeerLost,
@@ -106,6 +107,17 @@ async def test_a_stopped_peer_is_noticed_on_an_idle_link() -> None:
             assert "no heartbeat" in await gone(cluster)
         with pytest.raises((PeerLost, NotLinked)):
             await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+
+
+async def test_a_client_that_stops_as_soon_as_it_is_linked_is_noticed() -> None:
+    async with puppet(**BRISK) as peer, open_cluster(2, LLMRole.MIX, device_id=7, **BRISK) as cluster:
+        linking = asyncio.create_task(peer.ask("link", 2, cluster.datadist.listen_address))
+        await cluster.datadist.wait_linked(1)
+        peer.send(signal.SIGSTOP)
+        with lasting(DETECTED):
+            assert "no heartbeat" in await gone(cluster)
+        peer.send(signal.SIGCONT)
+        await linking
 
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])

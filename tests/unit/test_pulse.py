@@ -119,6 +119,38 @@ async def test_the_first_beat_comes_at_once_and_the_others_at_intervals(
         pulse.close()
 
 
+async def test_the_peers_first_byte_is_told_once_and_the_others_are_not(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    begun: list[threading.Thread] = []
+    news, last = News(), News()
+    pulse.watch(pair[0], 0.2, news, lambda: begun.append(threading.current_thread()), patience=60)
+    await asyncio.sleep(0.1)
+    assert begun == []
+    for _ in range(3):
+        pair[1].send(b"x")
+        await asyncio.sleep(0.05)
+    assert begun == [threading.main_thread()]
+    assert "no heartbeat" in await news.come()  # from its first byte on it has the time that all have
+    silent = socket.socketpair()
+    with silent[1]:
+        pulse.watch(silent[0], 0.05, last, lambda: begun.append(threading.current_thread()))
+        await last.come()
+    assert len(begun) == 1
+
+
+async def test_who_stopped_watching_is_not_told_of_the_first_byte(
+    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    begun: list[int] = []
+    pair[1].send(b"x")
+    watch = pulse.watch(pair[0], FOREVER, News(), lambda: begun.append(1))
+    spin(lambda: pulse._heart is not None and any(line.has_begun for line in [*pulse._heart._lines.values()]))
+    watch.stop()
+    await asyncio.sleep(0.05)
+    assert begun == []
+
+
 async def test_any_bytes_are_a_beat_however_many(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
     news, loop = News(), asyncio.get_running_loop()
     pulse.watch(pair[0], 0.25, news)

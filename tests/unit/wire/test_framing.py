@@ -173,3 +173,14 @@ def test_messages_before_a_damaged_one_are_read_when_they_come_alone() -> None:
     assert decoder.feed(HELLO + encode(Disconnect(reason="x"))[:-1]) == [hello(1)]
     with pytest.raises(ProtocolError):
         decoder.feed(b"]")
+
+
+def test_reading_no_more_than_is_wanted_ends_with_the_message() -> None:
+    decoder, data = Decoder(), encode(Bye()) + HELLO + encode(Bye())
+    for message in (Bye(), hello(1), Bye()):
+        found: list[Message] = []
+        while not found:
+            wanted, data = data[: decoder.wanting], data[decoder.wanting :]
+            found = decoder.feed(wanted)
+        assert found == [message]
+    assert data == b""

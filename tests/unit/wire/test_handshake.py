@@ -10,7 +10,7 @@ from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, P
 from aiodatadist.wire.auth import Side, proof
 from aiodatadist.wire.framing import Decoder, encode
 from aiodatadist.wire.handshake import Handshake, State, refusal
-from aiodatadist.wire.messages import Bye, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist.wire.messages import PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
 from tests.unit.wire.examples import endpoint, hello, messages
 
 KEY = b"a key"
@@ -218,7 +218,7 @@ def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: byte
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        (hello(1, protocol=2), "protocol differs: 1 here, 2 at the peer"),
+        (hello(1, protocol=PROTOCOL + 1), f"protocol differs: {PROTOCOL} here, {PROTOCOL + 1} at the peer"),
         (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft here, ascend at the peer"),
         (hello(1, endpoint=endpoint(transport="loopback")), "transport differs: hccl here, loopback at the peer"),
         (hello(1, one_sided=False), "one-sided mode differs: True here, False at the peer"),

@@ -1,0 +1,107 @@
+"""A client's connection: a plain socket until it said what it is for, then a byte stream or the heartbeats'.
+
+An event loop that once reads a socket for a stream of its own cannot be told reliably to stop. So it reads the first
+message of a connection and no byte more, and only what is not for heartbeats becomes a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from aiodatadist.errors import LinkError, PeerLost, ProtocolError
+from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY
+from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.wire.handshake import refusal
+from aiodatadist.wire.messages import Message
+
+REFUSAL = 1.0
+"""Seconds for telling a client that it is refused."""
+
+
+async def hear_first(sock: socket.socket) -> Message:
+    """The first message on a non-blocking socket. What is behind it stays in the socket, which stays the caller's.
+
+    Raises:
+        PeerLost: the client is gone.
+        ProtocolError: what came is no message; the client was told.
+    """
+    loop, decoder, messages = asyncio.get_running_loop(), Decoder(UNVERIFIED_BODY), list[Message]()
+    try:
+        while not messages:
+            data = await loop.sock_recv(sock, decoder.wanting)
+            if not data:
+                raise PeerLost(GONE)
+            messages = decoder.feed(data)
+    except ProtocolError as error:
+        await _refuse(sock, error)
+        raise
+    except LinkError:  # which is an OSError, too
+        raise
+    except OSError as error:
+        raise PeerLost(GONE) from error
+    return messages[0]
+
+
+async def _refuse(sock: socket.socket, error: LinkError) -> None:
+    """Before closing, the rest is read: the kernel throws away what was sent if something received was not read."""
+    with contextlib.suppress(OSError), anyio.move_on_after(REFUSAL, shield=True):
+        await asyncio.get_running_loop().sock_sendall(sock, encode(refusal(error)))
+        sock.recv(RECEIVE)
+
+
+class Connection(anyio.abc.ByteStream):
+    """The rest of a connection, as a byte stream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._may_hold_more = False
+        writer.transport.set_write_buffer_limits(0)  # sent is what the kernel has
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Self:
+        """The socket is the stream's from here on, whatever is raised."""
+        try:
+            return cls(*await asyncio.open_connection(sock=sock))
+        except BaseException:
+            sock.close()
+            raise
+
+    async def receive(self, max_bytes: int = RECEIVE) -> bytes:
+        """Raises EndOfStream, BrokenResourceError."""
+        if self._may_hold_more:  # then reading does not wait, and a peer that sends much would keep the loop
+            await anyio.lowlevel.checkpoint()
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+        if not data:
+            raise anyio.EndOfStream
+        self._may_hold_more = len(data) == max_bytes
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Until the kernel has it. Raises BrokenResourceError."""
+        if self._writer.transport.is_closing():
+            raise anyio.BrokenResourceError
+        self._writer.write(item)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    async def aclose(self) -> None:
+        """At once: what was not sent by now is dropped."""
+        self._writer.transport.abort()
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,178 @@
+"""A client's connection: its first message is read and no byte more; then it is a byte stream, or the heartbeats'."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.link import Connection, hear_first
+from aiodatadist.link.wire import UNVERIFIED_BODY
+from aiodatadist.wire.framing import HEAD, MAGIC, VERSION, Decoder, encode
+from aiodatadist.wire.messages import Message, Pulse, Refuse
+
+PULSE = Pulse(token="0" * 64)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[socket.socket, socket.socket]]:
+    """A client's blocking socket, and the server's as the event loop accepts it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        listener.setblocking(False)
+        client.connect(listener.getsockname())
+        server, _ = await asyncio.get_running_loop().sock_accept(listener)
+        with server:
+            yield client, server
+
+
+def said(client: socket.socket) -> list[Message]:
+    """What the server said until it closed."""
+    client.settimeout(5)
+    decoder, messages = Decoder(), list[Message]()
+    while data := client.recv(1 << 16):
+        messages += decoder.feed(data)
+    return messages
+
+
+# ---- the first message ----
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8, 50, 1000])
+async def test_what_is_behind_the_first_message_stays_in_the_socket(cut: int) -> None:
+    async with pair() as (client, server):
+        data = encode(PULSE) + b"\0\0\0"
+        hearing = asyncio.create_task(hear_first(server))
+        for at in range(0, len(data), cut):
+            client.sendall(data[at : at + cut])
+            await asyncio.sleep(0)
+        assert await hearing == PULSE
+        for _ in range(10):
+            await asyncio.sleep(0)
+        client.shutdown(socket.SHUT_WR)
+        server.setblocking(True)
+        assert server.recv(100, socket.MSG_WAITALL) == b"\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "does not speak our protocol"),
+        (HEAD.pack(MAGIC, VERSION + 1, 10) + b"x" * 1000, "frames have version"),
+        (HEAD.pack(MAGIC, VERSION, UNVERIFIED_BODY + 1), f"the limit is {UNVERIFIED_BODY}"),
+        (HEAD.pack(MAGIC, VERSION, 0), "not valid"),
+        (HEAD.pack(MAGIC, VERSION, 4) + b"null" + b"x" * 1000, "not valid"),
+    ],
+)
+async def test_client_that_says_nonsense_is_told(data: bytes, words: str) -> None:
+    async with pair() as (client, server):
+        client.sendall(data)
+        with pytest.raises(ProtocolError, match=words):
+            await hear_first(server)
+        server.close()
+        (refusal,) = said(client)
+        assert isinstance(refusal, Refuse)
+        assert words in refusal.reason
+
+
+@pytest.mark.parametrize("data", [b"", encode(PULSE)[:5], encode(PULSE)[:-1]])
+async def test_client_that_leaves_is_lost(data: bytes) -> None:
+    async with pair() as (client, server):
+        client.sendall(data)
+        client.close()
+        with pytest.raises(PeerLost):
+            await hear_first(server)
+
+
+async def test_waiting_for_a_silent_client_can_be_cancelled() -> None:
+    async with pair() as (client, server):
+        with anyio.move_on_after(0.01) as scope:
+            await hear_first(server)
+        assert scope.cancelled_caught
+        client.sendall(encode(PULSE))
+        assert await hear_first(server) == PULSE
+
+
+# ---- the rest as a stream ----
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[socket.socket, Connection]]:
+    async with pair() as (client, server):
+        stream = await Connection.over(server)
+        try:
+            yield client, stream
+        finally:
+            await anyio.aclose_forcefully(stream)
+
+
+async def test_stream_gives_what_comes_and_then_the_end() -> None:
+    async with connection() as (client, stream):
+        client.sendall(b"x" * 1000)
+        client.shutdown(socket.SHUT_WR)
+        found = [await stream.receive(300)]
+        while sum(map(len, found)) < 1000:
+            found.append(await stream.receive(300))
+        assert b"".join(found) == b"x" * 1000
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+
+
+async def test_stream_that_is_always_full_lets_the_loop_go_on() -> None:
+    async with connection() as (client, stream), anyio.create_task_group() as group:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        client.sendall(b"x" * 1000)
+        await stream.receive(1)
+        group.start_soon(count)
+        await asyncio.sleep(0)
+        before = turns
+        for _ in range(900):
+            await stream.receive(1)
+        assert turns - before >= 800
+        group.cancel_scope.cancel()
+
+
+async def test_sending_waits_for_a_peer_that_does_not_read() -> None:
+    async with connection() as (client, stream):
+        size = 16 << 20
+        with anyio.move_on_after(0.1) as scope:
+            await stream.send(b"x" * size)
+        assert scope.cancelled_caught
+        found = 0
+        while found < size:
+            found += len(await asyncio.to_thread(client.recv, 1 << 20))
+
+
+async def test_reader_of_a_stream_that_is_closed_here_wakes() -> None:
+    async with connection() as (_, stream), anyio.create_task_group() as group:
+
+        async def read() -> None:
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await stream.receive()
+
+        group.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        await stream.aclose()
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.send(b"x")
+
+
+async def test_peer_that_resets_is_noticed_by_reader_and_writer() -> None:
+    async with connection() as (client, stream):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.close()
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await stream.receive()
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.send(b"x")
