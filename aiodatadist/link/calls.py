@@ -34,12 +34,14 @@ class Call:
 
 
 class Calls:
-    """All of one link, by the numbers that we gave them."""
+    """All of one link, by the numbers that we gave them. ``is_over``: no answer comes any more."""
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._numbers = itertools.count(1)
         self._open: dict[int, Call] = {}
+        self._insisting: set[anyio.CancelScope] = set()
+        self.is_over = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -62,6 +64,23 @@ class Calls:
         with self.open(question, kind, name) as call:
             await call.answered.wait()
             return call.answer
+
+    async def insist(self, call: Call, seconds: float) -> None:
+        """Wait for an answer even if cancelled: for so long, and not when none can come any more."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
+            if self.is_over:
+                return
+            self._insisting.add(scope)
+            try:
+                await call.answered.wait()
+            finally:
+                self._insisting.discard(scope)
+
+    def end(self) -> None:
+        """The peer is not listened to any more: no answer comes."""
+        self.is_over = True
+        for scope in self._insisting:
+            scope.cancel()
 
     def find(self, message: Answer) -> Call | None:
         """What a message answers; None: nobody waits any more.

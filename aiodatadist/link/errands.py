@@ -181,18 +181,18 @@ class Errands:
             self._link.post(Grant(cache=entry.message()))
 
     async def _stop(self, operation: Operation, call: Call) -> None:
-        """The peer is too slow, or nobody wants it any more: until it says that it stopped, or the link is given up."""
+        """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
         link = self._link
         if not link.is_open:
             self._doubt(operation)
             return
         link.post(Stop(call=call.number))
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + STOP):
-            await call.answered.wait()
+        await link.calls.insist(call, STOP)
         if call.answer is None:
             self._doubt(operation)
-            why = f"cluster {link.cluster_id} did not stop writing within {STOP:g} s"
-            link.break_off(LinkError(why, hint="link_clusters() again"))
+            if not link.calls.is_over:
+                why = f"cluster {link.cluster_id} did not stop writing within {STOP:g} s"
+                link.break_off(LinkError(why, hint="link_clusters() again"))
 
     def _doubt(self, operation: Operation) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""

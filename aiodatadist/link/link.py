@@ -451,7 +451,10 @@ class Link:
                 group.start_soon(self._part)
                 group.start_soon(self._pump)
                 group.start_soon(self._watch, group.cancel_scope)
-                await self._listen()
+                try:
+                    await self._listen()
+                finally:
+                    self.calls.end()
                 group.cancel_scope.cancel()
         finally:
             self._group = None

@@ -142,6 +142,39 @@ async def test_a_stopped_peer_is_noticed_while_blocks_move(one_sided: bool) -> N
         assert (entry.leases, entry.holders) == (0, set())
 
 
+async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_keep_its_death_from_others() -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60_000}
+    async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
+        manager = cluster.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        peer.send(signal.SIGSTOP)
+        waiter = asyncio.create_task(gone(cluster))
+        others = [manager.pull_blocks(BlocksCacheKey(1), cache, [n], [n]) for n in range(1, 3)]
+        await anyio.wait_all_tasks_blocked()
+        others[0].cancel()
+        await anyio.wait_all_tasks_blocked()
+        with lasting(1):  # 5 s are what the peer has for answering that it stopped
+            peer.send(signal.SIGKILL)
+            await waiter
+            with pytest.raises(PeerLost):
+                await others[1]
+            with pytest.raises(PeerLost):
+                await others[0]
+
+
+async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_hold_up_finalize() -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60_000}
+    async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
+        manager = cluster.datadist.cache_manager
+        peer.send(signal.SIGSTOP)
+        task = manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        await anyio.wait_all_tasks_blocked()
+        task.cancel()
+        await anyio.wait_all_tasks_blocked()
+        with lasting(3):  # links that are parted from have a second
+            await cluster.datadist.finalize()
+
+
 async def test_a_peer_that_was_given_up_cannot_write_into_memory_that_was_given_back() -> None:
     async with puppet(**BRISK) as peer, linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
         manager = cluster.datadist.cache_manager
