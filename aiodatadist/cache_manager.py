@@ -36,6 +36,7 @@ from aiodatadist.descriptors import (
     Placement,
     check_cache_key,
 )
+from aiodatadist.device import give_way
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layout import Grid, indexes
@@ -90,6 +91,7 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
+        await give_way()
         return self._keeper.allocate(cache_desc, False, lambda: self._keeper.table.check_slots(cache_desc, keys))
 
     async def allocate_blocks_cache(
@@ -101,6 +103,7 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         key = _blocks_key(blocks_cache_key)
+        await give_way()
         return self._keeper.allocate(cache_desc, True, lambda: self._keeper.table.check_blocks(key))
 
     async def register_cache(
@@ -202,10 +205,12 @@ class CacheManager:
             LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
         """
         await self._keeper.deallocate(checks.instance(cache, "cache", Cache), False)
+        await give_way()
 
     async def deallocate_blocks_cache(self, cache: Cache) -> None:
         """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
         await self._keeper.deallocate(checks.instance(cache, "cache", Cache), True)
+        await give_way()
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
         """Unbind a key from its slot: when this returns no peer can pull by it. Unknown keys and registered caches are left
@@ -216,6 +221,7 @@ class CacheManager:
         """
         checks.instance(cache_key, "cache_key", CacheKey)
         await self._keeper.remove_key(name_of(cache_key))
+        await give_way()
 
     async def unregister_cache(self, cache_id: int) -> None:
         """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
@@ -230,6 +236,7 @@ class CacheManager:
         checks.integer(cache_id, "cache_id", checks.INT64)
         await self._engine.wait_parted()
         await self._keeper.unregister(cache_id, self._engine.has_links)
+        await give_way()
 
     # ---- pulling ----
 

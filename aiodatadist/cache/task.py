@@ -52,6 +52,8 @@ class CacheTask:
     def __await__(self) -> Generator[Any, None, TransferReport]:
         if not self._transfer.is_done:
             yield from self._transfer.wait().__await__()
+        elif self._transfer.holds_loop():
+            yield
         return self.result()
 
     def done(self) -> bool:

@@ -40,6 +40,7 @@ from aiodatadist.context_caching.transfer import Transfer
 from aiodatadist.context_caching.turns import Turns
 from aiodatadist.context_caching.watch import Watch
 from aiodatadist.context_caching.work import LATE, Call, Work, in_time
+from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
 
 logger = logging.getLogger(__name__)
@@ -577,6 +578,7 @@ class ContextCache:
         rules.flag(read_local_only, "read_local_only")
         rules.flag(all_ranks, "all_ranks")
         rules.integer(lease_ms, "lease_ms", 0)
+        await give_way()
         if not self._watch.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
         left = await self._turns.wait(seconds)
@@ -609,6 +611,7 @@ class ContextCache:
         self._check_v1()
         wanted = check_hashes(hashes)
         seconds = rules.seconds(timeout)
+        await give_way()
         deadline = anyio.current_time() + seconds
         work = self._presence.remove(wanted, deadline)
         return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
@@ -641,6 +644,7 @@ class ContextCache:
         if self._life.is_over:
             return False
         self._life.check()
+        await give_way()
         return await self._work.is_healthy()
 
     @property

@@ -12,6 +12,7 @@ import anyio
 
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
+from aiodatadist.device import give_way
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class Transfer:
 
     async def _wait(self) -> None:
         if self.done():
+            await give_way()
             return
         try:
             await self._ended.wait()

@@ -7,10 +7,11 @@ thread; streams belong to the event loop they were opened on.
 
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
+from aiodatadist.device.loop_time import give_way
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.outcome import Outcome, TransferState
 from aiodatadist.device.program import CopyKind, Layering, Program
 from aiodatadist.device.stream import Stream, StreamLimits, Transfer
 
 __all__ = ["CopyKind", "Device", "Gate", "Layering", "Memory", "Outcome", "Program", "Stream", "StreamLimits",
-           "Transfer", "TransferState", "first_unusable", "open_gates"]  # fmt: skip
+           "Transfer", "TransferState", "first_unusable", "give_way", "open_gates"]  # fmt: skip

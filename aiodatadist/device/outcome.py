@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import anyio
 
+from aiodatadist.device.loop_time import loop_time
 from aiodatadist.errors import LLMException, StuckError
 
 logger = logging.getLogger(__name__)
@@ -78,21 +79,29 @@ class Outcome(ABC):
         return not self.is_done and self._cancel()
 
     async def wait(self) -> None:
-        """Wait for the end.
+        """Wait for the end. Where it is over already this suspends only if calls have held the loop for a millisecond.
 
         Raises:
             LLMException: it failed; the destination's contents are undefined, and no byte lands any more.
             asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
-                returns only when no byte can land any more.
+                returns only when no byte can land any more. A task that is cancelled just after the end gets it as well,
+                and ``state`` says what became of the transfer.
         """
-        await self.join()
+        if self.state is TransferState.PENDING:
+            await self.join()
+        elif self.holds_loop():
+            await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         if self.state is TransferState.CANCELLED:
             raise asyncio.CancelledError("the transfer was cancelled")
 
+    def holds_loop(self) -> bool:
+        """Calls have held the event loop for so long that awaiting this has to suspend, although it is done."""
+        return loop_time(asyncio.get_running_loop()).look()
+
     async def join(self) -> None:
-        """Wait for the end, whatever it is. Cancelling the waiting task cancels it, too."""
+        """Wait for the end, whatever it is; returns at once after it. Cancelling the waiting task cancels it, too."""
         if self.state is TransferState.PENDING:
             try:
                 await self._settled()

@@ -14,6 +14,7 @@ from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, completion_error
+from aiodatadist.device.loop_time import loop_time
 from aiodatadist.device.outcome import Outcome, TransferState
 from aiodatadist.device.program import Program
 from aiodatadist.device.threads import in_thread
@@ -71,6 +72,9 @@ class Transfer(Outcome):
     def quiesce_seconds(self) -> float:
         return 3 * self._stream.limits.grace  # C answers within patience and grace
 
+    def holds_loop(self) -> bool:
+        return self._stream.loop_time.is_over
+
     def _cancel(self) -> bool:
         return self._stream._cancel(self)
 
@@ -116,6 +120,7 @@ class Stream:
         self.limits = limits
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
+        self.loop_time = loop_time(self._loop)
         self._numbers = itertools.count(1)
         self._pending: dict[int, Transfer] = {}
         self._backlog: deque[tuple[Transfer, int]] = deque()
@@ -167,7 +172,10 @@ class Stream:
         steps, count = program.assemble()
         status = ring.ring_submit(self._ring, transfer._id, steps, count, timeout_ms, self._ran)
         if status == ring.RING_RAN:
-            transfer._complete(self._ran)
+            ran = self._ran
+            if ran.finished_ns > self.loop_time.limit:
+                self.loop_time.passed(ran.submitted_ns, ran.finished_ns)
+            transfer._complete(ran)
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
             if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.device import Outcome, TransferState
+from aiodatadist.device import Outcome, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.part import Part
 from aiodatadist.layered.request import Wanted
@@ -267,6 +267,7 @@ class LayeredTransfer(Outcome):
                     seconds = part.landed_at(offset, heard) - self._started
                     yield LayerDone(part.index, part.cluster_id, part.layers[offset], seconds)
                 told += 1
+                await give_way()
             if self.is_done:
                 return
             if self._changed is None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import anyio
 
+from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.wire.messages import Landed, Message, Watch
 
@@ -42,6 +43,7 @@ class LayerReceiver:
             if self._failure is not None:
                 raise type(self._failure)(*self._failure.args, status_code=self._failure.status_code)
             await self._arrivals.wait_news()
+        await give_way()
 
     def _take(self, message: Landed) -> None:
         for event in self._events[message.first : message.stop]:

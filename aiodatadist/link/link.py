@@ -14,7 +14,7 @@ import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name
-from aiodatadist.device import Program, Stream, Transfer, TransferState
+from aiodatadist.device import Program, Stream, Transfer, TransferState, give_way
 from aiodatadist.errors import (
     CacheNotFound,
     LinkClosed,
@@ -496,6 +496,7 @@ class Link:
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
             if self._wire.is_congested:
                 await self._wire.flush()
+            await give_way()  # many messages come in one piece
 
     async def _say_bye(self) -> None:
         """The peer leaves: it hears on while our transfers end."""

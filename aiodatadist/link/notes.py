@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import anyio
 
 from aiodatadist import checks
+from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid, ProtocolError
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note
 
@@ -135,6 +136,7 @@ class Inbox:
             note, taken = self._notes.popleft()
             taken()
             yield note
+            await give_way()
 
 
 def decode(note: Note) -> bytes:

@@ -1,0 +1,72 @@
+"""How long calls have held the event loop: small transfers end inside the call that asks for them, and awaiting what has
+ended suspends nothing. After a millisecond of that the next await lets the loop go round once."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from time import monotonic_ns
+from typing import Final
+
+HELD: Final = 1_000_000
+"""Nanoseconds for which calls may hold the loop before the next await suspends: some 20 to 50 small transfers."""
+
+
+class LoopTime:
+    """One per event loop. It counts from the first call of a round of the loop until the loop goes round.
+
+    Attributes:
+        limit: calls that end later than this have held the loop too long; 0 while none has worked in this round. The clock is
+            ``CLOCK_MONOTONIC`` in nanoseconds, that of C's completions.
+        is_over: they have: what is awaited next has to suspend.
+    """
+
+    __slots__ = ("__weakref__", "_loop", "is_over", "limit")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self.limit = 0
+        self.is_over = False
+
+    def passed(self, began: int, ended: int) -> None:
+        """A call worked from then to then, and ``ended`` is beyond the limit: it is the first of a round, or one too many."""
+        if self.limit:
+            self.is_over = True
+            return
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            self.limit = began + HELD
+            self.is_over = ended > self.limit
+            loop.call_soon(self._went_round)
+
+    def look(self) -> bool:
+        """The loop has been held too long by now."""
+        now = monotonic_ns()
+        if now > self.limit:
+            self.passed(now, now)
+        return self.is_over
+
+    def _went_round(self) -> None:
+        self.limit = 0
+        self.is_over = False
+
+
+_each: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTime] = weakref.WeakKeyDictionary()
+
+
+def loop_time(loop: asyncio.AbstractEventLoop) -> LoopTime:
+    """The one of this loop."""
+    found = _each.get(loop)
+    if found is None:
+        found = _each[loop] = LoopTime(loop)
+    return found
+
+
+async def give_way() -> None:
+    """For awaitables that may end without having waited for anything: suspends once if calls have held the loop too long.
+
+    Raises CancelledError: the task was cancelled meanwhile. A call with an effect that its caller has to learn of, such as an
+    allocation, gives way before that effect.
+    """
+    if loop_time(asyncio.get_running_loop()).look():
+        await asyncio.sleep(0)
