@@ -1,12 +1,13 @@
 /* The communicator object. Its handle is a number that is looked up; tasks and blocked calls hold references to the object.
  *
- *     new ---> published ---> closed          closed = HcclCommDestroy has run: the handle is gone, links are hung up,
- *                                             and memory and sockets go with the last reference                        */
+ *     new ---> published ---> closed ---> destroyed
+ *
+ * closed: HcclCommDestroy has begun, links are hung up, nothing starts any more. destroyed: it has succeeded, the handle is
+ * gone, and memory and sockets go with the last reference.                                                               */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include "hccl_soft.h"
 
@@ -25,10 +26,13 @@ static void comm_free(soft_object *object)
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         hccl_peer *peer = &comm->peers[rank];
         hccl_remotes_clear(&peer->remotes);
+        hccl_gate_unmap(peer->gate);
         close_if_open(peer->link);
+        close_if_open(peer->process);
         close_if_open(peer->send.fd);
         close_if_open(peer->recv.fd);
     }
+    close_if_open(comm->watch);
     pthread_mutex_destroy(&comm->lock);
     free(comm);
 }
@@ -46,10 +50,10 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const h
     comm->device = soft_current_device();
     comm->rank = rank;
     comm->size = size;
-    comm->cancel = -1;
+    comm->cancel = comm->watch = -1;
     for (uint32_t i = 0; i < size; i++) {
         hccl_peer *peer = &comm->peers[i];
-        peer->link = peer->send.fd = peer->recv.fd = -1;
+        peer->link = peer->process = peer->send.fd = peer->recv.fd = -1;
         atomic_init(&peer->send.busy, false);
         atomic_init(&peer->recv.busy, false);
     }
@@ -65,7 +69,7 @@ static bool name_is_taken(const hccl_comm *comm)
     return false;
 }
 
-static void forget_name(const hccl_comm *comm)
+void hccl_comm_forget(const hccl_comm *comm)
 {
     pthread_mutex_lock(&names_lock);
     for (hccl_comm **at = &named; *at; at = &(*at)->next)
@@ -166,59 +170,4 @@ HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code)
     if (!closed)
         return code;
     return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed by another thread", wait->function);
-}
-
-static void hang_up(hccl_comm *comm)
-{
-    for (uint32_t rank = 0; rank < comm->size; rank++) {
-        hccl_peer *peer = &comm->peers[rank];
-        if (peer->link >= 0)
-            shutdown(peer->link, SHUT_RDWR);
-        if (peer->send.fd >= 0)
-            shutdown(peer->send.fd, SHUT_RDWR);
-        if (peer->recv.fd >= 0)
-            shutdown(peer->recv.fd, SHUT_RDWR);
-    }
-}
-
-/* Bindings end here and not with the last reference: memory may be deregistered as soon as HcclCommDestroy has returned. */
-static HcclResult close_comm(hccl_comm *comm)
-{
-    pthread_mutex_lock(&comm->lock);
-    HcclResult code = comm->closed ? HCCL_E_NOT_FOUND : comm->tasks ? HCCL_E_AGAIN : HCCL_SUCCESS;
-    if (!code) {
-        comm->closed = true;
-        if (comm->cancel >= 0)
-            eventfd_write(comm->cancel, 1);
-        hang_up(comm);
-        hccl_regions_clear(&comm->bound, false);
-        for (uint32_t rank = 0; rank < comm->size; rank++)
-            hccl_regions_clear(&comm->peers[rank].offered, true);
-    }
-    pthread_mutex_unlock(&comm->lock);
-    return code;
-}
-
-HcclResult HcclCommDestroy(HcclComm handle)
-{
-    hccl_comm *comm;
-    HCCL_ENTER();
-    if (!handle)
-        return HCCL_SUCCESS;
-    HcclResult code = hccl_comm_find(__func__, handle, &comm);
-    if (code)
-        return code;
-    code = close_comm(comm);
-    if (code == HCCL_E_AGAIN)
-        soft_hccl_error(code, "%s: transfers of this communicator are queued or running", __func__);
-    if (code == HCCL_E_NOT_FOUND)
-        soft_hccl_error(code, "%s: another thread destroyed it first", __func__);
-    if (!code) {
-        if (comm->one_sided)
-            forget_name(comm);
-        if (soft_handle_remove(SOFT_COMM, handle))
-            hccl_comm_put(comm);
-    }
-    hccl_comm_put(comm);
-    return code;
 }

@@ -1,6 +1,8 @@
-/* The task of HcclBatchPut and HcclBatchGet: copies between our memory and a peer's, done entirely on this side. It looks
- * up every MiB: a stream abort ends it there, and so does a peer that hung up. That peer's memory may be somebody else's
- * by now, so going on would be wrong even where it still works.                                                          */
+/* The task of HcclBatchPut and HcclBatchGet: copies between our memory and a peer's, done entirely on this side, in pieces of
+ * about a MiB. Before each it looks up: a stream abort ends it there, and so does a peer that hung up. That peer's memory
+ * may be somebody else's by now, so going on would be wrong even where it still works. A put is inside of the link's gate
+ * while it copies a piece, so that the peer knows whether we may still write (hccl_gate.c). A get needs none: what it read
+ * too late it does not report, because it looks up behind the last piece, too.                                           */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +10,8 @@
 #include "hccl_soft.h"
 
 #define PARTS_MAX 64                                    /* ranges per system call; small blocks are moved many at a time */
+
+static const char gone[] = "the peer has ended or has destroyed the communicator";
 
 static aclError lost(const hccl_transfer *transfer, const char *why)
 {
@@ -21,13 +25,34 @@ static aclError look_up(hccl_transfer *transfer)
         return ACL_ERROR_RT_STREAM_ABORT;
     if (hccl_socket_alive(transfer->link))
         return ACL_SUCCESS;
-    return lost(transfer, "the peer has ended or has destroyed the communicator");
+    return lost(transfer, gone);
+}
+
+static void leave(hccl_transfer *transfer)
+{
+    if (transfer->inside)
+        hccl_gate_leave(transfer->gate, hccl_side(transfer->comm, transfer->rank), transfer->link);
+    transfer->inside = false;
+}
+
+static aclError begin_piece(hccl_transfer *transfer)
+{
+    aclError code = look_up(transfer);
+    if (code || !transfer->put)
+        return code;
+    transfer->inside = true;
+    if (hccl_gate_enter(transfer->gate, hccl_side(transfer->comm, transfer->rank)))
+        return ACL_SUCCESS;
+    return lost(transfer, gone);
 }
 
 static aclError moved(hccl_transfer *transfer, uint64_t bytes)
 {
     transfer->unchecked += bytes;
-    return transfer->unchecked < HCCL_PIECE ? ACL_SUCCESS : look_up(transfer);
+    if (transfer->unchecked < HCCL_PIECE)
+        return ACL_SUCCESS;
+    leave(transfer);
+    return begin_piece(transfer);
 }
 
 /* Memory may have been freed while the task was queued. */
@@ -134,11 +159,12 @@ static aclError copy_all(hccl_transfer *transfer)
 static aclError run(soft_task *task)
 {
     hccl_transfer *transfer = (hccl_transfer *)task;
-    aclError code = look_up(transfer);
+    aclError code = begin_piece(transfer);
     if (!code)
         code = check_ranges(transfer);
     if (!code)
         code = copy_all(transfer);
+    leave(transfer);
     return code ? code : look_up(transfer);
 }
 

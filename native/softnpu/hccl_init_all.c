@@ -23,16 +23,22 @@ static HcclResult check_devices(const char *function, uint32_t count, const int3
 
 static HcclResult join(const char *function, hccl_comm *low, hccl_comm *high)
 {
-    int fds[6] = {-1, -1, -1, -1, -1, -1};
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0
+    int fds[6] = {-1, -1, -1, -1, -1, -1}, shared = hccl_gate_new();
+    hccl_gate *low_gate = shared < 0 ? NULL : hccl_gate_map(shared), *high_gate = low_gate ? hccl_gate_map(shared) : NULL;
+    if (shared >= 0)
+        close(shared);
+    if (high_gate && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) == 0
         && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds + 2) == 0
         && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds + 4) == 0) {
         const int low_channels[2] = {fds[2], fds[4]}, high_channels[2] = {fds[5], fds[3]};   /* send, receive */
-        HcclResult code = hccl_mesh_install(low, high->rank, fds[0], getpid(), low_channels);
-        HcclResult other = hccl_mesh_install(high, low->rank, fds[1], getpid(), high_channels);
+        HcclResult code = hccl_mesh_install(low, high->rank, fds[0], getpid(), low_gate, low_channels);
+        HcclResult other = hccl_mesh_install(high, low->rank, fds[1], getpid(), high_gate, high_channels);
         return code ? code : other;
     }
-    HcclResult code = soft_hccl_error(HCCL_E_SYSCALL, "%s: socketpair: %s", function, strerror(errno));
+    HcclResult code = soft_hccl_error(HCCL_E_SYSCALL, "%s: two sockets and a page for a pair of ranks: %s", function,
+                                     strerror(errno));
+    hccl_gate_unmap(low_gate);
+    hccl_gate_unmap(high_gate);
     for (int i = 0; i < 6; i++)
         if (fds[i] >= 0)
             close(fds[i]);

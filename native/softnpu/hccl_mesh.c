@@ -59,7 +59,7 @@ static void set_channel(hccl_channel *channel, int fd)
     channel->fd = fd;
 }
 
-HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, const int channels[2])
+HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, hccl_gate *gate, const int channels[2])
 {
     hccl_peer *peer = &comm->peers[rank];
     pthread_mutex_lock(&comm->lock);
@@ -68,7 +68,9 @@ HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid
         if (peer->link >= 0)
             close(peer->link);
         hccl_remotes_clear(&peer->remotes);             /* what the old link told about is not true for the new one */
+        hccl_gate_unmap(peer->gate);
         peer->link = link;
+        peer->gate = gate;
         peer->pid = pid;
         peer->here = pid == getpid();
         if (channels[0] >= 0) {                         /* made once; later links of a two-sided communicator bring none */
@@ -81,6 +83,7 @@ HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid
     if (taken)
         return HCCL_SUCCESS;
     close(link);
+    hccl_gate_unmap(gate);
     close_channels(channels);
     return closed ? HCCL_E_NOT_FOUND : HCCL_E_AGAIN;
 }
@@ -98,9 +101,25 @@ static void hello_to(const hccl_comm *comm, uint32_t rank, hccl_message *hello)
 
 /* ---- the higher rank ---- */
 
+/* With the answer to our hello come the gate, and our ends of the channels where there are any. */
+static HcclResult unpack(const hccl_comm *comm, uint32_t rank, hccl_message *answer, hccl_gate **gate, int channels[2])
+{
+    bool complete = answer->nfds == (needs_channels(comm, rank) ? 3 : 1);
+    *gate = complete ? hccl_gate_map(answer->fds[0]) : NULL;
+    if (!*gate) {
+        hccl_message_close(answer);
+        return HCCL_E_INTERNAL;
+    }
+    close(answer->fds[0]);
+    for (int i = 1; i < answer->nfds; i++)
+        channels[i - 1] = answer->fds[i];
+    return HCCL_SUCCESS;
+}
+
 static HcclResult greet(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, int fd)
 {
     hccl_message hello;
+    hccl_gate *gate;
     int channels[2] = {-1, -1};
     pid_t pid;
     HcclResult code = hccl_socket_ours(fd, &pid) ? HCCL_SUCCESS : HCCL_E_UNAVAIL;
@@ -110,17 +129,12 @@ static HcclResult greet(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, i
     }
     if (!code)
         code = hccl_message_receive(wait, fd, HCCL_HELLO, 0, &hello);
-    if (!code && hello.nfds != (needs_channels(comm, rank) ? 2 : 0)) {
-        hccl_message_close(&hello);
-        code = HCCL_E_INTERNAL;
-    }
-    if (code) {
-        close(fd);
-        return code == HCCL_E_UNAVAIL ? HCCL_E_AGAIN : code;
-    }
-    for (int i = 0; i < hello.nfds; i++)
-        channels[i] = hello.fds[i];
-    return hccl_mesh_install(comm, rank, fd, pid, channels);
+    if (!code)
+        code = unpack(comm, rank, &hello, &gate, channels);
+    if (!code)
+        return hccl_mesh_install(comm, rank, fd, pid, gate, channels);
+    close(fd);
+    return code == HCCL_E_UNAVAIL ? HCCL_E_AGAIN : code;
 }
 
 static HcclResult try_to_join(hccl_comm *comm, const hccl_wait *wait, uint32_t rank)
@@ -161,22 +175,40 @@ static bool make_channels(int ends[4])
     return true;
 }
 
+/* What goes with our answer: a gate, and the peer's ends of two channels where they are needed. */
+static bool pack(const hccl_comm *comm, uint32_t rank, hccl_message *answer, hccl_gate **gate, int channels[2])
+{
+    int fd = hccl_gate_new(), ends[4];
+    *gate = fd < 0 ? NULL : hccl_gate_map(fd);
+    bool made = *gate && (!needs_channels(comm, rank) || make_channels(ends));
+    if (made) {
+        answer->fds[answer->nfds++] = fd;
+        for (int i = 0; i < 2 && needs_channels(comm, rank); i++) {
+            channels[i] = ends[i];
+            answer->fds[answer->nfds++] = ends[2 + i];
+        }
+        return true;
+    }
+    if (fd >= 0)
+        close(fd);
+    hccl_gate_unmap(*gate);
+    return false;
+}
+
 static HcclResult welcome(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, int fd, pid_t pid)
 {
     hccl_message hello;
-    int ends[4] = {-1, -1, -1, -1};
+    hccl_gate *gate;
+    int channels[2] = {-1, -1};
     hello_to(comm, rank, &hello);
-    if (needs_channels(comm, rank)) {
-        if (!make_channels(ends))
-            return close(fd), HCCL_E_SYSCALL;
-        hello.nfds = 2;
-        memcpy(hello.fds, ends + 2, 2 * sizeof *ends);
-    }
+    if (!pack(comm, rank, &hello, &gate, channels))
+        return close(fd), HCCL_E_SYSCALL;
     HcclResult code = hccl_message_send(wait, fd, &hello);
-    close_channels(ends + 2);
+    hccl_message_close(&hello);                         /* they are the peer's now */
     if (!code)
-        return hccl_mesh_install(comm, rank, fd, pid, ends);
-    close_channels(ends);
+        return hccl_mesh_install(comm, rank, fd, pid, gate, channels);
+    hccl_gate_unmap(gate);
+    close_channels(channels);
     close(fd);
     return HCCL_E_AGAIN;                                /* it left, or does not listen; whoever waits for us will come again */
 }
@@ -255,11 +287,21 @@ static HcclResult open_door(hccl_comm *comm, const hccl_wait *wait, int *door)
     return HCCL_SUCCESS;
 }
 
+static void break_link(const hccl_comm *comm, uint32_t rank)
+{
+    const hccl_peer *peer = &comm->peers[rank];
+    if (peer->link < 0)
+        return;
+    hccl_gate_shut(peer->gate);
+    hccl_gate_clear(peer->gate, hccl_side(comm, rank)); /* the peer takes the end of the link for the end of our writing */
+    shutdown(peer->link, SHUT_RDWR);
+}
+
 void hccl_mesh_break(hccl_comm *comm, int64_t only)
 {
     for (uint32_t rank = 0; rank < comm->size; rank++)
-        if ((only < 0 || only == rank) && comm->peers[rank].link >= 0)
-            shutdown(comm->peers[rank].link, SHUT_RDWR);
+        if (only < 0 || only == rank)
+            break_link(comm, rank);
 }
 
 /* A transfer that still runs over a link that has hung up ends by itself, soon. */

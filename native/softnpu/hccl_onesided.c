@@ -71,6 +71,7 @@ static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_tran
             hccl_transfer_add(transfer, copy);
     }
     transfer->link = peer->link;
+    transfer->gate = peer->gate;
     transfer->pid = peer->pid;
     transfer->here = peer->here;
     pthread_mutex_unlock(&comm->lock);

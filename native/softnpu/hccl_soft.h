@@ -10,7 +10,8 @@
  *   hccl_message.c    framed messages with file descriptors          hccl_copy.c       BatchPut/Get: the task
  *   hccl_mesh.c       every rank finds every other                   hccl_channel.c    one send or receive, step by step
  *   hccl_info.c       getters, error texts, groups                   hccl_sendrecv.c   Send, Recv, Barrier
- *   hccl_init_all.c   the one that needs no rendezvous
+ *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
+ *                                                              hccl_gate.c       who is in the middle of writing
  *
  * A pair of ranks shares a *link* (a SEQPACKET socket: set-up messages, and the news that the peer is gone) and, unless the
  * communicator is one-sided, two *channels* (STREAM sockets, one per direction of HcclSend). A one-sided link is one file
@@ -101,12 +102,28 @@ typedef struct hccl_remote {
 } hccl_remote;
 typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_remotes;  /* ordered by base, no overlap */
 
+/* ---- hccl_gate.c: side 0 is the lower rank of a link, side 1 the higher ---- */
+typedef struct hccl_gate {
+    atomic_uint shut;                                   /* by either end: nobody goes in any more */
+    atomic_uint writing[2];                             /* pieces that a side is copying into the other's memory */
+} hccl_gate;
+int        hccl_gate_new(void);                         /* a file descriptor for both ends to map, or -1 */
+hccl_gate *hccl_gate_map(int fd);                       /* NULL: it is no such thing. `fd` stays the caller's. */
+void       hccl_gate_unmap(hccl_gate *gate);            /* or NULL */
+bool       hccl_gate_enter(hccl_gate *gate, int side);  /* false: shut. To be left either way. */
+void       hccl_gate_leave(hccl_gate *gate, int side, int link);
+void       hccl_gate_shut(hccl_gate *gate);
+bool       hccl_gate_busy(const hccl_gate *gate, int side);
+void       hccl_gate_clear(const hccl_gate *gate, int side); /* waits until our own side is out */
+
 /* ---- hccl_comm.c ---- */
 typedef struct hccl_channel { int fd; atomic_bool busy; } hccl_channel;
 typedef struct hccl_peer {
     int link;                                           /* -1: never linked; one that hung up stays until it is replaced */
     pid_t pid;
+    int process;                                        /* a pidfd, once we wait for it to let go; or -1 */
     bool here;                                          /* a rank of this very process */
+    hccl_gate *gate;                                    /* of the link; NULL: never linked */
     hccl_channel send, recv;
     hccl_remotes remotes;
     hccl_regions offered;                               /* HcclRegisterMem */
@@ -119,9 +136,10 @@ typedef struct hccl_comm {
     char name[HCCL_NAME_BYTES];
     int device;
     uint32_t rank, size;
-    bool one_sided, prepared, suspended, closed;
+    bool one_sided, prepared, suspended, closed, destroyed;
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     int cancel;                                         /* that thread's eventfd */
+    int watch;                                          /* an epoll of what says that peers let go; -1: nobody is waited for */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;
     struct hccl_comm *next;                             /* live one-sided communicators */
@@ -131,6 +149,8 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const h
 HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle); /* takes over the reference */
 HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm);    /* a new reference */
 void       hccl_comm_put(hccl_comm *comm);
+void       hccl_comm_forget(const hccl_comm *comm);                            /* its name may be used again */
+static inline int hccl_side(const hccl_comm *comm, uint32_t rank) { return comm->rank > rank; } /* ours, of the link to it */
 HcclResult hccl_comm_hold(const char *function, hccl_comm *comm);              /* counts a task in, unless closed */
 void       hccl_comm_release(hccl_comm *comm);                                 /* counts it out */
 HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait);                 /* one set-up call at a time */
@@ -145,7 +165,7 @@ bool hccl_socket_alive(int fd);
 /* ---- hccl_message.c ---- */
 enum { HCCL_HELLO = 1, HCCL_REGIONS, HCCL_DESCRIPTORS, HCCL_STATUS };
 enum { HCCL_LAST = 1, HCCL_PREPARE = 2, HCCL_EXCHANGE = 4 };
-#define HCCL_MAGIC               0x534e4831u            /* changes whenever the layout of messages does */
+#define HCCL_MAGIC               0x534e4832u            /* changes whenever the layout of messages does */
 #define HCCL_MESSAGE_REGIONS     64
 #define HCCL_MESSAGE_DESCRIPTORS 32
 typedef struct hccl_head { uint32_t magic; uint16_t kind, flags; uint32_t count; int32_t status; } hccl_head;
@@ -169,7 +189,8 @@ HcclResult hccl_message_confirm(const hccl_wait *wait, int fd, HcclResult mine);
 
 /* ---- hccl_mesh.c; `only` is one rank, or -1 for all ---- */
 HcclResult hccl_mesh_connect(hccl_comm *comm, const hccl_wait *wait, int64_t only);
-HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, const int channels[2]); /* takes them over */
+HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid, hccl_gate *gate, const int channels[2]);
+                                                                                 /* takes them over */
 void       hccl_mesh_break(hccl_comm *comm, int64_t only);
 
 /* ---- hccl_remote.c, hccl_swap.c ---- */
@@ -193,7 +214,8 @@ typedef struct hccl_transfer {
     int link;
     pid_t pid;
     bool here;
-    bool put, held;                                     /* held: counted in by hccl_comm_hold */
+    hccl_gate *gate;
+    bool put, inside, held;                             /* inside: of the gate; held: counted in by hccl_comm_hold */
     uint64_t unchecked;                                 /* bytes since the last look at abort and peer */
     uint32_t count;
     hccl_copy copies[];

@@ -29,6 +29,14 @@ int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_D
 int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
 int softnpu_release(void *addr, uint64_t size);
 
+/* HcclCommDestroy says HCCL_E_AGAIN while a peer is in the middle of writing into memory of this process, and does not come out
+ * of it: it was stopped. Then this is a file descriptor that becomes readable when destroying it is worth another try,
+ * because the peer has let go or has ended. It is the communicator's, and closed with it. -1: nothing is waited for. */
+int softnpu_comm_awaited(void *comm);
+/* Destroys it without waiting: the caller has seen to it that memory which the peer may still write means nothing to anybody.
+ * 0, or -1: it is not one that HcclCommDestroy refused for that reason. */
+int softnpu_comm_abandon(void *comm);
+
 typedef struct softnpu_counters {
     uint64_t device_bytes, pinned_bytes;           /* allocated now */
     uint64_t allocations, adopted, imported;       /* live */

@@ -192,7 +192,7 @@ async def test_a_peer_that_was_given_up_cannot_write_into_memory_that_was_given_
         assert await peer.ask("push_failed") in {"PeerLost", "LinkClosed", "NotLinked", "LinkError"}
         changed = [int((array != 0x77).any(axis=1).sum()) for array in arrays]
         del arrays, array
-        assert sum(changed) <= 1, "more than the piece that softnpu was copying when it was stopped"
+        assert sum(changed) == 0
 
 
 # ---- busy ----
