@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
 
-.PHONY: help demo test nightly check native abi bench wheel clean
+.PHONY: help demo test nightly check native abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -39,6 +39,12 @@ native: $(STAMP)  ## the C tests: plain, under ASan and UBSan, under TSan
 abi: $(STAMP)  ## our declarations against the vendor's headers (fetched by pip into .cache/abi), and softnpu's exports
 	$(BIN)/python -m tests.abi --fetch
 	AIODATADIST_REQUIRE_ABI=1 $(BIN)/python -m pytest tests/abi
+
+sniffio: $(STAMP)  ## a short run with the newest of everything, and sniffio (its venv is made in .cache/venvs)
+	$(BIN)/python -m tests.lanes sniffio
+
+oldest: $(STAMP)  ## a short run with the oldest of everything that pyproject.toml allows
+	$(BIN)/python -m tests.lanes oldest
 
 bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.pull_blocks

@@ -19,6 +19,7 @@ from aiodatadist.cache.copier import Copier
 from aiodatadist.cache.keeper import Keeper
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.communicators import Communicators
+from aiodatadist.concurrency import Spawner
 from aiodatadist.config import LLMConfig, PoolConfig
 from aiodatadist.descriptors import LLMRole, Placement
 from aiodatadist.device import Device
@@ -181,10 +182,10 @@ class Engine:
 
     def start_job(self, job: LayeredTransfer) -> None:
         """Start a layered transfer; it ends when we do, at the latest."""
-        group = self._tasks()
+        tasks = Spawner(self._tasks())
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
-        job.start(group.start_soon)
+        job.start(tasks.start_soon)
 
     async def _open_pools(self) -> None:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):
@@ -218,7 +219,7 @@ class Engine:
         """Start a task that ends with the engine; False if that is over already."""
         if self._group is None or self._is_over:
             return False
-        self._group.start_soon(call, *args)
+        Spawner(self._group).start_soon(call, *args)
         return True
 
     @property

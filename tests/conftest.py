@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests import strictness
+
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
@@ -33,6 +35,16 @@ def pytest_collection_finish() -> None:
     """Some hundred thousand objects of all tests' are here to stay: garbage collections need not look at them again."""
     gc.collect()
     gc.freeze()
+
+
+strictness.install()
+
+
+@pytest.fixture(autouse=True)
+def anyio_in_tasks_only() -> Iterator[None]:
+    """anyio was used in no callback of the loop's: that works, or not, with what else is installed."""
+    yield
+    assert not (found := strictness.taken()), f"anyio outside a task, {len(found)} times; first\n{found[0]}"
 
 
 def open_files() -> set[str]:

@@ -19,6 +19,7 @@ import anyio.lowlevel
 from aiodatadist.blocking.stats import Counters
 from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.concurrency import Event
 from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
@@ -75,7 +76,7 @@ class Handle:
         self._error: Exception | None = None
         self._report: TransferReport | None = None
         self._task: CacheTask | None = None
-        self._waiters: list[anyio.Event] = []
+        self._waiters: list[Event] = []
 
     def poll(self) -> HandleState:
         """How it is, in one word."""
@@ -163,7 +164,7 @@ class Handle:
     async def _join(self, seconds: float | None) -> bool:
         if self.done():
             return True
-        ended = anyio.Event()
+        ended = Event()
         self._waiters.append(ended)
         try:
             with anyio.move_on_after(seconds):
@@ -196,7 +197,7 @@ class Submissions:
         self._undrained = 0
         self._is_closed = False
         self._under_way: set[Handle] = set()
-        self._news = anyio.Event()
+        self._news = Event()
 
     def submit(self, handle: Handle) -> None:
         """Let the loop begin it. Never waits.
@@ -261,7 +262,7 @@ class Submissions:
         self._outbox.append(handle)
         if not self._under_way:
             self._news.set()
-            self._news = anyio.Event()
+            self._news = Event()
 
     async def close(self, seconds: float) -> None:
         """Refuse what is new, let what is under way finish for so long, and stop what is left then."""

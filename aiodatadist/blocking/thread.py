@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
-import anyio.abc
 
+from aiodatadist.concurrency import Scope, Spawner
 from aiodatadist.errors import DeviceError, ForkError, LLMException, LLMStatusCode, TransferError
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class _Call:
     def __init__(self, function: Callable[[], Awaitable[Any]]) -> None:
         self.future: Future[Any] = Future()
         self._function = function
-        self._scope: anyio.CancelScope | None = None
+        self._scope: Scope | None = None
 
-    def start(self, group: anyio.abc.TaskGroup) -> None:
+    def start(self, tasks: Spawner) -> None:
         if not self.future.done():
-            self._scope = anyio.CancelScope()
-            group.start_soon(self._run, self._scope)
+            self._scope = Scope()
+            tasks.start_soon(self._run, self._scope)
 
-    async def _run(self, scope: anyio.CancelScope) -> None:
+    async def _run(self, scope: Scope) -> None:
         """In a task of the loop's. That what is called was cancelled by somebody else is no reason to cancel others."""
         try:
             with scope:
@@ -72,6 +72,11 @@ class _Call:
         else:
             self._scope.cancel()
 
+    def fail(self, error: BaseException) -> None:
+        """It cannot begin, or ends with this. Nothing happens if it is settled."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
     def _settle(self, result: Any, error: Exception | None) -> None:
         if error is None:
             self.future.set_result(result)
@@ -92,7 +97,7 @@ class LoopThread:
         self._is_over = False
         self._lock = threading.RLock()  # a signal handler, or a finalizer, of the thread that has it may post, too
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._group: anyio.abc.TaskGroup
+        self._tasks: Spawner
         self._stopping: anyio.Event
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="aiodatadist loop", daemon=True)
@@ -130,10 +135,11 @@ class LoopThread:
         self._stopping = anyio.Event()
         loop.add_reader(self._bell, self._answer)
         try:
-            async with anyio.create_task_group() as self._group:
+            async with anyio.create_task_group() as group:
+                self._tasks = Spawner(group)
                 started.set_result(None)
                 await self._stopping.wait()
-                self._group.cancel_scope.deadline = anyio.current_time() + LAST_CALLS
+                group.cancel_scope.deadline = anyio.current_time() + LAST_CALLS
         finally:
             loop.remove_reader(self._bell)
 
@@ -181,7 +187,7 @@ class LoopThread:
         call = _Call(function)
         self._calls.add(call)
         try:
-            self.post(lambda: call.start(self._group))
+            self.post(lambda: self._start(call))
             return _result_of(call.future)  # type: ignore[no-any-return]
         except BaseException:  # what it raised itself, or what a signal handler did while it runs
             if not call.future.done():
@@ -191,6 +197,14 @@ class LoopThread:
             raise
         finally:
             self._calls.discard(call)
+
+    def _start(self, call: _Call) -> None:
+        """On the loop. Whatever goes wrong, the caller, who waits for it, is told."""
+        try:
+            call.start(self._tasks)
+        except BaseException as error:
+            call.fail(error)
+            raise
 
     def post(self, function: Callable[[], object]) -> None:
         """Run ``function()`` on the loop soon, in the order of the posts. Waits for nothing; many share one wake-up.

@@ -15,6 +15,7 @@ import anyio
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
 from aiodatadist.cache.table import CacheTable, Entry, check_desc
+from aiodatadist.concurrency import Event
 from aiodatadist.config import PoolConfig
 from aiodatadist.descriptors import Cache, CacheDesc, Placement
 from aiodatadist.device import Device, Memory
@@ -41,7 +42,7 @@ class _Leaving:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.settled = anyio.Event()
+        self.settled = Event()
         self.error: LLMException | None = None
 
     async def wait(self) -> None:
@@ -359,7 +360,7 @@ class Keeper:
             leaving.settled.set()
 
     @staticmethod
-    def _revoke(entry: Entry) -> list[anyio.Event]:
+    def _revoke(entry: Entry) -> list[Event]:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
     async def _give_back(self, entry: Entry) -> None:

@@ -8,10 +8,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import anyio
-
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.pool import PagePool
+from aiodatadist.concurrency import Event
 from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
@@ -21,7 +20,7 @@ from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 class Holder(Protocol):
     """A peer that may reach a cache at any moment, because it was told where it is."""
 
-    def revoke(self, entry: Entry) -> anyio.Event:
+    def revoke(self, entry: Entry) -> Event:
         """Take it back. When nothing of the peer's can touch it any more, it is taken out of ``entry.holders``, and the
         event is set."""
 
@@ -92,7 +91,7 @@ class Entry:
         self.keep: list[object] = []
         self.layer_seconds: float | None = None
         self.views: Callable[[], object] = lambda: None
-        self._change: anyio.Event | None = None
+        self._change: Event | None = None
 
     @property
     def references(self) -> int:
@@ -138,7 +137,7 @@ class Entry:
     async def wait_change(self) -> None:
         """Until the last lease, or the last holder, is gone, or it is poisoned."""
         if self._change is None:
-            self._change = anyio.Event()
+            self._change = Event()
         await self._change.wait()
 
     # ---- what others see ----

@@ -10,6 +10,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist.concurrency import Event
+
 
 class InTurn:
     """One half after the other, and nothing beside anything: where there is nothing to gain."""
@@ -35,7 +37,7 @@ class Behind(InTurn):
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self._group = group
         self._going = 0
-        self._ended = anyio.Event()
+        self._ended = Event()
         self._is_cut_short = False
         self.error: Exception | None = None
 
@@ -64,7 +66,7 @@ class Behind(InTurn):
         finally:
             self._going -= 1
             self._ended.set()
-            self._ended = anyio.Event()
+            self._ended = Event()
 
     async def room(self) -> None:
         """Wait until not more than one thing is going on. Raises what one of them raised."""

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist.concurrency import Spawner
 from aiodatadist.context_caching import rules
 from aiodatadist.context_caching.budget import Budget
 from aiodatadist.context_caching.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
@@ -480,7 +481,7 @@ class ContextCache:
         return seconds, left
 
     def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> Call:
-        deadline = anyio.current_time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds  # a done callback may start it, too: no task is needed
         return Call(keys, memory, total, deadline, deadline if seconds else math.inf)
 
     def _begin(
@@ -506,7 +507,7 @@ class ContextCache:
         self._transfers.add(transfer)
         if isinstance(call.memory, SlotMemory):
             self._in_slots.add(transfer)
-        group.start_soon(self._life.keep, partial(self._drive, transfer, call, work), name=transfer.what)
+        Spawner(group).start_soon(self._life.keep, partial(self._drive, transfer, call, work), name=transfer.what)
         return transfer
 
     async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:

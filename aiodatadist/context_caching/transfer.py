@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from aiodatadist.concurrency import Event, Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.device import give_way
@@ -36,12 +37,12 @@ class Transfer:
 
     def __init__(self, what: str, seconds: float) -> None:
         self.seconds = seconds
-        self.scope = anyio.CancelScope()
+        self.scope = Scope()
         self.is_stuck = False
         self.is_asked_to_stop = False
         self.what = what
         self._loop = asyncio.get_running_loop()
-        self._ended = anyio.Event()
+        self._ended = Event()
         self._result: CcResult | None = None
         self._error: EmsException | None = None
         self._callbacks: list[Callable[[Transfer], None]] = []

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
+from aiodatadist.concurrency import Event, Scope
 from aiodatadist.device import Outcome, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.part import Part
@@ -50,8 +51,8 @@ class LayeredTransfer(Outcome):
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
-        self._scope = anyio.CancelScope()
-        self._changed: anyio.Event | None = None
+        self._scope = Scope()
+        self._changed: Event | None = None
         self._started = perf_counter()
         self._has_task = self._has_concluded = False
         self._landed: list[tuple[Part, int, int, float]] = []  # some layers of a part: first, stop, when we heard of it
@@ -271,7 +272,7 @@ class LayeredTransfer(Outcome):
             if self.is_done:
                 return
             if self._changed is None:
-                self._changed = anyio.Event()
+                self._changed = Event()
             await self._changed.wait()
 
 

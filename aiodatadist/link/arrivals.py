@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import anyio
-
+from aiodatadist.concurrency import Event
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.wire.messages import Landed, Message, Watch
@@ -20,7 +19,7 @@ class LayerReceiver:
     def __init__(self, arrivals: Arrivals, cache_id: int, num_layers: int) -> None:
         self._arrivals = arrivals
         self._cache_id = cache_id
-        self._events = [anyio.Event() for _ in range(num_layers)]
+        self._events = [Event() for _ in range(num_layers)]
         self._failure: LLMException | None = None
 
     @property
@@ -70,7 +69,7 @@ class Arrivals:
         self._receivers: dict[int, LayerReceiver] = {}
         self._watched: set[int] = set()
         self._active: dict[Sender, int] = {}
-        self._news = anyio.Event()
+        self._news = Event()
 
     # ---- receiving ----
 
@@ -97,7 +96,7 @@ class Arrivals:
 
     def _wake(self) -> None:
         self._news.set()
-        self._news = anyio.Event()
+        self._news = Event()
 
     def end(self, failure: LinkError) -> None:
         """The link is over."""

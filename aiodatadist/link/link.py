@@ -14,6 +14,7 @@ import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name
+from aiodatadist.concurrency import Event, Spawner
 from aiodatadist.device import Program, Stream, Transfer, TransferState, give_way
 from aiodatadist.errors import (
     CacheNotFound,
@@ -106,15 +107,15 @@ class Link:
         self._device = device
         self._transport = transport
         self._home = home
-        self._group: anyio.abc.TaskGroup | None = None
+        self._tasks: Spawner | None = None
         self._streams: dict[str, Stream] = {}
         self._transfers: dict[Transfer, RemoteCache] = {}
         self.is_shut = False
         self._taken_back: set[Transfer] = set()
-        self._idle = anyio.Event()
-        self._closed = anyio.Event()
-        self._leaving = anyio.Event()
-        self._broken = anyio.Event()
+        self._idle = Event()
+        self._closed = Event()
+        self._leaving = Event()
+        self._broken = Event()
         self._reason = ""
         self._patience = 0.0
         self._vanished = False
@@ -158,8 +159,8 @@ class Link:
 
     def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start something that ends with the link."""
-        if self._group is not None:
-            self._group.start_soon(call)
+        if self._tasks is not None:
+            self._tasks.start_soon(call)
 
     # ---- opening ----
 
@@ -314,7 +315,7 @@ class Link:
     def check_idle(self) -> None:
         if self._is_idle:
             self._idle.set()
-            self._idle = anyio.Event()
+            self._idle = Event()
 
     # ---- words ----
 
@@ -349,7 +350,7 @@ class Link:
             if not slip.sent.is_set():
                 slip.drop()
 
-    async def _or_the_end(self, event: anyio.Event) -> None:
+    async def _or_the_end(self, event: Event) -> None:
         """Until it is set. Raises what ended the link."""
         async with anyio.create_task_group() as group:
 
@@ -363,7 +364,7 @@ class Link:
         if not event.is_set():
             raise self.copy_of_failure()
 
-    def revoke(self, entry: Entry) -> anyio.Event:
+    def revoke(self, entry: Entry) -> Event:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
         return self.grants.revoke(entry)
 
@@ -447,7 +448,7 @@ class Link:
         """Until the link is over: listen to the peer and, when asked to, part from it. Then give everything back."""
         try:
             async with anyio.create_task_group() as group:
-                self._group = group
+                self._tasks = Spawner(group)
                 group.start_soon(self._part)
                 group.start_soon(self._pump)
                 group.start_soon(self._watch, group.cancel_scope)
@@ -457,7 +458,7 @@ class Link:
                     self.calls.end()
                 group.cancel_scope.cancel()
         finally:
-            self._group = None
+            self._tasks = None
             await self._give_back()
 
     async def _watch(self, scope: anyio.CancelScope) -> None:

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import anyio
-
 from aiodatadist import checks
+from aiodatadist.concurrency import Event
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid, ProtocolError
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note
@@ -37,7 +36,7 @@ class Slip:
         self.payload = payload
         self.is_ready = False
         self.is_dropped = False
-        self.sent = anyio.Event()
+        self.sent = Event()
 
     def ready(self) -> None:
         """What it speaks of is in place."""
@@ -57,7 +56,7 @@ class Outbox:
         self._post = post
         self._slips: deque[Slip] = deque()
         self._window = WINDOW
-        self._emptied = anyio.Event()
+        self._emptied = Event()
 
     async def wait_empty(self) -> None:
         """Until all that were reserved are out, or dropped."""
@@ -89,7 +88,7 @@ class Outbox:
                 head.sent.set()
             self._slips.popleft()
         self._emptied.set()
-        self._emptied = anyio.Event()
+        self._emptied = Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Notification, Callable[[], None]]] = deque()
-        self._came = anyio.Event()
+        self._came = Event()
         self._is_closed = False
 
     def put(self, note: Notification, taken: Callable[[], None]) -> None:
@@ -124,7 +123,7 @@ class Inbox:
 
     def _wake(self) -> None:
         self._came.set()
-        self._came = anyio.Event()
+        self._came = Event()
 
     async def take(self) -> AsyncIterator[Notification]:
         """One after the other; ends when nothing can come any more. Several takers share them."""

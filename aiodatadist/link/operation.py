@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import anyio
-
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import Layers
 from aiodatadist.cache.table import Entry
+from aiodatadist.concurrency import Scope
 from aiodatadist.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.device import Outcome, TransferState
 from aiodatadist.errors import LLMException
@@ -100,7 +99,7 @@ class Operation(Outcome):
         self._patience = patience
         self._transfer: Outcome | None = None
         self.is_doubtful = False
-        self.scope = anyio.CancelScope()
+        self.scope = Scope()
 
     @property
     def quiesce_seconds(self) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aiodatadist.concurrency import Event
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
 from aiodatadist.link.calls import Calls
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
@@ -51,7 +52,7 @@ class _Renewal:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.over = anyio.Event()
+        self.over = Event()
         self.error: str | None = None
 
 
@@ -94,7 +95,7 @@ class Ways:
         self._current: Way | None = None
         self._old: dict[str, Way] = {}
         self._answers: dict[str, Renewed] = {}
-        self._changed = anyio.Event()
+        self._changed = Event()
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()
         self._following = 0
@@ -227,7 +228,7 @@ class Ways:
 
     def _wake(self) -> None:
         self._changed.set()
-        self._changed = anyio.Event()
+        self._changed = Event()
 
     def _switch(self, way: Way) -> None:
         old, self._current = self._current, way

@@ -33,7 +33,9 @@ Indexes = list[UInt64]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )  # model_id is one of ours
 
 
 class EndpointInfo(_Message):

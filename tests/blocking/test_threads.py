@@ -501,3 +501,18 @@ def test_several_clusters_pull_from_each_other_at_once() -> None:
         two.datadist.finalize()
         with pytest.raises((NotLinked, LinkError)):
             one.manager.pull_blocks(BlocksCacheKey(2), one.cache, [1], [1])
+
+
+def test_what_a_posted_function_raises_settles_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ZeroDivisionError("no task can be started")
+
+    running = thread.acquire()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(thread._Call, "start", refused)
+            with pytest.raises(ZeroDivisionError, match="no task can be started"):
+                running.call(lambda: asyncio.sleep(0))
+        assert running.call(lambda: asyncio.sleep(0, "it goes on")) == "it goes on"
+    finally:
+        thread.release(running)

@@ -21,7 +21,7 @@ NAMES = {
 }
 
 STORY: list[set[str]] = [
-    {"errors", "checks"},
+    {"errors", "checks", "concurrency"},
     {"descriptors"},
     {"cluster_info", "config", "layout", "listening", "options", "overlap", "pulse", "tensors"},
     {"_native"},

@@ -30,6 +30,7 @@ from aiodatadist import (
 from aiodatadist.cache.keeper import Keeper
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.table import Entry
+from aiodatadist.concurrency import Event
 from aiodatadist.config import PoolConfig
 from aiodatadist.descriptors import UNSET
 from aiodatadist.device import Device
@@ -57,12 +58,12 @@ class Peer:
     """A holder that is asked for a cache, and gives it back when the test says so."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, anyio.Event] = {}
+        self._answers: dict[int, Event] = {}
         self.asked: list[Entry] = []
 
-    def revoke(self, entry: Entry) -> anyio.Event:
+    def revoke(self, entry: Entry) -> Event:
         if entry.cache_id not in self._answers:
-            self._answers[entry.cache_id] = anyio.Event()
+            self._answers[entry.cache_id] = Event()
             self.asked.append(entry)
         return self._answers[entry.cache_id]
 
@@ -71,7 +72,7 @@ class Peer:
             event.set()
 
     def give_back(self, entry: Entry) -> None:
-        self._answers.pop(entry.cache_id, anyio.Event()).set()
+        self._answers.pop(entry.cache_id, Event()).set()
         entry.drop_holder(self)
 
 
@@ -94,7 +95,7 @@ async def open_keeper(*pools: Placement, pages: int = PAGES) -> AsyncIterator[Ke
 async def keeper() -> AsyncIterator[Keeper]:
     """One with a pool of device memory. A task of its own has it: a fixture begins and ends in different ones."""
     opened: asyncio.Future[Keeper] = asyncio.get_running_loop().create_future()
-    enough = anyio.Event()
+    enough = Event()
 
     async def host() -> None:
         async with open_keeper(Placement.DEVICE) as keeper:

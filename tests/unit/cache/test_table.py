@@ -12,6 +12,7 @@ from aiodatadist.cache.catalogue import Catalogue
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolConfig
 from aiodatadist.cache.table import CacheTable, Entry, check_desc
+from aiodatadist.concurrency import Event
 from aiodatadist.descriptors import UNSET
 from aiodatadist.transport import Region
 from aiodatadist.wire.framing import Decoder, encode
@@ -40,7 +41,7 @@ def add_blocks(table: CacheTable, key: BlocksCacheKey | None = None, pool: PageP
 class Peer:
     """A holder."""
 
-    def revoke(self, entry: Entry) -> anyio.Event:
+    def revoke(self, entry: Entry) -> Event:
         raise AssertionError("nobody asked for this")
 
 

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from aiodatadist.cache.table import CacheTable, Entry
+from aiodatadist.concurrency import Event
 from aiodatadist.link.grants import Grants
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
@@ -23,10 +24,10 @@ class Link:
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], seconds: float) -> None:
         self.said: list[Message] = []
         self.complaints: list[str] = []
-        self.complained = anyio.Event()
+        self.complained = Event()
         self.grants = Grants(self, seconds, self.said.append, spawn, self.give_up)
 
-    def revoke(self, entry: Entry) -> anyio.Event:
+    def revoke(self, entry: Entry) -> Event:
         return self.grants.revoke(entry)
 
     def give_up(self, why: str) -> None:

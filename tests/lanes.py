@@ -1,0 +1,102 @@
+"""A short run beside other versions of what is installed with us. Run as ``python -m tests.lanes sniffio|oldest``.
+
+``sniffio``: the newest of everything, and sniffio, with which anyio refuses to be used outside a task.
+``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
+
+Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENVS = ROOT / ".cache" / "venvs"
+OLDEST = ROOT / "tests" / "oldest.txt"
+
+TOOLS = ("cryptography", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "trustme")
+TESTS = (
+    "tests/test_callbacks.py",
+    "tests/test_pull.py",
+    "tests/test_notifications.py",
+    "tests/blocking/test_calls.py",
+    "tests/unit/link",
+    "tests/context_caching/test_loops.py",
+    "tests/context_caching/test_ems.py",
+)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What is installed beside the package, and the file of constraints, if there is one."""
+
+    name: str
+    extra: tuple[str, ...] = ()
+    constraints: Path | None = None
+
+    @property
+    def venv(self) -> Path:
+        return VENVS / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+    def stamp(self) -> str:
+        """Another one when the requirements are others, or the interpreter, or the place of the sources."""
+        files = [ROOT / "pyproject.toml", *([self.constraints] if self.constraints else [])]
+        words = [sys.version, str(ROOT), *TOOLS, *self.extra, *(file.read_text() for file in files)]
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+LANES = {lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST))}
+
+
+def make(lane: Lane) -> None:
+    """The lane's environment, if it is not there yet. Raises SystemExit: it cannot be made."""
+    stamp = lane.venv / "stamp"
+    if stamp.exists() and stamp.read_text() == lane.stamp():
+        return
+    shutil.rmtree(lane.venv, ignore_errors=True)
+    pip: list[str | Path] = [lane.python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    limits: list[str | Path] = ["--constraint", lane.constraints] if lane.constraints else []
+    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing]"]
+    try:
+        run(sys.executable, "-m", "venv", lane.venv)
+        run(*pip, "--upgrade", "pip>=24")
+        run(*pip, *limits, *package, *TOOLS, *lane.extra)
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(lane.venv, ignore_errors=True)
+        sys.exit(
+            f"lane {lane.name}: its environment cannot be made: pip ended with {error.returncode}. "
+            f"It needs a package index once; later runs need none, as long as {lane.venv} is there."
+        )
+    stamp.write_text(lane.stamp())
+
+
+def run(*command: str | Path) -> None:
+    """Raises CalledProcessError."""
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__.splitlines()[0])
+    parser.add_argument("lane", choices=sorted(LANES))
+    parser.add_argument(
+        "tests", nargs="*", default=TESTS, help="what to run instead of the short set; options after --"
+    )
+    arguments = parser.parse_args()
+    lane = LANES[arguments.lane]
+    make(lane)
+    command = [lane.python, "-X", "dev", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments.tests]
+    sys.exit(subprocess.run([str(part) for part in command], check=False, cwd=ROOT).returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Transfers that are started in callbacks of the event loop, where no task is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
+from aiodatadist.concurrency import Event, Scope, Spawner
+from aiodatadist.context_caching import CcConfig_v1, ContextCache
+from aiodatadist.testing import linked_pair
+
+DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
+T = TypeVar("T")
+
+
+async def in_callback(call: Callable[[], T]) -> T:
+    """What it returns, called where no task is."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        assert asyncio.current_task() is None
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    loop.call_soon(run)
+    return await result
+
+
+@pytest.mark.parametrize("one_sided", [True, False])
+async def test_pulls_start_in_callbacks(one_sided: bool) -> None:
+    async with linked_pair(DESC, enable_remote_cache_accessible=one_sided) as (_, decoder, _, cache):
+        manager = decoder.datadist.cache_manager
+
+        def pull() -> CacheTask:  # by a name that the peer has to be asked about
+            return manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6], notify=b"here")
+
+        task = await in_callback(pull)
+        assert (await task).bytes == 4 * 4096
+        assert (await (await in_callback(pull))).bytes == 4 * 4096
+
+
+async def test_pull_starts_in_the_done_callback_of_another() -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        manager = decoder.datadist.cache_manager
+        second: asyncio.Future[CacheTask] = asyncio.get_running_loop().create_future()
+
+        def go_on(_: CacheTask) -> None:
+            second.set_result(manager.pull_blocks(BlocksCacheKey(1), cache, [3], [3]))
+
+        manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6]).add_done_callback(go_on)
+        assert (await (await second)).bytes == 2 * 4096
+
+
+async def test_pull_that_began_in_a_callback_is_cancelled_before_its_task_began() -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        manager = decoder.datadist.cache_manager
+
+        def pull() -> CacheTask:
+            task = manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
+            assert task.cancel()
+            return task
+
+        task = await in_callback(pull)
+        await task.synchronize()
+        assert task.cancelled()
+        assert (await manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])).bytes == 4 * 4096
+
+
+class Patient:
+    """Layers that somebody has to wait for."""
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
+        await anyio.lowlevel.checkpoint()
+        return True
+
+
+async def test_layered_transfer_starts_in_a_callback() -> None:
+    async with linked_pair(DESC) as (prompt, _, source, _):
+        manager = prompt.datadist.cache_manager
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(1), range(1))
+        task = await in_callback(lambda: manager.transfer_cache_async(source, Patient(), [config], [1], [2]))
+        assert (await task).bytes == 2 * 4096
+
+
+async def test_save_and_load_start_in_callbacks() -> None:
+    tensors = [[np.arange(8 * 16 * 64, dtype=np.float16).reshape(8, 16, 64) + 1 for _ in "KV"] for _ in range(2)]
+    config = CcConfig_v1(rank_id=0, device_id=0, model_id="model")
+    async with await ContextCache.open(config, "memory:?bytes=16MiB") as cache:
+        await cache.register_kvcache(tensors)
+        saved = await in_callback(lambda: cache.start_save([11, 12], chunks=[[(0, 16), (16, 16)]]))
+        assert (await saved).success == 2
+        loaded = await in_callback(lambda: cache.start_load([11, 12], chunks=[[(32, 16), (48, 16)]]))
+        assert (await loaded).success == 2
+        assert (tensors[0][0][2] == tensors[0][0][0]).all()
+
+
+async def test_scope_that_was_cancelled_before_a_task_entered_it_stops_it() -> None:
+    def cancelled() -> Scope:
+        scope = Scope()
+        scope.cancel()
+        return scope
+
+    with await in_callback(cancelled) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert scope.cancel_called
+
+
+async def test_scope_has_a_deadline_from_before_and_from_within() -> None:
+    now = asyncio.get_running_loop().time()
+    early, later = Scope(), Scope()
+    early.deadline = now - 1
+    with early:
+        await anyio.sleep_forever()
+    with later:
+        asyncio.get_running_loop().call_soon(setattr, later, "deadline", now - 1)
+        await anyio.sleep_forever()
+    assert early.cancelled_caught
+    assert later.cancelled_caught
+    assert (early.deadline, later.deadline) == (now - 1, now - 1)
+
+
+async def test_event_is_made_set_and_awaited_anywhere() -> None:
+    def is_set(event: Event) -> Event:
+        event.set()
+        assert event.is_set()
+        return event
+
+    await (await in_callback(lambda: is_set(Event()))).wait()
+    event = await in_callback(Event)
+    assert not event.is_set()
+    async with anyio.create_task_group() as group:
+        group.start_soon(event.wait)
+        await anyio.lowlevel.checkpoint()
+        await in_callback(lambda: is_set(event))
+
+
+async def test_tasks_of_a_group_start_in_callbacks_but_not_when_it_has_ended() -> None:
+    done = []
+
+    async def work(word: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        done.append(word)
+
+    async with anyio.create_task_group() as group:
+        spawner = Spawner(group)
+        spawner.start_soon(work, "task")
+        await in_callback(lambda: spawner.start_soon(work, "callback"))
+        await anyio.lowlevel.checkpoint()
+    assert sorted(done) == ["callback", "task"]
+    await in_callback(lambda: spawner.start_soon(work, "late"))
+    await anyio.lowlevel.checkpoint()
+    assert len(done) == 2
