@@ -255,6 +255,7 @@ class LLMConfig(BaseModel):
         """
         if not isinstance(options, Mapping):
             raise TypeError(f"options is a {type(options).__name__}: it has to be a dict of str to str")
+        rules.count_options(options, "options")
         values: dict[str, Any] = {}
         spelling: dict[str, str] = {}
         others: dict[str, str] = {}

@@ -21,6 +21,15 @@ from aiodatadist.errors import ParamInvalid
 MAX_LOCAL_COMM_RES: Final = 64 << 10
 """Characters of ``local_comm_res``."""
 
+MAX_JSON: Final = 64 << 10
+"""Characters of other options that are JSON."""
+
+MAX_SHAPED: Final = 16 << 10
+"""Characters of those that describe a pool: whatever is wrong in there is found within milliseconds."""
+
+MAX_OPTIONS: Final = 1024
+"""Entries of an option dictionary, and of ``ge_options``."""
+
 MAX_PAGES: Final = 2**32 - 1
 """A pool has fewer pages than this."""
 
@@ -137,7 +146,9 @@ def ge_options(value: Any) -> dict[str, str]:
     All keys begin with ``ge.``; what begins otherwise has an attribute of its own, or is not known. A device, and the
     pool size ``ge.flowGraphMemMaxSize`` in bytes, are digits.
     """
-    entries = dict(checks.instance({} if value is None else value, "ge_options", Mapping))
+    given = checks.instance({} if value is None else value, "ge_options", Mapping)
+    count_options(given, "ge_options")
+    entries = dict(given)
     for key, entry in entries.items():
         lower = checks.instance(key, "a key of ge_options", str).lower()
         checks.instance(entry, f"ge_options[{key!r}]", str)
@@ -148,6 +159,12 @@ def ge_options(value: Any) -> dict[str, str]:
         if lower in DEVICE_KEYS:
             _device_digits(key, entry)
     return entries
+
+
+def count_options(entries: Mapping[Any, Any], name: str) -> None:
+    """Raises ParamInvalid: these are too many."""
+    if len(entries) > MAX_OPTIONS:
+        raise ParamInvalid(f"{name} has {len(entries)} entries: the limit is {MAX_OPTIONS}")
 
 
 def take_device(entries: dict[str, str]) -> int | None:
@@ -175,11 +192,20 @@ def _device_digits(key: str, entry: str) -> int:
 
 
 def load(value: Any, name: str) -> Any:
-    """What a JSON text says."""
+    """What a JSON text says, which has at most 64 Ki characters."""
+    text = characters(value, name, MAX_JSON)
     try:
-        return json.loads(checks.instance(value, name, str))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ParamInvalid(f"{name} is not JSON: {error}") from None
+
+
+def characters(value: Any, name: str, limit: int) -> str:
+    """A text of at most so many characters."""
+    text = checks.instance(value, name, str)
+    if len(text) > limit:
+        raise ParamInvalid(f"{name} has {len(text)} characters: the limit is {limit}")
+    return text
 
 
 def json_text(name: str) -> Check:
@@ -194,9 +220,7 @@ def json_text(name: str) -> Check:
 
 def local_comm_res(value: Any) -> str:
     """JSON of at most 64 Ki characters. Empty means "find the resources yourself", which is not the same as None."""
-    resource = checks.instance(value, "local_comm_res", str)
-    if len(resource) > MAX_LOCAL_COMM_RES:
-        raise ParamInvalid(f"local_comm_res has {len(resource)} characters: the limit is {MAX_LOCAL_COMM_RES}")
+    resource = characters(value, "local_comm_res", MAX_LOCAL_COMM_RES)
     if resource:
         load(resource, "local_comm_res")
     return resource
@@ -243,10 +267,11 @@ class JsonOption(BaseModel):
 
         Raises:
             TypeError: not a str.
-            ParamInvalid: no JSON object of this shape, or a value that breaks its rule.
+            ParamInvalid: no JSON object of this shape, a value that breaks its rule, or more than 16 Ki characters.
         """
+        text = characters(value, name, MAX_SHAPED)
         try:
-            return cls.model_validate_json(checks.instance(value, name, str))
+            return cls.model_validate_json(text)
         except ValidationError as error:
             raise ParamInvalid(f"{name}: {_first_problem(error)}") from None
         except ParamInvalid as error:
@@ -325,7 +350,7 @@ class BufferClass(JsonOption):
 class BufferPoolConfig(JsonOption):
     """``buf_pool_cfg``: size classes in the order of ``max_buf_size``, or only the size of the whole pool in bytes."""
 
-    buf_cfg: Annotated[list[BufferClass], Field(min_length=1)] | None = None
+    buf_cfg: Annotated[list[BufferClass] | None, Field(min_length=1, max_length=256)] = None
     buf_pool_size: int | None = Field(default=None, gt=0, lt=2**64)
 
     @model_validator(mode="after")

@@ -13,9 +13,9 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency import Scope
 from aiodatadist.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.device import Outcome, TransferState
-from aiodatadist.errors import LLMException
+from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.layout import Grid
-from aiodatadist.wire.messages import MAX_SECONDS, KeyName, Pull
+from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Words:
     ranges: Ranges
 
     def __call__(self, call: int) -> Pull:
+        """Raises ProtocolError: it names more blocks than a request may."""
         key, layers, ranges = self.key, self.layers, self.ranges
+        if len(ranges.dst_blocks) > MAX_INDEXES:
+            raise ProtocolError(f"{len(ranges.dst_blocks)} blocks: the limit of one request is {MAX_INDEXES}")
         return Pull(
             call=call,
             name=KeyName(**name_of(key)._asdict()),

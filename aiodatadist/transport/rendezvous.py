@@ -45,6 +45,7 @@ LENGTH = 4  # little-endian
 MEMBERS = range(2, 5)
 NAME_LENGTH = 128  # of HcclCommConfig.hcclCommName, with the zero at its end
 VERSIONS = ("1.0", "1.2")
+MAX_TABLE = 64 << 10  # characters of a rank table, which names four devices at most
 BUFFER_MIB = 1  # HCCL's staging memory, of which the default is 200 MiB: more than KV caches may have left
 SLICE_MS = 50  # between two looks at whether the meeting is still wanted
 GRACE_MS = 1000  # that an aborted stream has for letting go
@@ -93,6 +94,8 @@ def _check_ranks(given: dict[Any, Any], cluster_id: int) -> dict[int, int]:
 
 
 def _check_table(text: str, ranks: dict[int, int]) -> None:
+    if len(text) > MAX_TABLE:
+        raise ParamInvalid(f"rank_table has {len(text)} characters: the limit is {MAX_TABLE}")
     try:
         table = json.loads(text)
         text.encode()  # which it may refuse: a lone surrogate

@@ -5,15 +5,23 @@ from __future__ import annotations
 import struct
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.messages import Message, parser
+from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
 
 MAGIC = b"KV"
 VERSION = 1
 HEAD = struct.Struct(">2sBxI")
-MAX_BODY = 1 << 20
-"""Bytes of one message, at most; checked before anything is allocated for it."""
+MAX_BODY = 20 * MAX_INDEXES
+"""Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
+SMALL_BODY = 1 << 14
+"""Bytes of a message that is read without looking into it first: whatever is in it costs a few milliseconds at most."""
+MAX_SIGNS = {b",": 2 * MAX_INDEXES + 1024, b'"': 256, b"[": 64, b"{": 64}
+"""How often a larger message may have each. Its bulk is numbers or one long text: texts that could have any of these are in
+small messages only. What is beyond would make up to half a million objects, or as many complaints of which one is told."""
+MAX_KIND = 32
+"""Characters of a message's type."""
 MAX_COMPLAINT = 300
 """Characters of what is wrong with a message."""
 
@@ -82,10 +90,42 @@ class Decoder:
             return None
         body = bytes(self._buffer[HEAD.size : end])
         del self._buffer[:end]
-        try:
+        return _parse(body)
+
+
+def _parse(body: bytes) -> Message:
+    """The message in a frame. None costs more than some milliseconds and megabytes, whatever is in it.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    try:
+        if len(body) <= SMALL_BODY:
             return parser.validate_json(body)
-        except ValidationError as error:
-            raise ProtocolError(f"the peer sent a message that is not valid: {_first(error)}") from None
+        _check_signs(body)
+        content = from_json(body)  # a complaint refers to the object, where JSON would be copied for each
+        _check_kind(content)
+        return parser.validate_python(content)
+    except ValidationError as error:
+        raise ProtocolError(f"the peer sent a message that is not valid: {_first(error)}") from None
+    except ValueError as error:
+        raise ProtocolError(f"the peer sent a message that is not valid: Invalid JSON: {error}") from None
+
+
+def _check_kind(content: object) -> None:
+    """What is no name of a kind would be written out in the complaint, however large it is."""
+    kind = content.get("type") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or len(kind) > MAX_KIND:
+        raise ProtocolError("the peer sent a message that is not valid: its type is no short text")
+
+
+def _check_signs(body: bytes) -> None:
+    for sign, limit in MAX_SIGNS.items():
+        count = body.count(sign)
+        if count > limit:
+            raise ProtocolError(
+                f"the peer sent a message of {len(body)} bytes with {count} times {sign.decode()!r}: the limit is {limit}"
+            )
 
 
 def _first(error: ValidationError) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
 PROTOCOL = 2
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
+MAX_INDEXES = 16384
+"""Blocks that one request names; a caller that wants more makes several."""
 MAX_NOTE = 64 << 10
 """Bytes of a notification."""
 
@@ -28,8 +30,9 @@ Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 Reason = Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]
-LayerRange = tuple[UInt32, UInt32] | None
-Indexes = list[UInt64]
+LayerRange = Annotated[tuple[UInt32, UInt32], Strict(False)] | None
+"""Half-open. A list in JSON, which is why the tuple, and nothing in it, is read leniently."""
+Indexes = Annotated[list[UInt64], Field(max_length=MAX_INDEXES), FailFast()]
 
 
 class _Message(BaseModel):
@@ -113,7 +116,7 @@ class CacheEntry(_Message):
     """Batch slots, or blocks, per tensor."""
     stride: Annotated[int, Field(ge=1, lt=2**63)]
     """Bytes of each."""
-    addresses: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_TENSORS)]
+    addresses: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_TENSORS), FailFast()]
     epoch: UInt32
     """A channel has to be at least this young at the sender's end to reach it."""
 
@@ -231,7 +234,7 @@ class Pull(_Message):
     dst_blocks: Indexes
     dst_slot: UInt32
     nbytes: Annotated[int, Field(ge=0, lt=2**63)]
-    offsets: tuple[UInt63, UInt63] | None = None
+    offsets: Annotated[tuple[UInt63, UInt63], Strict(False)] | None = None
     seconds: Seconds
 
 

@@ -14,7 +14,7 @@ from anyio.abc import SocketAttribute
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
-from aiodatadist.wire.messages import Bye, Disconnect, Message, Note, Ping
+from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping
 from tests.unit.wire.examples import EACH, hello, pull
 
 LARGE = Note(payload="A" * 80_000)
@@ -101,7 +101,7 @@ async def test_message_that_is_too_large_is_refused_and_harms_no_other() -> None
     one, stream = wire()
     one.post(Ping(call=1))
     with pytest.raises(ProtocolError, match=f"the limit is {MAX_BODY}"):
-        one.post(pull(src_blocks=[2**63] * 60_000))
+        one.post(pull(src_blocks=[2**63] * MAX_INDEXES))
     one.post(Ping(call=2))
     async with anyio.create_task_group() as group:
         group.start_soon(one.pump)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError
 from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
-from aiodatadist.wire.messages import MAX_NOTE, MAX_TENSORS, Bye, Disconnect, Found, Message, Note
+from aiodatadist.wire.messages import MAX_INDEXES, MAX_NOTE, MAX_TENSORS, Bye, Disconnect, Found, Message, Note
 from tests.unit.wire.examples import entry, hello, messages, pull
 
 HELLO = encode(hello(1))
@@ -152,7 +152,7 @@ def test_complaint_is_one_short_printable_line_whatever_the_peer_says(body: byte
 
 def test_message_larger_than_a_frame_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match=rf"a 'pull' message of \d+ bytes: the limit is {MAX_BODY}"):
-        encode(pull(src_blocks=[2**63] * 60_000))
+        encode(pull(src_blocks=[2**63] * MAX_INDEXES))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_message_larger_than_a_frame_is_not_sent() -> None:
     [
         Note(payload="A" * ((MAX_NOTE + 2) // 3 * 4)),
         Found(call=2**63 - 1, cache=entry(addresses=[2**63] * MAX_TENSORS)),
-        pull(src_blocks=[2**20] * 60_000, dst_blocks=[2**20] * 60_000),
+        pull(src_blocks=[10**9 - 1] * (MAX_INDEXES - 50), dst_blocks=[10**9 - 1] * (MAX_INDEXES - 50)),
     ],
     ids=lambda message: message.type,
 )
