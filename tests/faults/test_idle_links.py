@@ -1,9 +1,10 @@
-"""Links on which nothing moves live for as long as both processes do, and end in time when one of them does not."""
+"""Links live for as long as both processes do: those on which nothing moves, and those on which something always does."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,11 +14,17 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from aiodatadist import LLMClusterInfo
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMException, LLMRole
 from aiodatadist.testing import Cluster, open_cluster
 
 LINKS = 16
+BUSY = 4
+"""Of them, on which something moves where something moves at all."""
+DESC = CacheDesc(2, [64, 1 << 20], DataType.DT_UINT8)
+BLOCKS = list(range(64))
 BRISK = {"heartbeat_interval": 100, "heartbeat_misses": 3}
+PATIENT = {"heartbeat_interval": 100, "heartbeat_misses": 7}
+"""Of a machine on which more is to be done than it has processors for."""
 DEFAULTS: dict[str, Any] = {}
 
 
@@ -27,28 +34,30 @@ class Clients:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def links(self) -> int:
-        """How many there are at their end, by now."""
+    async def ask(self) -> tuple[int, int, list[str]]:
+        """Links at their end, transfers that ended well, and why others did not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
-        return int(await self._process.stdout.readline())
+        links, transfers, errors = json.loads(await self._process.stdout.readline())
+        return links, transfers, errors
 
 
 @asynccontextmanager
-async def linked_by_many(**options: Any) -> AsyncIterator[tuple[Cluster, Clients]]:
-    """A cluster that listens, and its clients on the same kind of loop."""
-    async with open_cluster(100, device_id=7, **options) as cluster:
+async def linked_by_many(busy: int, **options: Any) -> AsyncIterator[tuple[Cluster, Clients]]:
+    """A cluster that listens, and its clients on the same kind of loop, so many of which push and pull all the time."""
+    async with open_cluster(100, LLMRole.MIX, device_id=7, **options) as cluster:
+        await cluster.blocks(DESC)
         assert cluster.datadist.listen_address is not None
         host, port = cluster.datadist.listen_address
         kind = type(asyncio.get_running_loop()).__module__
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.faults.test_idle_links", kind, host, str(port), json.dumps(options),
+            sys.executable, "-m", "tests.faults.test_idle_links", kind, host, str(port), str(busy), json.dumps(options),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             clients = Clients(process)
-            assert await clients.links() == LINKS
+            assert await clients.ask() == (LINKS, 0, [])
             yield cluster, clients
         finally:
             if process.returncode is None:
@@ -62,9 +71,9 @@ def count(cluster: Cluster) -> int:
 
 async def left_alone(options: dict[str, Any], seconds: float) -> None:
     """Link, and do nothing."""
-    async with linked_by_many(**options) as (cluster, clients):
+    async with linked_by_many(0, **options) as (cluster, clients):
         await anyio.sleep(seconds)
-        left = (count(cluster), await clients.links())
+        left = (count(cluster), (await clients.ask())[0])
         assert left == (LINKS, LINKS), f"of {LINKS} links so many are left after {seconds:g} s at either end: {left}"
 
 
@@ -79,23 +88,82 @@ async def test_idle_links_are_not_lost_in_a_long_time(options: dict[str, Any], s
     await left_alone(options, seconds)
 
 
+@asynccontextmanager
+async def busy_machine() -> AsyncIterator[None]:
+    """So many processes that never wait as there are processors."""
+    endless = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for process in endless:
+            process.kill()
+            await process.wait()
+
+
+async def moving(seconds: float) -> None:
+    """Push and pull on some links, leave the others alone, and have the machine do something else as well."""
+    async with linked_by_many(BUSY, **PATIENT) as (cluster, clients), busy_machine():
+        await anyio.sleep(seconds)
+        links, transfers, errors = await clients.ask()
+        assert errors == []
+        assert (count(cluster), links) == (LINKS, LINKS)
+        assert transfers > BUSY
+
+
+async def test_links_on_a_busy_machine_are_not_lost() -> None:
+    await moving(10)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(700)
+async def test_links_on_a_busy_machine_are_not_lost_in_a_long_time() -> None:
+    await moving(600)
+
+
 # ---- the clients ----
 
 
-async def main(host: str, port: int, options: dict[str, Any]) -> None:
+class Mover:
+    """Pushes to and pulls from the one cluster, until something fails."""
+
+    def __init__(self) -> None:
+        self.transfers = 0
+        self.errors: list[str] = []
+
+    async def move(self, cluster: Cluster, cache: Cache) -> None:
+        manager = cluster.datadist.cache_manager
+        try:
+            while True:
+                await manager.push_blocks(BlocksCacheKey(100), cache, BLOCKS, BLOCKS)
+                await manager.pull_blocks(BlocksCacheKey(100), cache, BLOCKS, BLOCKS)
+                self.transfers += 2
+        except LLMException as error:
+            self.errors.append(repr(error))
+
+
+async def main(host: str, port: int, busy: int, options: dict[str, Any]) -> None:
     peer = LLMClusterInfo(100)
     peer.append_remote_ip_info(host, port)
+    mover = Mover()
     async with AsyncExitStack() as stack:
         clusters = [
-            await stack.enter_async_context(open_cluster(number + 1, device_id=number % 7, **options))
+            await stack.enter_async_context(open_cluster(number + 1, LLMRole.MIX, device_id=number % 7, **options))
             for number in range(LINKS)
         ]
+        caches = [await cluster.blocks(DESC) for cluster in clusters[:busy]]
         for cluster in clusters:
             await cluster.datadist.link_clusters([peer], 20_000)
+        group = await stack.enter_async_context(anyio.create_task_group())
         while await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-            print(sum(map(count, clusters)), flush=True)
+            print(json.dumps([sum(map(count, clusters)), mover.transfers, mover.errors]), flush=True)
+            while caches:
+                group.start_soon(mover.move, clusters[len(caches) - 1], caches.pop())
+        group.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]),
+    anyio.run(main, sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]),
               backend_options={"use_uvloop": sys.argv[1].startswith("uvloop")})  # fmt: skip
