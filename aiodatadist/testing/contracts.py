@@ -146,6 +146,24 @@ class TransportContract:
             with pytest.raises(LinkError):
                 await pair[0].transport.open_channel(offer, 1)
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    async def test_opening_can_be_cancelled_and_begun_again(self, rank: int) -> None:
+        async with self.ends() as pair:
+            both = offers("contract-cancelled", pair)
+            with anyio.fail_after(20), anyio.move_on_after(0.1) as scope:  # a minute, if the wait did not end
+                await pair[rank].transport.open_channel(both[rank], 60)
+            assert scope.cancelled_caught
+            opened: list[Channel] = []
+
+            async def open_one(offer: ChannelOffer) -> None:
+                opened.append(await pair[offer.rank].transport.open_channel(offer, 10))
+
+            async with anyio.create_task_group() as group:
+                for offer in both:
+                    group.start_soon(open_one, offer)
+            for channel in opened:
+                await channel.aclose()
+
     async def test_a_region_is_counted(self) -> None:
         async with self.ends() as (mine, _):
             await mine.transport.register([mine.region])

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aiodatadist._native.library import Handle, ffi, ring
+from aiodatadist._native.library import Handle, ffi
 from aiodatadist.descriptors import Placement
 from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
@@ -38,13 +38,39 @@ BUFFER_MIB = 200  # the vendor's default
 MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
 
-SLICE = 1
-"""Seconds between two looks at whether a channel is still wanted. Not on an NPU, where an attempt may take longer."""
-
 LOOK = 0.05
 """Seconds between two looks at whether the turn to make a communicator is still wanted."""
 
 _making: dict[tuple[str, int], threading.Lock] = {}
+
+
+class Stop(threading.Event):
+    """An event that softnpu, too, looks at: its file descriptor becomes readable.
+
+    Raises:
+        LinkError: the process has no file descriptor left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as error:
+            raise LinkError(
+                f"a channel takes a file descriptor, and RLIMIT_NOFILE or the machine has no more: {error}"
+            ) from error
+
+    def ends_calls_of(self, config: Handle) -> None:
+        """A communicator of softnpu's that is made with ``config`` waits for its peers only until this is set."""
+        config.hcclUdi = f"softnpu-cancel-fd={self._fd}".encode()
+
+    def set(self) -> None:
+        super().set()
+        os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        """Not before those calls are over: the number of the file descriptor is used again."""
+        os.close(self._fd)
 
 
 @contextmanager
@@ -241,10 +267,13 @@ class HcclTransport(Transport):
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         self._check_peer(offer.endpoints[offer.peer_rank])
         handles = [handle for handle, _ in self._regions.values()]
-        stop = threading.Event()
-        return await in_thread(
-            self._open_channel, offer, handles, timeout, stop, undo=HcclChannel.close, on_cancel=stop.set
-        )
+        stop = Stop()
+        try:
+            return await in_thread(
+                self._open_channel, offer, handles, timeout, stop, undo=HcclChannel.close, on_cancel=stop.set
+            )
+        finally:
+            stop.close()
 
     def _check_peer(self, peer: Endpoint) -> None:
         mine = self._endpoint
@@ -260,9 +289,7 @@ class HcclTransport(Transport):
                 hint="give one of them another device_id, or both transport='loopback'",
             )
 
-    def _open_channel(
-        self, offer: ChannelOffer, handles: list[Handle], timeout: float, stop: threading.Event
-    ) -> HcclChannel:
+    def _open_channel(self, offer: ChannelOffer, handles: list[Handle], timeout: float, stop: Stop) -> HcclChannel:
         deadline = time.monotonic() + timeout
         with self.device.current():
             comm = self._make_communicator(offer, timeout, stop)
@@ -270,14 +297,16 @@ class HcclTransport(Transport):
             try:
                 for handle in handles:
                     channel.bind(handle)
-                self._prepare(comm, deadline - time.monotonic(), stop)
+                self._prepare(comm, deadline - time.monotonic())
             except BaseException:
                 channel.close()
                 raise
             return channel
 
-    def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: threading.Event) -> Handle:
+    def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: Stop) -> Handle:
         config = communicator_config(offer.name, BUFFER_MIB)
+        if self._runtime.is_soft:
+            stop.ends_calls_of(config)
         comm = ffi.new("HcclComm *")
         table = rank_table(offer.endpoints).encode()
         with making(self.device, timeout, stop):
@@ -285,16 +314,10 @@ class HcclTransport(Transport):
             self._check_link("HcclCommInitClusterInfoMemConfig", code)
         return comm[0]
 
-    def _prepare(self, comm: Handle, timeout: float, stop: threading.Event) -> None:
-        """Wait for the peer, in slices of whole seconds: between two of them it can be stopped."""
+    def _prepare(self, comm: Handle, timeout: float) -> None:
+        """Wait for the peer, in one call: an end that gives up and begins again breaks what the other is just doing."""
         prepare = ffi.new("HcclPrepareConfig *")
-        seconds = SLICE if self._runtime.is_soft else max(1, math.ceil(timeout))
-        deadline = time.monotonic() + timeout
-        while True:
-            code = self._runtime.hccl.HcclCommPrepare(comm, prepare, seconds)
-            if code != ring.HCCL_E_TIMEOUT or stop.is_set() or time.monotonic() >= deadline:
-                break
-            self._runtime.recent_words()  # the slice's own timeout is not news
+        code = self._runtime.hccl.HcclCommPrepare(comm, prepare, max(1, math.ceil(timeout)))
         self._check_link("HcclCommPrepare", code)
 
     def _check_link(self, call: str, code: int) -> None:

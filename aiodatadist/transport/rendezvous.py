@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
-from aiodatadist.transport.hccl import communicator_config, making
+from aiodatadist.transport.hccl import Stop, communicator_config, making
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +160,7 @@ async def meet(
         DeviceError, OutOfMemory: there is no stream or memory left for it.
     """
     _check_meeting(name, rank, ranks, blob)
-    stop = _Stop()
+    stop = Stop()
     meeting = _Meeting(device, rank, sorted(ranks), stop, timeout)
     try:
         async with asyncio.timeout(timeout):
@@ -184,21 +183,6 @@ def _check_meeting(name: str, rank: int, ranks: Sequence[int], blob: bytes) -> N
         raise ParamInvalid(f"a blob of {len(blob)} bytes: {BLOB - LENGTH} is the limit")
 
 
-class _Stop(threading.Event):
-    """An event that softnpu, too, looks at: its file descriptor becomes readable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def set(self) -> None:
-        super().set()
-        os.eventfd_write(self.fd, 1)
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
 @contextmanager
 def _failing_as_link() -> Iterator[None]:
     try:
@@ -216,7 +200,7 @@ def _failing_as_link() -> Iterator[None]:
 class _Meeting:
     """One member's part of a meeting. Everything blocks; all of it happens in one thread."""
 
-    def __init__(self, device: Device, rank: int, ranks: list[int], stop: _Stop, timeout: float) -> None:
+    def __init__(self, device: Device, rank: int, ranks: list[int], stop: Stop, timeout: float) -> None:
         self._device = device
         self._runtime = device.runtime
         self._rank = rank
@@ -260,7 +244,7 @@ class _Meeting:
     def _make_communicator(self, name: str, rank_table: str) -> None:
         config = communicator_config(name, BUFFER_MIB)
         if self._runtime.is_soft:
-            config.hcclUdi = f"softnpu-cancel-fd={self._stop.fd}".encode()
+            self._stop.ends_calls_of(config)
         comm = ffi.new("HcclComm *")
         with _in_file(rank_table) as path, making(self._device, self._timeout, self._stop):
             code = self._runtime.hccl.HcclCommInitClusterInfoConfig(path, self._rank, config, comm)

@@ -5,6 +5,7 @@
  * closed: HcclCommDestroy has begun, links are hung up, nothing starts any more. destroyed: it has succeeded, the handle is
  * gone, and memory and sockets go with the last reference.                                                               */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -50,7 +51,7 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const h
     comm->device = soft_current_device();
     comm->rank = rank;
     comm->size = size;
-    comm->cancel = comm->watch = -1;
+    comm->cancel = comm->caller_cancel = comm->watch = -1;
     for (uint32_t i = 0; i < size; i++) {
         hccl_peer *peer = &comm->peers[i];
         peer->link = peer->process = peer->send.fd = peer->recv.fd = -1;
@@ -139,9 +140,17 @@ void hccl_comm_release(hccl_comm *comm)
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* The caller's eventfd, if there is one: HcclCommDestroy writes to it, too. It may be closed when the call has returned. */
+static int new_cancel(const hccl_comm *comm)
+{
+    if (comm->caller_cancel >= 0)
+        return fcntl(comm->caller_cancel, F_DUPFD_CLOEXEC, 0);
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
 HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait)
 {
-    int cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int cancel = new_cancel(comm);
     if (cancel < 0)
         return soft_hccl_error(HCCL_E_SYSCALL, "%s: eventfd: %s", wait->function, strerror(errno));
     pthread_mutex_lock(&comm->lock);
@@ -164,6 +173,8 @@ HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code)
     pthread_mutex_lock(&comm->lock);
     comm->setting_up = false;
     comm->cancel = -1;
+    if (comm->prepared)
+        comm->caller_cancel = -1;
     bool closed = comm->closed;
     pthread_mutex_unlock(&comm->lock);
     close(wait->cancel);

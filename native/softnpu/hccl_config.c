@@ -31,7 +31,9 @@ HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, 
 }
 
 /* hcclUdi is free text to the vendor. Here it may carry what the vendor has no call for: a way to end an initialisation
- * that waits for peers. "softnpu-cancel-fd=N": it ends with E_NOT_FOUND once that file descriptor is readable.        */
+ * or an HcclCommPrepare that waits for peers. "softnpu-cancel-fd=N": it ends with E_NOT_FOUND once that eventfd is
+ * readable. The caller keeps it open until the initialisation is over; of a one-sided communicator, until it is prepared
+ * or destroyed.                                                                                                       */
 int hccl_config_cancel(const HcclCommConfig *config)
 {
     static const char prefix[] = "softnpu-cancel-fd=";

@@ -202,5 +202,6 @@ HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_
     if (!made)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
     made->one_sided = true;
+    made->caller_cancel = hccl_config_cancel(config);
     return hccl_comm_publish(__func__, made, comm);
 }

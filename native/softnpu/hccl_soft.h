@@ -140,6 +140,7 @@ typedef struct hccl_comm {
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     int cancel;                                         /* that thread's eventfd */
     int watch;                                          /* an epoll of what says that peers let go; -1: nobody is waited for */
+    int caller_cancel;                                  /* the caller's (hccl_config_cancel), until it is prepared; or -1 */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;
     struct hccl_comm *next;                             /* live one-sided communicators */

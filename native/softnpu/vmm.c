@@ -86,8 +86,6 @@ static aclError map(void *virPtr, size_t size, soft_physical *physical)   /* bot
     SOFT_TRY(soft_map_add(&range));                         /* first: it refuses what is mapped already */
     void *addr;
     aclError code = soft_backing_map(physical->fd, 0, size, virPtr, &addr);
-    if (code == ACL_SUCCESS && physical->imported)
-        code = soft_populate(addr, size);
     if (code) {
         soft_map_take(virPtr, SOFT_MAPPED, &range);
         soft_arena_close(virPtr, size);

@@ -316,6 +316,44 @@ TEST(test_strangers_at_the_door_do_not_keep_the_peer_out)
     run_pair(strangers);
 }
 
+/* ---- an end whose time is over while the other is at work ---- */
+
+static int enter(pid_t victim)
+{
+    hccl_key key;
+    hccl_message reply;
+    int fd = connect_to(victim, &key);
+    say_hello(fd, (hccl_hello){ key, 1, 0, 2, 1 });
+    CHECK(recv(fd, &reply, sizeof reply, 0) == sizeof(hccl_head) + sizeof(hccl_hello));
+    return fd;
+}
+
+static void lopsided(uint32_t rank, int other)
+{
+    pid_t victim = getpid();
+    HcclComm comm = new_one_sided("lopsided", rank);
+    if (rank == 0) {
+        tell(other, &victim, sizeof victim);
+        CHECK_ERR(prepare(comm, 1), HCCL_E_TIMEOUT);        /* the peer is slow: it has not described its memory yet */
+        in_step(other);
+        CHECK_ERR(prepare(comm, 60), HCCL_E_UNAVAIL);       /* the peer's time is over while we wait for it */
+    } else {
+        hear(other, &victim, sizeof victim);
+        int slow = enter(victim);
+        in_step(other);
+        close(slow);
+        close(enter(victim));
+    }
+    CHECK_OK(prepare(comm, 60));
+    in_step(other);
+    CHECK_OK(HcclCommDestroy(comm));
+}
+
+TEST(test_a_prepare_that_one_end_gave_up_in_the_middle_can_be_made_again_by_both)
+{
+    run_pair(lopsided);
+}
+
 static void disagreeing(uint32_t rank, int other)
 {
     pid_t victim = getpid();
@@ -345,6 +383,7 @@ int main(void)
 {
     RUN(test_lies_about_memory);
     RUN(test_strangers_at_the_door_do_not_keep_the_peer_out);
+    RUN(test_a_prepare_that_one_end_gave_up_in_the_middle_can_be_made_again_by_both);
     RUN(test_ranks_that_disagree_about_their_number);
     return check_done();
 }

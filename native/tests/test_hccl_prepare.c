@@ -1,4 +1,5 @@
 /* HcclCommPrepare: who meets whom, what happens when nobody comes, and what a link costs. */
+#include <sys/eventfd.h>
 #include "hccl_pair.h"
 
 static void meets(uint32_t rank, int other)
@@ -105,6 +106,105 @@ TEST(test_destroying_ends_a_blocked_prepare)
     run_pair(destroyed_connecting);
 }
 
+/* ---- called off ---- */
+
+static HcclComm new_with_cancel(const char *name, uint32_t rank, int cancel)
+{
+    char unique[100];
+    HcclComm comm = NULL;
+    snprintf(unique, sizeof unique, "%s-%d", name, getppid());
+    HcclCommConfig config = named_config(unique);
+    snprintf(config.hcclUdi, sizeof config.hcclUdi, "softnpu-cancel-fd=%d", cancel);
+    CHECK_OK(HcclCommInitClusterInfoMemConfig(two_ranks, rank, &config, &comm));
+    return comm;
+}
+
+/* The other rank comes only when the first attempt was called off. */
+static void called_off(uint32_t rank, int other, uint32_t early)
+{
+    int cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    eventfd_t count;
+    HcclComm comm = new_with_cancel("called off", rank, cancel);
+    if (rank == early) {
+        pthread_t thread;
+        HcclResult code = HCCL_SUCCESS;
+        shared = comm;
+        pthread_create(&thread, NULL, prepare_for_ever, &code);
+        CHECK_OK(eventfd_write(cancel, 1));
+        pthread_join(thread, NULL);
+        CHECK_EQ(code, HCCL_E_NOT_FOUND);
+        CHECK_ERR(prepare(comm, 20), HCCL_E_NOT_FOUND);     /* for as long as the caller says so */
+        CHECK_OK(eventfd_read(cancel, &count));
+    }
+    in_step(other);
+    CHECK_OK(prepare(comm, 20));
+    close(cancel);                                          /* from here on it is not looked at */
+    CHECK_OK(prepare(comm, 20));
+    in_step(other);
+    CHECK_OK(HcclCommDestroy(comm));
+}
+
+static void called_off_listening(uint32_t rank, int other)
+{
+    called_off(rank, other, 0);
+}
+
+static void called_off_connecting(uint32_t rank, int other)
+{
+    called_off(rank, other, 1);
+}
+
+TEST(test_a_prepare_that_its_caller_calls_off_ends_and_can_be_made_again)
+{
+    run_pair(called_off_listening);
+    run_pair(called_off_connecting);
+}
+
+/* ---- what it touches ---- */
+
+static long shared_kib(void)
+{
+    char line[128];
+    long kib = -1;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status))
+        sscanf(line, "RssShmem: %ld kB", &kib);
+    if (status)
+        fclose(status);
+    return kib;
+}
+
+static void large(uint32_t rank, int other)
+{
+    enum { EDGE = 4096 };
+    const uint64_t size = (uint64_t)1 << 30;
+    HcclComm comm = new_one_sided("large", rank);
+    aclrtStream stream = new_stream();
+    char *device, *remote;
+    CHECK_OK(aclrtMalloc((void **)&device, size, ACL_MEM_MALLOC_NORMAL_ONLY));
+    fill(device + size - EDGE, EDGE, rank);
+    void *handle = bind_memory(comm, COMM_MEM_TYPE_DEVICE, device, size);
+    CHECK_OK(prepare(comm, 20));
+    CHECK(shared_kib() >= 0 && shared_kib() < 8192);
+    tell(other, &device, sizeof device);
+    hear(other, &remote, sizeof remote);
+    HcclOneSideOpDesc desc = { device, remote + size - EDGE, EDGE, HCCL_DATA_TYPE_INT8 };
+    CHECK_OK(HcclBatchGet(comm, 1 - rank, &desc, 1, stream));
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK(holds(device, EDGE, 1 - rank));
+    CHECK(shared_kib() < 8192);
+    in_step(other);
+    CHECK_OK(HcclCommDestroy(comm));
+    CHECK_OK(HcclDeregisterGlobalMem(handle));
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtFree(device));
+}
+
+TEST(test_no_page_of_a_large_region_is_touched_before_it_is_used)
+{
+    run_pair(large);
+}
+
 static void bind_too_late(uint32_t rank, int other)
 {
     static char memory[64];
@@ -190,6 +290,8 @@ int main(void)
     RUN(test_a_communicator_that_nobody_joined_can_be_prepared_again);
     RUN(test_zero_means_the_limit_of_the_environment);
     RUN(test_destroying_ends_a_blocked_prepare);
+    RUN(test_a_prepare_that_its_caller_calls_off_ends_and_can_be_made_again);
+    RUN(test_no_page_of_a_large_region_is_touched_before_it_is_used);
     RUN(test_memory_is_bound_before_prepare);
     RUN(test_bound_memory_that_was_freed_is_an_error_on_both_sides);
     RUN(test_300_small_regions);
