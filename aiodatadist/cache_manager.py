@@ -226,8 +226,9 @@ class CacheManager:
     async def unregister_cache(self, cache_id: int) -> None:
         """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
 
-        Waits for transfers of this cluster that use it; no new one starts meanwhile. If cancelled while it waits, the cache
-        is forgotten all the same; call it again to wait for that.
+        Waits for transfers of this cluster that use it; no new one starts meanwhile. It also waits for a peer that lost its
+        link and was stopped in the middle of writing there, until that peer's process goes on or ends, however long that
+        takes. If cancelled while it waits, the cache is forgotten all the same; call it again to wait for that.
 
         Raises:
             LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made; unlink first.

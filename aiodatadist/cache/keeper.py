@@ -8,13 +8,14 @@ import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
-from aiodatadist.cache.table import CacheTable, Entry, check_desc
+from aiodatadist.cache.table import CacheTable, Entry, Holder, check_desc
 from aiodatadist.concurrency import Event
 from aiodatadist.config import PoolConfig
 from aiodatadist.descriptors import Cache, CacheDesc, Placement
@@ -24,8 +25,21 @@ from aiodatadist.transport import Region, Transport
 
 logger = logging.getLogger(__name__)
 
+_kept: list[list[object]] = []
+"""Memory of callers into which a peer may write that was stopped, and whose cluster here is finalized: never freed."""
+
 Naming = Callable[[], dict[Name, int]]
 """Gives the names of a new cache, or raises: called at the moment when it is made."""
+
+
+class Writes(Protocol):
+    """What a peer was writing when it was stopped."""
+
+    async def wait_let_go(self) -> None:
+        """Until none of it can land any more. Raises LLMException: that is never known."""
+
+    def abandon(self) -> None:
+        """It is not waited for any longer."""
 
 
 class _Pool:
@@ -87,13 +101,12 @@ class Keeper:
         await self._transport.register([Region(memory.address, memory.nbytes, placement)])
         self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
 
-    def _pinned(self, placement: Placement) -> int:
+    def _pinned(self, placement: Placement) -> tuple[int, int]:
+        """Bytes of a pool that somebody may touch, and how many of them are withheld."""
         entries = {*self.table, *(leaving.entry for leaving in self._leaving.values())}
-        return sum(
-            entry.nbytes * len(entry.addresses)
-            for entry in entries
-            if entry.placement is placement and entry.pool is not None and not entry.is_quiet
-        )
+        pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
+        pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
+        return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
 
     def keep_pools(self) -> None:
         """Somebody may touch their memory for ever: it is not freed with the device."""
@@ -192,12 +205,19 @@ class Keeper:
             raise CacheNotFound(f"{name} {cache.cache_id} is being given up, or not registered yet")
         if entry.is_poisoned:
             raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
+        if entry.is_withheld:
+            raise CacheNotFound(
+                f"{name} {cache.cache_id} is withheld: a peer that is lost was stopped while it wrote there, and may go on",
+                hint="continue that process, or end it: then the cache can be used again",
+            )
         return entry
 
     def offered(self, name: Name) -> tuple[Entry, int] | None:
         """The cache and the batch slot that a peer means by a name; None if there is none for peers."""
         entry, slot = self.table.resolve(name) or (None, 0)
-        if entry is None or not entry.is_live or entry.is_poisoned or not entry.remote_accessible:
+        if entry is None or not entry.is_live or not entry.remote_accessible:
+            return None
+        if entry.is_poisoned or entry.is_withheld:
             return None
         return entry, slot
 
@@ -206,7 +226,8 @@ class Keeper:
     async def deallocate(self, cache: Cache, blocks: bool) -> None:
         """Drop the id; when that was the last reference, give the memory back once nothing touches it.
 
-        If cancelled while it waits, the memory is given back all the same.
+        What only a peer may touch that is lost, and was stopped while it wrote, is not waited for: its pages go back to the
+        pool when that peer goes on or ends. If cancelled while it waits, the memory is given back all the same.
         """
         self.want_pools()
         if cache.is_blocks_cache != blocks:
@@ -331,6 +352,43 @@ class Keeper:
         if (leaving := self._leaving.get(cache_id)) is not None:
             await leaving.wait()
 
+    # ---- peers that are lost, and may still write ----
+
+    def withhold(self, entries: Sequence[Entry], peer: Holder, writes: Writes) -> None:
+        """The link to a peer is gone, but it was stopped while it wrote. These caches are not used, nor is their memory given
+        on, before it let go."""
+        for entry in entries:
+            entry.withhold(peer)
+        if not self._spawn(partial(self._free_when_let_go, list(entries), peer, writes)):
+            self._hold_on_to(entries, writes)
+
+    async def _free_when_let_go(self, entries: list[Entry], peer: Holder, writes: Writes) -> None:
+        try:
+            await writes.wait_let_go()
+        except LLMException as error:
+            logger.error("%r may write for ever: %s", peer, error)  # noqa: TRY400 - the message says it all
+            for entry in entries:
+                entry.poison()
+        except BaseException:
+            self._hold_on_to(entries, writes)
+            raise
+        else:
+            logger.info("%r has let go of %d caches", peer, len(entries))
+            for entry in entries:
+                entry.drop_holder(peer)
+
+    def _hold_on_to(self, entries: Sequence[Entry], writes: Writes) -> None:
+        """The cluster is finalized before the peer let go. A pool's pages go with the pool: no other memory is ever in their
+        place. The caller's memory is kept alive for as long as the process."""
+        writes.abandon()
+        for entry in entries:
+            if entry.pool is None:
+                _kept.append(entry.keep)
+                logger.error(
+                    "cache %d: a peer that was stopped while it wrote there may go on; do not use its memory",
+                    entry.cache_id,
+                )
+
     def end(self) -> None:
         """The engine is over: whoever waits for a cache that was not given back is told so."""
         for leaving in self._leaving.values():
@@ -346,7 +404,7 @@ class Keeper:
 
         async def leave() -> None:
             try:
-                await self._give_back(entry)
+                await self._give_back(entry, leaving)
                 leaving.error = None
             except LLMException as error:
                 leaving.error = error
@@ -363,12 +421,15 @@ class Keeper:
     def _revoke(entry: Entry) -> list[Event]:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
-    async def _give_back(self, entry: Entry) -> None:
-        """Wait until nothing touches it, then give its memory back."""
+    async def _give_back(self, entry: Entry, leaving: _Leaving) -> None:
+        """Wait until nothing touches it, then give its memory back. A caller does not wait for pages that are withheld."""
         if entry.pool is not None:
             self.table.remove(entry)
         while not entry.is_quiet and not entry.is_poisoned:
             self._revoke(entry)
+            if entry.pool is not None and entry.is_released:
+                leaving.error = None
+                leaving.settled.set()
             await entry.wait_change()
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")

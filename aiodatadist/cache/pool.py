@@ -14,12 +14,17 @@ __all__ = ["PagePool", "PoolConfig", "PoolUsage"]
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Bytes of a pool. ``largest`` is the largest piece to be had; ``pinned`` what transfers or peers may touch now."""
+    """Bytes of a pool. ``largest`` is the largest piece to be had; ``pinned`` what transfers or peers may touch now.
+
+    ``withheld`` is the part of ``pinned`` into which a peer may still write that was stopped in the middle of it and lost its
+    link. It is not given on before that peer's process goes on, or ends.
+    """
 
     total: int
     free: int
     largest: int
     pinned: int
+    withheld: int = 0
 
 
 class PagePool:
@@ -32,10 +37,13 @@ class PagePool:
         name: how the messages call the pool.
         base: address of its first byte.
         config: how large the pool and a page are.
-        pinned: says how many bytes transfers use now; asked only for :meth:`usage` and the message of a failure.
+        pinned: says how many bytes transfers use now, and how many of them are withheld; asked only for :meth:`usage` and
+            the message of a failure.
     """
 
-    def __init__(self, name: str, base: int, config: PoolConfig, pinned: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, name: str, base: int, config: PoolConfig, pinned: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    ) -> None:
         self.name = name
         self.base = base
         self.page = config.page
@@ -94,13 +102,13 @@ class PagePool:
     def usage(self) -> PoolUsage:
         """How full it is now."""
         largest = self._by_size[-1][0] if self._by_size else 0
-        return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, self._pinned())
+        return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, *self._pinned())
 
     def _no_room(self, nbytes: int) -> OutOfMemory:
         now = self.usage()
         return OutOfMemory(
             f"{self.name}: {nbytes} bytes do not fit: {now.free} of {now.total} bytes are free, the largest piece has "
-            f"{now.largest}, {now.pinned} are pinned by transfers and peers; pages have {self.page} bytes",
+            f"{now.largest}, {now.pinned} are pinned by transfers and peers{_withheld(now)}; pages have {self.page} bytes",
             hint="deallocate caches, or make the pool larger",
         )
 
@@ -117,3 +125,9 @@ class PagePool:
         del self._ends[first + pages]
         del self._by_size[bisect_left(self._by_size, (pages, first))]
         return pages
+
+
+def _withheld(now: PoolUsage) -> str:
+    if not now.withheld:
+        return ""
+    return f", {now.withheld} of them by peers that were stopped while they wrote, and have neither gone on nor ended"

@@ -37,6 +37,7 @@ class Entry:
         references: of a contiguous cache from a pool: its id, while the caller has it, and its names.
         leases: transfers of ours that use it.
         holders: peers that may.
+        writers: of links that are gone: peers that were stopped while they wrote, and may still do so.
         is_poisoned: the device would not let go of it; for good.
         is_live: transfers may start.
         has_id: its id was not deallocated.
@@ -69,6 +70,7 @@ class Entry:
         "remote_accessible",
         "stride",
         "views",
+        "writers",
     )  # fmt: skip
 
     def __init__(self, cache: Cache, remote_accessible: bool, names: dict[Name, int], pool: PagePool | None) -> None:
@@ -84,6 +86,7 @@ class Entry:
         self.epoch = 0
         self.leases = 0
         self.holders: set[Holder] = set()
+        self.writers: set[Holder] = set()
         self.coverage: dict[Name, int] = {}  # tensors that were pulled by this name, a bit each
         self.is_poisoned = False
         self.is_live = False
@@ -116,8 +119,15 @@ class Entry:
     def drop_holder(self, holder: Holder) -> None:
         """The peer cannot reach it any more."""
         self.holders.discard(holder)
+        self.writers.discard(holder)
         if not self.holders:
             self._changed()
+
+    def withhold(self, holder: Holder) -> None:
+        """The link to a peer is gone, but the peer may still write: until it is dropped, nobody may use the memory."""
+        self.holders.discard(holder)
+        self.writers.add(holder)
+        self._changed()
 
     def poison(self) -> None:
         """The device did not let go of it: its lease never ends."""
@@ -130,12 +140,22 @@ class Entry:
             self._change = None
 
     @property
-    def is_quiet(self) -> bool:
-        """No transfer uses it, and no peer may reach it."""
+    def is_withheld(self) -> bool:
+        """A peer that is lost may still write into it: it is not used, and its memory is not given on."""
+        return bool(self.writers)
+
+    @property
+    def is_released(self) -> bool:
+        """No transfer uses it, and no link reaches it."""
         return not self.leases and not self.holders
 
+    @property
+    def is_quiet(self) -> bool:
+        """No transfer uses it, and no peer may reach it."""
+        return self.is_released and not self.is_withheld
+
     async def wait_change(self) -> None:
-        """Until the last lease, or the last holder, is gone, or it is poisoned."""
+        """Until the last lease, holder or writer is gone, a holder became a writer, or it is poisoned."""
         if self._change is None:
             self._change = Event()
         await self._change.wait()

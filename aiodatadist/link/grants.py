@@ -79,13 +79,13 @@ class Grants:
             event.set()
             entry.drop_holder(self._holder)
 
-    def end(self, lose: Callable[[Entry], object] | None = None) -> None:
-        """The link is gone. Its channels, too: the peer reaches nothing any more. Else what it held is lost: ``lose`` it."""
+    def end(self, settle: Callable[[Entry], object] | None = None) -> None:
+        """The link is gone. Its channels, too: the peer reaches nothing any more. Else ``settle`` what it held."""
         for entry in self._held.values():
-            if lose is None:
+            if settle is None:
                 entry.drop_holder(self._holder)
             else:
-                lose(entry)
+                settle(entry)
         self._held.clear()
         for event in self._revoked.values():
             event.set()

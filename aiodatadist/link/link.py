@@ -41,6 +41,7 @@ from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.ways import Way, Ways, channel_name
 from aiodatadist.link.wire import Wire
 from aiodatadist.overlap import Estimate
+from aiodatadist.transport import StillWritten
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
     Bye,
@@ -99,7 +100,7 @@ class Link:
         instance, heartbeat: the peer's, from its hello.
         pulse: what a connection for this link's heartbeats has to say to us.
         is_filed: it was made, and somebody serves it.
-        is_shut: its channels are closed: nothing of the peer's can land here any more.
+        is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, home: Home) -> None:
@@ -110,7 +111,7 @@ class Link:
         self._tasks: Spawner | None = None
         self._streams: dict[str, Stream] = {}
         self._transfers: dict[Transfer, RemoteCache] = {}
-        self.is_shut = False
+        self.is_shut = self._is_written = False
         self._taken_back: set[Transfer] = set()
         self._idle = Event()
         self._closed = Event()
@@ -595,14 +596,39 @@ class Link:
             with anyio.move_on_after(DRAIN + 3 * self.grace, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
-                    self.is_shut = await self._quietly(self.ways)
+                    self.is_shut = await self._shut()
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
             self.errands.end(self.copy_of_failure())
-            self.grants.end(None if self.is_shut else self.lose)
+            self._end_grants()
             self.arrivals.end(self.copy_of_failure())
             self._closed.set()
+
+    async def _shut(self) -> bool:
+        """Close the channels; False when it is not known what the peer can reach."""
+        try:
+            await self.ways.aclose()
+        except StillWritten as error:
+            logger.warning("link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error)
+            self._is_written = True
+            return True
+        except LLMException as error:
+            logger.warning("link to cluster %d: %s", self.cluster_id, error)
+            return False
+        except Exception:  # out of threads, for instance
+            logger.exception("link to cluster %d: a channel could not be closed", self.cluster_id)
+            return False
+        return True
+
+    def _end_grants(self) -> None:
+        """What the peer held is free, withheld while it may be writing there, or lost."""
+        written: list[Entry] = []
+        if self._is_written:
+            self.grants.end(written.append)
+            self._home.keeper.withhold(written, self, self.ways)
+        else:
+            self.grants.end(None if self.is_shut else self.lose)
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part; False when it may still be in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import anyio
 from aiodatadist.concurrency import Event
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
 from aiodatadist.link.calls import Calls
-from aiodatadist.transport import Channel, ChannelOffer, Endpoint
+from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Ways:
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: Way | None = None
         self._old: dict[str, Way] = {}
+        self._leaving: list[Way] = []
         self._answers: dict[str, Renewed] = {}
         self._changed = Event()
         self._renewal: _Renewal | None = None
@@ -315,18 +317,45 @@ class Ways:
     # ---- the end ----
 
     async def aclose(self) -> None:
-        """Close all of them; their transfers have to be done. Raises the first refusal."""
-        ways = [*self._old.values(), *([self._current] if self._current else [])]
+        """Close all of them; their transfers have to be done.
+
+        Raises:
+            StillWritten: the peer may write for a while yet. Call it again after :meth:`wait_let_go`.
+            LLMException: the first refusal.
+        """
+        self._leaving += [*self._old.values(), *([self._current] if self._current else [])]
         self._old.clear()
         self._current = None
         refused: LLMException | None = None
-        for way in ways:
+        held: StillWritten | None = None
+        for way in list(self._leaving):
             try:
                 await way.channel.aclose()
+            except StillWritten as error:
+                held = held or error
+                continue
             except LLMException as error:
                 refused = refused or error
-        if refused is not None:
-            raise refused
+            self._leaving.remove(way)
+        if refused is not None or held is not None:
+            raise refused or held  # type: ignore[misc]
+
+    async def wait_let_go(self) -> None:
+        """After ``StillWritten``: until the peer let go of all of them, however long that takes; then they are closed.
+
+        Raises:
+            LLMException: one was refused: it is never known.
+        """
+        while self._leaving:
+            await self._leaving[0].channel.wait_let_go()
+            with suppress(StillWritten):
+                await self.aclose()
+
+    def abandon(self) -> None:
+        """After ``StillWritten``: do not wait any longer. The memory that the peer may write is nobody's."""
+        for way in self._leaving:
+            way.channel.abandon()
+        self._leaving.clear()
 
 
 def _printable(error: LLMException) -> str:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device
@@ -32,4 +32,4 @@ def open_transport(name: str, device: Device, resource: str | None = None) -> Tr
     return transport
 
 
-__all__ = ["TRANSPORTS", "Channel", "ChannelOffer", "Endpoint", "Region", "Transport", "open_transport"]
+__all__ = ["TRANSPORTS", "Channel", "ChannelOffer", "Endpoint", "Region", "StillWritten", "Transport", "open_transport"]

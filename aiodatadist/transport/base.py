@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from aiodatadist.descriptors import Placement
+from aiodatadist.errors import LinkError
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device, Layering, Program
@@ -67,6 +68,11 @@ class ChannelOffer:
         return 1 - self.rank
 
 
+class StillWritten(LinkError):
+    """A channel is closed, but the peer was stopped in the middle of writing into our memory: it finishes that piece when it
+    goes on."""
+
+
 class Channel(ABC):
     """A way to one peer's registered memory. One-sided: the peer takes no part in a transfer.
 
@@ -83,7 +89,20 @@ class Channel(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Give the channel back; its transfers have to be done. May be called twice."""
+        """Give the channel back; its transfers have to be done. May be called twice.
+
+        Whatever the peer does, no byte of its lands in our memory after this returned.
+
+        Raises:
+            StillWritten: that cannot be promised yet. Call it again after :meth:`wait_let_go`.
+            LLMException: the runtime refused; whether the peer can still write is never known.
+        """
+
+    async def wait_let_go(self) -> None:  # noqa: B027 - who never raises it has nothing to wait for
+        """After ``StillWritten``: until :meth:`aclose` is worth another try, as long as that takes. May be cancelled."""
+
+    def abandon(self) -> None:  # noqa: B027 - the same
+        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is nobody's."""
 
 
 class Transport(ABC):

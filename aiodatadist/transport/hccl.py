@@ -6,6 +6,7 @@ from a rank table, bind the memory to it, prepare it (both ends, blocking). Bloc
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -21,7 +22,7 @@ from aiodatadist._native.library import Handle, ffi
 from aiodatadist.descriptors import Placement
 from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
-from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
@@ -364,18 +365,45 @@ class HcclChannel(Channel):
         await in_thread(self.close)
 
     def close(self) -> None:
-        """Blocking; from any thread. Does all it can, then raises the first refusal."""
+        """Blocking; from any thread. Does all it can, then raises the first refusal. As :meth:`aclose`."""
         comm, self._comm = self._comm, None
+        bound, self._bound = self._bound, []
         if comm is None:
             return
         hccl = self._runtime.hccl
         refused: LLMException | None = None
         with self._device.current():
-            calls = [("HcclCommUnbindMem", (comm, handle)) for handle in self._bound] + [("HcclCommDestroy", (comm,))]
-            for name, arguments in calls:
+            for handle in bound:
                 try:
-                    self._runtime.check_hccl(name, getattr(hccl, name)(*arguments))
+                    self._runtime.check_hccl("HcclCommUnbindMem", hccl.HcclCommUnbindMem(comm, handle))
                 except LLMException as error:
                     refused = refused or error
+            self._destroy(comm)
         if refused is not None:
             raise refused
+
+    def _destroy(self, comm: Handle) -> None:
+        """An NPU takes the peer's way to our memory down with the communicator. softnpu cannot where the peer was stopped."""
+        try:
+            self._runtime.check_hccl("HcclCommDestroy", self._runtime.hccl.HcclCommDestroy(comm))
+        except LLMException as error:
+            if self._runtime.is_soft and self._runtime.acl.softnpu_comm_awaited(comm) >= 0:
+                self._comm = comm
+                raise StillWritten(str(error)) from error
+            raise
+
+    async def wait_let_go(self) -> None:
+        awaited = -1 if self._comm is None else self._runtime.acl.softnpu_comm_awaited(self._comm)
+        if awaited < 0:
+            return
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(awaited, woken.set)
+        try:
+            await woken.wait()
+        finally:
+            loop.remove_reader(awaited)
+
+    def abandon(self) -> None:
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            self._runtime.acl.softnpu_comm_abandon(comm)

@@ -420,6 +420,112 @@ async def test_pages_that_wait_for_a_transfer_are_pinned_although_they_were_deal
     assert pinned == 2 * PAGE
 
 
+# ---- memory into which a lost peer may still write ----
+
+
+class Piece:
+    """What a peer was writing when it was stopped."""
+
+    def __init__(self, error: LLMException | None = None) -> None:
+        self.is_over = anyio.Event()
+        self.is_abandoned = False
+        self._error = error
+
+    async def wait_let_go(self) -> None:
+        await self.is_over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+async def test_withheld_pages_are_not_waited_for_and_come_back_when_the_peer_lets_go(keeper: Keeper) -> None:
+    cache, entry = allocate(keeper)
+    peer, piece = Peer(), Piece()
+    entry.holders.add(peer)
+    waiting = asyncio.create_task(keeper.deallocate(cache, False))
+    await anyio.wait_all_tasks_blocked()
+    assert not waiting.done()
+    keeper.withhold([entry], peer, piece)
+    await waiting
+    usage = keeper.pool_usage()[Placement.DEVICE]
+    assert (usage.free, usage.pinned, usage.withheld) == ((PAGES - 2) * PAGE, 2 * PAGE, 2 * PAGE)
+    piece.is_over.set()
+    await anyio.wait_all_tasks_blocked()
+    usage = keeper.pool_usage()[Placement.DEVICE]
+    assert (usage.free, usage.pinned, usage.withheld) == (PAGES * PAGE, 0, 0)
+    assert not piece.is_abandoned
+
+
+async def test_withheld_cache_waits_for_its_other_holders_first(keeper: Keeper) -> None:
+    cache, entry = allocate(keeper)
+    stopped, healthy, piece = Peer(), Peer(), Piece()
+    entry.holders |= {stopped, healthy}
+    keeper.withhold([entry], stopped, piece)
+    waiting = asyncio.create_task(keeper.deallocate(cache, False))
+    await anyio.wait_all_tasks_blocked()
+    assert (waiting.done(), healthy.asked, stopped.asked) == (False, [entry], [])
+    healthy.give_back(entry)
+    await waiting
+    piece.is_over.set()
+    await anyio.wait_all_tasks_blocked()
+    assert free(keeper) == PAGES
+
+
+async def test_withheld_cache_is_not_used_and_not_offered_until_the_peer_lets_go(keeper: Keeper) -> None:
+    cache, entry = allocate(keeper, K0)
+    peer, piece = Peer(), Piece()
+    entry.holders.add(peer)
+    keeper.withhold([entry], peer, piece)
+    with pytest.raises(CacheNotFound, match="src_cache 1 is withheld: a peer that is lost was stopped while it wrote"):
+        keeper.local(cache, "src_cache")
+    assert keeper.offered(N0) is None
+    piece.is_over.set()
+    await anyio.wait_all_tasks_blocked()
+    assert keeper.local(cache, "src_cache") is entry
+    assert keeper.offered(N0) == (entry, 0)
+
+
+async def test_registered_memory_is_the_callers_only_when_the_peer_let_go(keeper: Keeper) -> None:
+    cache, entry = await register(keeper, (at(1), at(2)), K0)
+    peer, piece = Peer(), Piece()
+    entry.holders.add(peer)
+    keeper.withhold([entry], peer, piece)
+    waiting = asyncio.create_task(keeper.unregister(cache.cache_id, False))
+    await anyio.wait_all_tasks_blocked()
+    assert not waiting.done()
+    piece.is_over.set()
+    await waiting
+
+
+async def test_memory_is_lost_when_it_is_never_known_whether_the_peer_let_go(
+    keeper: Keeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, entry = allocate(keeper)
+    piece = Piece(LLMException("HcclCommDestroy was refused"))
+    keeper.withhold([entry], Peer(), piece)
+    piece.is_over.set()
+    await anyio.wait_all_tasks_blocked()
+    assert "may write for ever: HcclCommDestroy was refused" in caplog.text
+    with pytest.raises(LLMException, match="never let go"):
+        await keeper.deallocate(cache, False)
+    assert free(keeper) == PAGES - 2
+
+
+async def test_piece_is_abandoned_when_the_cluster_is_finalized(caplog: pytest.LogCaptureFixture) -> None:
+    piece = Piece()
+    async with open_keeper(Placement.DEVICE) as keeper:
+        _, pooled = allocate(keeper)
+        _, own = await register(keeper, (at(1), at(2)), K0)
+        keeper.withhold([pooled, own], Peer(), piece)
+        await anyio.wait_all_tasks_blocked()
+        before = piece.is_abandoned
+    assert (before, piece.is_abandoned) == (False, True)
+    assert f"cache {own.cache_id}: a peer that was stopped while it wrote there may go on" in caplog.text
+    assert f"cache {pooled.cache_id}:" not in caplog.text
+
+
 # ---- memory that the device did not let go of ----
 
 

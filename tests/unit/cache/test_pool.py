@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def pool(pages: int = 16, *, pinned: int = 0) -> PagePool:
-    return PagePool("the pool", BASE, PoolConfig(memory_size=pages * PAGE), lambda: pinned)
+    return PagePool("the pool", BASE, PoolConfig(memory_size=pages * PAGE), lambda: (pinned, 0))
 
 
 def usage(total: int, free: int, largest: int, pinned: int = 0) -> PoolUsage:
@@ -116,7 +116,7 @@ def test_nothing_is_freed_twice() -> None:
 
 
 def test_transfers_are_not_asked_while_there_is_room() -> None:
-    def pinned() -> int:
+    def pinned() -> tuple[int, int]:
         raise AssertionError("asked")
 
     some = PagePool("x", BASE, PoolConfig(memory_size=PAGE), pinned)

@@ -1,0 +1,337 @@
+"""A peer that is stopped in the middle of a write, loses its link, and goes on: nothing lands in memory that was given on.
+
+Each scenario goes on until the peer was caught inside of a write several times, at whatever place that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheNotFound,
+    LLMClusterInfo,
+    LLMStatusCode,
+    OutOfMemory,
+    PeerLost,
+    Placement,
+    PoolUsage,
+)
+from aiodatadist.cache.table import Entry
+from aiodatadist.testing import Cluster, open_cluster, soft_counters
+from tests.faults.test_liveness import BLOCKS, BRISK, DESC, POOL, Puppet, gone, linked_to, puppet
+from tests.stopwatch import lasting
+
+LENT, AGAIN, OTHER = 5, 6, 7
+SIZE = 64 << 20
+WHOLE = DESC.size * DESC.num_tensors
+CAUGHT = 2
+"""Times that the peer has to be caught in the middle of a write before a test is satisfied."""
+ROUNDS = 60
+"""In which it has to be caught that often: four of five rounds catch it on a machine that has nothing else to do."""
+LOST = {"PeerLost", "LinkClosed", "NotLinked", "LinkError"}
+modes = pytest.mark.parametrize("one_sided", [True, False], ids=["pushed", "served"])
+
+
+def usage(cluster: Cluster) -> PoolUsage:
+    return cluster.datadist.cache_manager.pool_usage()[Placement.DEVICE]
+
+
+def entry_of(cluster: Cluster, cache_id: int) -> Entry:
+    entry = cluster.datadist._running().keeper.table.find(cache_id)
+    assert entry is not None
+    return entry
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Nothing tells a caller, so the test asks."""
+    with anyio.fail_after(20):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+
+
+class Memory:
+    """Memory of the test's cluster into which a peer writes, and what becomes of it when its cache is given up."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.manager = cluster.datadist.cache_manager
+        self.arrays: list[Any] = []
+
+    async def lend(self) -> Cache:
+        raise NotImplementedError
+
+    async def give_up(self, cache: Cache, peer: Puppet, number: signal.Signals) -> None:
+        """Return when the memory is somebody else's. A withheld peer is sent the signal, where it has to be waited for."""
+        raise NotImplementedError
+
+    async def end(self) -> None:
+        self.arrays.clear()
+
+    def fill(self) -> None:
+        for array in self.arrays:
+            array[:] = 0x77
+
+    def check(self) -> None:
+        stray = sum(int((array != 0x77).sum()) for array in self.arrays)
+        assert stray == 0, f"{stray} bytes in memory that was given on"
+
+
+class Pool(Memory):
+    """Pages of a pool: they are given to another cache, and another. What is withheld is not among them."""
+
+    async def lend(self) -> Cache:
+        return await self.manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, LENT))
+
+    async def give_up(self, cache: Cache, peer: Puppet, number: signal.Signals) -> None:
+        is_withheld = entry_of(self.cluster, cache.cache_id).is_withheld
+        with lasting(1):
+            await self.manager.deallocate_blocks_cache(cache)
+        assert usage(self.cluster).withheld == (WHOLE if is_withheld else 0)
+        assert usage(self.cluster).free == SIZE - usage(self.cluster).withheld
+        with suppress(OutOfMemory):  # all that there is
+            for model_id in itertools.count(AGAIN):
+                again = await self.manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, model_id))
+                self.arrays += self.manager.arrays(again)
+        assert len(self.arrays) == (2 if is_withheld else 4)
+        del again
+
+    async def end(self) -> None:
+        await super().end()
+        keeper = self.cluster.datadist._running().keeper
+        for entry in [entry for entry in keeper.table if entry.pool is not None]:
+            await self.manager.deallocate_blocks_cache(entry.cache)
+        await until(lambda: usage(self.cluster).free == SIZE)
+        assert usage(self.cluster) == PoolUsage(SIZE, SIZE, SIZE, 0)
+
+
+class Own(Memory):
+    """Memory of the caller's: it is hers when ``unregister_cache`` has returned, which waits for as long as it takes."""
+
+    def make(self) -> list[Any]:
+        memory = self.cluster.datadist.device.allocate(WHOLE)
+        view = np.frombuffer(memory.view(), np.uint8)
+        return [view[: DESC.size], view[DESC.size :]]
+
+    async def lend(self) -> Cache:
+        if not self.arrays:
+            self.arrays = self.make()
+        addresses = [array.ctypes.data for array in self.arrays]
+        return await self.manager.register_blocks_cache(DESC, addresses, BlocksCacheKey(2, LENT), True)
+
+    async def give_up(self, cache: Cache, peer: Puppet, number: signal.Signals) -> None:
+        is_withheld = entry_of(self.cluster, cache.cache_id).is_withheld
+        leaving = asyncio.create_task(self.manager.unregister_cache(cache.cache_id))
+        if is_withheld:
+            await asyncio.wait([leaving], timeout=0.05)
+            assert not leaving.done(), "a peer may still write there"
+            peer.send(number)
+        with anyio.fail_after(20):
+            await leaving
+
+    async def end(self) -> None:
+        pass
+
+
+class Array(Own):
+    """The same, of a kind that the peer reaches with process_vm_writev instead of mapping it."""
+
+    def make(self) -> list[Any]:
+        return [np.zeros(DESC.size, np.uint8) for _ in range(DESC.num_tensors)]
+
+
+class Scene:
+    """A peer that writes into memory of ours without pause, and that can be stopped in the middle of it."""
+
+    def __init__(self, peer: Puppet, cluster: Cluster, memory: Memory, one_sided: bool) -> None:
+        self.peer = peer
+        self.cluster = cluster
+        self.memory = memory
+        self.one_sided = one_sided
+
+    async def stop_in_a_write(self, delay: float) -> Cache:
+        """The cache into which it wrote; its link is gone by now."""
+        cache = await self.memory.lend()
+        if self.one_sided:
+            await self.peer.ask("push_for_ever", LENT)
+            await anyio.sleep(delay)
+            self.peer.send(signal.SIGSTOP)
+        else:
+            await self.served(cache, delay)
+        await gone(self.cluster)
+        return cache
+
+    async def served(self, cache: Cache, delay: float) -> None:
+        pull_blocks = self.cluster.datadist.cache_manager.pull_blocks
+
+        async def pull() -> None:
+            while True:
+                await pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+
+        await pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)  # there is a channel that reaches it
+        task = asyncio.create_task(pull())
+        await anyio.sleep(delay)
+        self.peer.send(signal.SIGSTOP)
+        with pytest.raises(PeerLost):
+            await task
+
+    async def go_on(self) -> None:
+        """The peer goes on; returns when it knows that it has lost its link, and nothing of its is under way."""
+        self.peer.send(signal.SIGCONT)
+        if self.one_sided:
+            assert await self.peer.ask("push_failed") in LOST
+        await self.peer.ask("unlinked", 2)
+
+    async def link_again(self) -> None:
+        status, each = await self.cluster.datadist.link_clusters([self.peer.info], 10_000)
+        assert status is LLMStatusCode.LLM_SUCCESS, each
+
+
+@asynccontextmanager
+async def scene(kind: type[Memory], one_sided: bool) -> AsyncIterator[Scene]:
+    options = {**BRISK, "enable_remote_cache_accessible": one_sided}
+    async with puppet(**options) as peer, linked_to(peer, **options, mem_pool_cfg=POOL) as (cluster, _):
+        yield Scene(peer, cluster, kind(cluster), one_sided)
+
+
+async def rounds_until_caught(s: Scene, times: int) -> AsyncIterator[Cache]:
+    """Rounds in which the peer was stopped and lost its link, until it was ``times`` caught in the middle of a write."""
+    caught = 0
+    for number in range(ROUNDS):
+        cache = await s.stop_in_a_write(number * 0.000_7)
+        caught += entry_of(s.cluster, cache.cache_id).is_withheld
+        yield cache
+        if caught == times:
+            return
+        await s.link_again()
+    raise AssertionError(f"in {ROUNDS} rounds it was caught in the middle of a write {caught} times")
+
+
+# ---- given on ----
+
+
+@modes
+@pytest.mark.parametrize("kind", [Pool, Own, Array])
+async def test_no_byte_lands_in_memory_that_was_given_on(kind: type[Memory], one_sided: bool) -> None:
+    async with scene(kind, one_sided) as s:
+        async for cache in rounds_until_caught(s, CAUGHT):
+            await s.memory.give_up(cache, s.peer, signal.SIGCONT)
+            s.memory.fill()
+            await s.go_on()
+            s.memory.check()
+            await s.memory.end()
+
+
+@pytest.mark.parametrize("kind", [Pool, Array])
+async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> None:
+    async with scene(kind, one_sided=True) as s:
+        async for cache in rounds_until_caught(s, 1):
+            is_withheld = entry_of(s.cluster, cache.cache_id).is_withheld
+            number = signal.SIGKILL if is_withheld else signal.SIGCONT
+            await s.memory.give_up(cache, s.peer, number)
+            s.memory.fill()
+            if not is_withheld:
+                await s.go_on()
+            elif kind is Pool:  # else it was killed already
+                s.peer.send(signal.SIGKILL)
+            await until(lambda: not usage(s.cluster).withheld)
+            s.memory.check()
+            await s.memory.end()
+
+
+# ---- while it is withheld ----
+
+
+async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> None:
+    options: dict[str, Any] = BRISK
+    async with scene(Pool, one_sided=True) as s:
+        manager = s.cluster.datadist.cache_manager
+        async for cache in rounds_until_caught(s, 1):
+            if entry_of(s.cluster, cache.cache_id).is_withheld:
+                async with open_cluster(3, device_id=3, **options) as healthy:
+                    await check_refused(s.cluster, healthy, cache)
+            await s.go_on()
+            entry = entry_of(s.cluster, cache.cache_id)
+            await until(lambda entry=entry: not entry.is_withheld)  # type: ignore[misc]
+            await manager.copy_blocks(cache, {0: [1]})
+            await manager.deallocate_blocks_cache(cache)
+            await s.memory.end()
+
+
+async def check_refused(cluster: Cluster, healthy: Cluster, cache: Cache) -> None:
+    """Neither its owner uses it, nor is a peer told of it; all else goes on."""
+    manager = cluster.datadist.cache_manager
+    assert usage(cluster) == PoolUsage(SIZE, SIZE - WHOLE, SIZE - WHOLE, WHOLE, WHOLE)
+    with pytest.raises(CacheNotFound, match="withheld"):
+        await manager.copy_blocks(cache, {0: [1]})
+    mine = await healthy.blocks(DESC)
+    address = cluster.datadist.listen_address
+    assert address is not None
+    assert (await healthy.datadist.link_clusters([_info(2, address)], 10_000))[0] is LLMStatusCode.LLM_SUCCESS
+    await healthy.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
+    with pytest.raises(CacheNotFound):
+        await healthy.datadist.cache_manager.pull_blocks(BlocksCacheKey(2, LENT), mine, [0], [0])
+    await manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, AGAIN))
+    with pytest.raises(OutOfMemory, match=f"{WHOLE} of them by peers that were stopped"):
+        await manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, OTHER))
+
+
+def _info(cluster_id: int, address: tuple[str, int]) -> LLMClusterInfo:
+    info = LLMClusterInfo(cluster_id)
+    info.append_remote_ip_info(*address)
+    return info
+
+
+@pytest.mark.parametrize("kind", [Pool, Array])
+async def test_a_cluster_is_finalized_while_memory_is_withheld(
+    kind: type[Memory], caplog: pytest.LogCaptureFixture
+) -> None:
+    caught = 0
+    async with puppet(**BRISK) as peer:
+        while not caught:
+            before = soft_counters()
+            async with linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
+                s = Scene(peer, cluster, kind(cluster), one_sided=True)
+                cache = await s.stop_in_a_write(0.001)
+                caught = entry_of(cluster, cache.cache_id).is_withheld
+                started = anyio.current_time()
+            assert anyio.current_time() - started < 5, "a peer that is stopped keeps nobody"
+            after = soft_counters()
+            for name in ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms"):
+                assert after[name] == before[name], name
+            await s.go_on()
+    if kind is Array:
+        assert "do not use its memory" in caplog.text
+
+
+# ---- readers ----
+
+
+async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_another_cache() -> None:
+    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
+        s = Scene(peer, cluster, Pool(cluster), one_sided=True)
+        for number in range(6):
+            cache = await s.memory.lend()
+            for array in cluster.datadist.cache_manager.arrays(cache):
+                array[:] = 0x11
+            del array
+            await peer.ask("pull_checked", LENT, 0x11)
+            await anyio.sleep(number * 0.002_3)
+            peer.send(signal.SIGSTOP)
+            await gone(cluster)
+            assert not entry_of(cluster, cache.cache_id).is_withheld, "who reads keeps nothing"
+            await s.memory.give_up(cache, peer, signal.SIGCONT)
+            s.memory.fill()
+            await s.go_on()
+            await s.memory.end()
+            await s.link_again()
