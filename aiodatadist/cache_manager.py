@@ -74,6 +74,12 @@ class CacheManager:
         self._engine.check_running()
         return self._engine.keeper
 
+    @property
+    def _keeper_here(self) -> Keeper:
+        """For what only the event loop may do. Raises ForkError, LLMException: the caller is not on it."""
+        self._engine.check_here()
+        return self._keeper
+
     # ---- making caches ----
 
     async def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = ()) -> Cache:
@@ -91,8 +97,9 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
+        keeper = self._keeper_here
         await give_way()
-        return self._keeper.allocate(cache_desc, False, lambda: self._keeper.table.check_slots(cache_desc, keys))
+        return keeper.allocate(cache_desc, False, lambda: self._keeper.table.check_slots(cache_desc, keys))
 
     async def allocate_blocks_cache(
         self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None
@@ -103,8 +110,9 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         key = _blocks_key(blocks_cache_key)
+        keeper = self._keeper_here
         await give_way()
-        return self._keeper.allocate(cache_desc, True, lambda: self._keeper.table.check_blocks(key))
+        return keeper.allocate(cache_desc, True, lambda: self._keeper.table.check_blocks(key))
 
     async def register_cache(
         self,
@@ -156,7 +164,9 @@ class CacheManager:
             accessible = desc.placement is Placement.DEVICE
         checks.instance(accessible, "remote_accessible", bool)
         keep = [span.keep for span in spans if span.keep is not None]
-        return await self._keeper.register(desc, [span.address for span in spans], keep, blocks, naming, accessible)
+        return await self._keeper_here.register(
+            desc, [span.address for span in spans], keep, blocks, naming, accessible
+        )
 
     # ---- looking into them ----
 
@@ -204,12 +214,12 @@ class CacheManager:
             FeatureNotEnabled: there is no memory pool.
             LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
         """
-        await self._keeper.deallocate(checks.instance(cache, "cache", Cache), False)
+        await self._keeper_here.deallocate(checks.instance(cache, "cache", Cache), False)
         await give_way()
 
     async def deallocate_blocks_cache(self, cache: Cache) -> None:
         """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
-        await self._keeper.deallocate(checks.instance(cache, "cache", Cache), True)
+        await self._keeper_here.deallocate(checks.instance(cache, "cache", Cache), True)
         await give_way()
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
@@ -220,7 +230,7 @@ class CacheManager:
             FeatureNotEnabled: there is no memory pool.
         """
         checks.instance(cache_key, "cache_key", CacheKey)
-        await self._keeper.remove_key(name_of(cache_key))
+        await self._keeper_here.remove_key(name_of(cache_key))
         await give_way()
 
     async def unregister_cache(self, cache_id: int) -> None:
@@ -235,8 +245,9 @@ class CacheManager:
                 ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
         """
         checks.integer(cache_id, "cache_id", checks.INT64)
+        self._engine.check_here()
         await self._engine.wait_parted()
-        await self._keeper.unregister(cache_id, self._engine.has_links)
+        await self._keeper_here.unregister(cache_id, self._engine.has_links)
         await give_way()
 
     # ---- pulling ----
@@ -623,6 +634,7 @@ class CacheManager:
         return self._local(cache, name, remote=False)
 
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
+        self._engine.check_here()
         transfer = self._engine.copier.start(source, target, [grid], self._copy_seconds)
         return CacheTask(what, self._engine.cluster_id, transfer)
 

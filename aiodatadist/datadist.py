@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 import anyio
 
-from aiodatadist import checks
+from aiodatadist import checks, forks
 from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
@@ -22,8 +22,8 @@ from aiodatadist.cluster_info import LLMClusterInfo
 from aiodatadist.config import LLMConfig
 from aiodatadist.descriptors import LLMRole, Placement, RegisterMemStatus
 from aiodatadist.device import Device
-from aiodatadist.engine import Engine
-from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.engine import Engine, check_on_a_loop
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.link import LinkStatistics, Notification
 from aiodatadist.link.notes import check_payload
 
@@ -78,6 +78,7 @@ class LLMDataDist:
             TypeError, ValueError, ParamInvalid: an option is wrong.
             LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
         """
+        check_on_a_loop(f"cluster {self._cluster_id}")
         async with self._starting:
             if self._engine is not None:
                 return
@@ -89,6 +90,7 @@ class LLMDataDist:
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
+            forks.guard(runner)
             try:
                 await asyncio.wait([started, runner], return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -117,7 +119,7 @@ class LLMDataDist:
         if engine is None or runner is None:
             return
         if engine.pid == os.getpid() and not engine.loop.is_closed():
-            engine.check_loop()
+            engine.check_here()
         self._engine = self._runner = None
         if engine.loop.is_closed():
             logger.error("cluster %d was never finalized: its event loop is closed", self._cluster_id)
@@ -145,11 +147,16 @@ class LLMDataDist:
         engine = self._engine
         if engine is None:
             raise RuntimeError("this LLMDataDist is not initialised: use async with, or await init() first")
+        engine.check_process()
         engine.check_loop()
         if self._runner is not None and self._runner.done():
             raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
-        if engine.pid != os.getpid():
-            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+        return engine
+
+    def _running_here(self) -> Engine:
+        """Raises as :meth:`_running`; LLMException: no event loop runs in this thread."""
+        engine = self._running()
+        engine.check_here()
         return engine
 
     # ---- what it is ----
@@ -202,7 +209,7 @@ class LLMDataDist:
                 everything is as it was.
             TypeError, ParamInvalid: an argument is wrong.
         """
-        engine = self._running()
+        engine = self._running_here()
         checks.instance(role, "role", LLMRole)
         options = {} if switch_options is None else checks.instance(switch_options, "switch_options", dict)
         text = next((value for key, value in options.items() if str(key).lower() == "llm.listenipinfo"), None)
@@ -237,7 +244,7 @@ class LLMDataDist:
             TypeError, ParamInvalid: the payload is no bytes, or too long.
             NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the notification was sent.
         """
-        link = self._running().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link = self._running_here().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         await link.notify(check_payload(payload))
 
     def notifications(self) -> AsyncIterator[Notification]:
@@ -268,7 +275,7 @@ class LLMDataDist:
             LinkTimeout: somebody did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
             LinkError: the communicator could not be made.
         """
-        return await self._running().communicators.link(comm_name, cluster_rank_info, rank_table)
+        return await self._running_here().communicators.link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
@@ -276,11 +283,11 @@ class LLMDataDist:
 
     async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Until the links of a communicator are made, or cannot be: OK or FAILED. Raises NotLinked: there is none."""
-        return await self._running().communicators.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
+        return await self._running_here().communicators.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def unlink(self, comm_id: int) -> None:
         """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
-        await self._running().communicators.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
+        await self._running_here().communicators.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
         """Exchange a word with a peer.
@@ -289,7 +296,7 @@ class LLMDataDist:
             NotLinked, PeerLost, LinkClosed: there is no link (any more).
             LinkTimeout: no answer within ``sync_kv_timeout``.
         """
-        engine = self._running()
+        engine = self._running_here()
         await engine.find_link(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
             engine.timeout
         )
@@ -311,7 +318,7 @@ class LLMDataDist:
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
         """
-        engine, seconds = self._running(), _seconds(timeout)
+        engine, seconds = self._running_here(), _seconds(timeout)
         addresses = [_address(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
         ids = [_cluster_id(info) for info in clusters]
         return await self._for_each(
@@ -332,7 +339,7 @@ class LLMDataDist:
         Returns:
             As :meth:`link_clusters`. A cluster that is not linked counts as success.
         """
-        engine, seconds = self._running(), _seconds(timeout)
+        engine, seconds = self._running_here(), _seconds(timeout)
         checks.instance(force, "force", bool)
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
         return await self._for_each([partial(engine.unlink, i, seconds, force) for i in ids])

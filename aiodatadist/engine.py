@@ -25,6 +25,7 @@ from aiodatadist.descriptors import LLMRole, Placement
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     AuthError,
+    ForkError,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -207,7 +208,8 @@ class Engine:
         self._stopping.set()
 
     def check_running(self) -> None:
-        """Raises LLMException: it is being finalized, or was."""
+        """Raises LLMException: it is being finalized, or was. ForkError: this is a child of its process."""
+        self.check_process()
         if self._stopping.is_set():
             raise LLMException(
                 f"cluster {self.cluster_id} is finalized",
@@ -538,11 +540,23 @@ class Engine:
                 f"cluster {self.cluster_id} belongs to another event loop", hint="use it where it was initialised"
             )
 
+    def check_process(self) -> None:
+        """Raises ForkError: this is a child of the process in which the cluster was initialised."""
+        if self.pid != os.getpid():
+            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+
+    def check_here(self) -> None:
+        """Raises ForkError, LLMException: the caller is not on the event loop that everything here belongs to."""
+        self.check_process()
+        self.check_loop()
+        check_on_a_loop(f"cluster {self.cluster_id}")
+
     def peek_link(self, cluster_id: int) -> Link | None:
         return self._links.get(cluster_id)
 
     def find_link(self, cluster_id: int) -> Link:
-        """Raises NotLinked: there is no such link."""
+        """Raises NotLinked: there is no such link. ForkError, LLMException: the caller is not on our event loop."""
+        self.check_here()
         link = self._links.get(cluster_id)
         if link is None:
             refusal = self._refusals.get(cluster_id)
@@ -592,3 +606,12 @@ class Engine:
 
     def _key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
+
+
+def check_on_a_loop(what: str) -> None:
+    """Raises LLMException: no event loop runs in this thread."""
+    if _get_running_loop() is None:
+        raise LLMException(
+            f"no event loop runs in this thread: {what} is used on the event loop on which it was initialised",
+            hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
+        )

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 
+from aiodatadist import forks
 from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgument, translated
 from aiodatadist.context_caching.results import CcResult
 
@@ -37,6 +38,7 @@ class Life:
         started: asyncio.Future[None] = self._loop.create_future()
         # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
         self._runner = asyncio.create_task(live(started), name="aiodatadist context cache")
+        forks.guard(self._runner)
         try:
             await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

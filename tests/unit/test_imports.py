@@ -21,7 +21,7 @@ NAMES = {
 }
 
 STORY: list[set[str]] = [
-    {"errors", "checks", "concurrency"},
+    {"errors", "checks", "concurrency", "forks"},
     {"descriptors"},
     {"cluster_info", "config", "layout", "listening", "options", "overlap", "pulse", "tensors"},
     {"_native"},
