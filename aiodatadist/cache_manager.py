@@ -210,7 +210,7 @@ class CacheManager:
         unknown, deallocated or registered is left alone.
 
         Raises:
-            ParamInvalid: it is a blocks cache, or arrays over its memory are alive.
+            ParamInvalid: it is a blocks cache, another cluster's, or arrays over its memory are alive.
             FeatureNotEnabled: there is no memory pool.
             LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
         """

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import secrets
+import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +66,7 @@ class LLMDataDist:
         self._cluster_id = checks.integer(cluster_id, "cluster_id", checks.UINT64)
         self._config = config if config is not None else self._config_type()
         checks.instance(self._config, "config", LLMConfig)
+        self._first_config = self._config
         self._instance = secrets.token_hex(32)
         self._engine: Engine | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -72,25 +75,31 @@ class LLMDataDist:
     # ---- life ----
 
     async def init(self, options: Mapping[str, str] | LLMConfig | None = None) -> None:
-        """Open the device and start listening. A second call on an initialised object does nothing.
+        """Open the device and start listening. A second call on an initialised object, with the same options or none, does
+        nothing.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an option is wrong.
+            TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
+                process has the same id, and is not finalized.
             LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
         """
         check_on_a_loop(f"cluster {self._cluster_id}")
         async with self._starting:
+            if options is not None and not isinstance(options, LLMConfig):
+                options = self._config_type.from_options(options)
             if self._engine is not None:
+                self._check_same(options)
                 return
-            if isinstance(options, LLMConfig):
+            if options is not None:
                 self._config = options
-            elif options is not None:
-                self._config = self._config_type.from_options(options)
+            self._first_config = self._config.model_copy(deep=True)
             engine = Engine(self, self._engine_config())
+            _claim_id(engine)
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
             forks.guard(runner)
+            runner.add_done_callback(lambda _: _give_up_id(engine))
             try:
                 await asyncio.wait([started, runner], return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -101,6 +110,21 @@ class LLMDataDist:
                 started.cancel()
                 await runner
             self._engine, self._runner = engine, runner
+
+    def _check_same(self, options: LLMConfig | None) -> None:
+        """Raises ParamInvalid: these are not the options with which it was initialised."""
+        if options is None:
+            return
+        names = [
+            name
+            for name in type(options).model_fields
+            if getattr(options, name) != getattr(self._first_config, name, None)
+        ]
+        if names:
+            raise ParamInvalid(
+                f"cluster {self._cluster_id} is initialised already, with other values of {', '.join(names)}",
+                hint="finalize() it first",
+            )
 
     def _engine_config(self) -> LLMConfig:
         """What the engine works with: a copy, so that what is changed in ours afterwards changes nothing there.
@@ -377,6 +401,29 @@ class LLMDataDist:
         """
         link = self._running().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])
+
+
+_live: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+"""The clusters of this process that are initialised, by id; also those of processes from which this one was forked."""
+_live_lock = threading.Lock()
+
+
+def _claim_id(engine: Engine) -> None:
+    """Raises ParamInvalid: another cluster of this process has this id, and is live."""
+    with _live_lock:
+        other = _live.get(engine.cluster_id)
+        if other is not None and other.pid == engine.pid and not other.loop.is_closed():
+            raise ParamInvalid(
+                f"cluster {engine.cluster_id} is initialised in this process already: ids have to be unique",
+                hint="finalize() the other one first, or choose another id",
+            )
+        _live[engine.cluster_id] = engine
+
+
+def _give_up_id(engine: Engine) -> None:
+    with _live_lock:
+        if _live.get(engine.cluster_id) is engine:
+            del _live[engine.cluster_id]
 
 
 async def _ended(runner: asyncio.Task[None]) -> None:

@@ -215,14 +215,33 @@ class CacheDesc:
         return f"CacheDesc({self._num_tensors}, {list(self._shape)}, {self._data_type.name}, {self._placement})"
 
 
-class Cache:
-    """A cache that this cluster holds. Made by a cache manager; dropping the object frees nothing."""
+class CacheHome:
+    """Whose a cache is: one cluster, from ``init`` to ``finalize``."""
 
-    __slots__ = ("_cache_desc", "_cache_id", "_is_blocks_cache", "_tensor_addrs")
+    __slots__ = ("cluster_id",)
+
+    def __init__(self, cluster_id: int) -> None:
+        self.cluster_id = cluster_id
+
+
+class Cache:
+    """A cache that this cluster holds. Made by a cache manager; dropping the object frees nothing.
+
+    It belongs to the cluster that made it, until that is finalized, and no other takes it. One that is made by hand has to
+    name a cache of the cluster that it is given to, with its id and addresses.
+    """
+
+    __slots__ = ("_cache_desc", "_cache_id", "_home", "_is_blocks_cache", "_tensor_addrs")
 
     def __init__(
-        self, cache_id: int, cache_desc: CacheDesc, tensor_addrs: Sequence[int], is_blocks_cache: bool
+        self,
+        cache_id: int,
+        cache_desc: CacheDesc,
+        tensor_addrs: Sequence[int],
+        is_blocks_cache: bool,
+        home: CacheHome | None = None,
     ) -> None:
+        self._home = home
         self._cache_id = cache_id
         self._cache_desc = cache_desc
         self._tensor_addrs = list(tensor_addrs)
@@ -249,6 +268,11 @@ class Cache:
     @property
     def cache_desc(self) -> CacheDesc:
         return self._cache_desc
+
+    @property
+    def home(self) -> CacheHome | None:
+        """Whose it is; None: it was made by hand."""
+        return self._home
 
     @property
     def tensor_addrs(self) -> list[int]:

@@ -148,7 +148,7 @@ class Engine:
             self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
             self.transport = open_transport(self._config.transport, self.device, self._config.local_comm_res or None)
             stack.push_async_callback(self.transport.aclose)
-            self.keeper = Keeper(self.device, self.transport, self.spawn)
+            self.keeper = Keeper(self.device, self.transport, self.spawn, self.cluster_id)
             await self._open_pools()
             self.copier = Copier(self.device)
             stack.push_async_callback(self.copier.aclose)

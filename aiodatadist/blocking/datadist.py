@@ -55,13 +55,14 @@ class LLMDataDist:
     # ---- life ----
 
     def init(self, options: Mapping[str, str] | config.LLMConfig) -> None:
-        """Open the device and start listening. A second call on an initialised object does nothing.
+        """Open the device and start listening. A second call on an initialised object, with the same options, does nothing.
 
         Args:
             options: of ``LLMConfig.generate_options()``. A mode that is absent is off, as upstream.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an option is wrong.
+            TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
+                process has the same id, and is not finalized.
             LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
         """
         self._check_process()
@@ -70,6 +71,8 @@ class LLMDataDist:
         with self._life:
             if self._running is not None:
                 self._running.check_usable()
+                same = config_of(options)
+                self._running.call(lambda: self._inner.init(same))
                 return
             wanted = config_of(options)
             thread = acquire()

@@ -18,7 +18,7 @@ from aiodatadist.cache.pool import PagePool, PoolUsage
 from aiodatadist.cache.table import CacheTable, Entry, Holder, check_desc
 from aiodatadist.concurrency import Event
 from aiodatadist.config import PoolConfig
-from aiodatadist.descriptors import Cache, CacheDesc, Placement
+from aiodatadist.descriptors import Cache, CacheDesc, CacheHome, Placement
 from aiodatadist.device import Device, Memory
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
 from aiodatadist.transport import Region, Transport
@@ -72,9 +72,14 @@ class Keeper:
     """
 
     def __init__(
-        self, device: Device, transport: Transport, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]
+        self,
+        device: Device,
+        transport: Transport,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], bool],
+        cluster_id: int = 0,
     ) -> None:
-        self.table = CacheTable()
+        self.home = CacheHome(cluster_id)
+        self.table = CacheTable(self.home)
         self._device = device
         self._transport = transport
         self._spawn = spawn
@@ -196,9 +201,10 @@ class Keeper:
         """A cache that the caller names as source or destination.
 
         Raises:
+            ParamInvalid: it is another cluster's, or of this one as it was before it was finalized.
             CacheNotFound: there is none of this id (any more).
         """
-        entry = self.table.find(cache.cache_id)
+        entry = self._own(cache, name)
         if entry is None or not entry.has_id:
             raise CacheNotFound(f"{name} {cache.cache_id} is not known here (any more)")
         if not entry.is_live:
@@ -209,6 +215,26 @@ class Keeper:
             raise CacheNotFound(
                 f"{name} {cache.cache_id} is withheld: a peer that is lost was stopped while it wrote there, and may go on",
                 hint="continue that process, or end it: then the cache can be used again",
+            )
+        return entry
+
+    def _own(self, cache: Cache, name: str) -> Entry | None:
+        """What the object stands for; None: there is no cache of its id (any more).
+
+        Raises:
+            ParamInvalid: the object is of another cluster, or says something else of the cache than is the case.
+        """
+        if cache.home is not None and cache.home is not self.home:
+            ours, theirs = self.home.cluster_id, cache.home.cluster_id
+            whose = f"cluster {theirs}" if theirs != ours else f"cluster {theirs} before it was finalized"
+            raise ParamInvalid(
+                f"{name} {cache.cache_id} is a cache of {whose}: this is cluster {ours}, which has others"
+            )
+        entry = self.table.find(cache.cache_id)
+        if entry is not None and cache.home is None and list(entry.addresses) != list(cache.tensor_addrs):
+            raise ParamInvalid(
+                f"{name} {cache.cache_id} was made by hand, with addresses that cache {cache.cache_id} of cluster "
+                f"{self.home.cluster_id} does not have"
             )
         return entry
 
@@ -233,7 +259,7 @@ class Keeper:
         if cache.is_blocks_cache != blocks:
             other = "deallocate_blocks_cache" if cache.is_blocks_cache else "deallocate_cache"
             raise ParamInvalid(f"{cache!r}: use {other}")
-        entry = self.table.find(cache.cache_id)
+        entry = self._own(cache, "cache")
         if entry is not None and entry.pool is None:
             return
         if entry is not None and entry.has_id:
@@ -248,7 +274,7 @@ class Keeper:
     def drop(self, cache: Cache) -> None:
         """As :meth:`deallocate`, without waiting: for a cache that nobody can name any more, or wants to. While an array over
         its memory is alive, so is it."""
-        entry = self.table.find(cache.cache_id)
+        entry = self._own(cache, "cache")
         if entry is None or entry.pool is None or not entry.has_id:
             return
         token = entry.views()

@@ -11,7 +11,7 @@ from typing import Protocol
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.pool import PagePool
 from aiodatadist.concurrency import Event
-from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey
+from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
 from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
@@ -185,7 +185,8 @@ class Entry:
 class CacheTable:
     """Ids and names. Ids start at 1 and are never used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: CacheHome | None = None) -> None:
+        self._home = home
         self._ids = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._names: dict[Name, tuple[Entry, int]] = {}
@@ -263,7 +264,7 @@ class CacheTable:
         pool: PagePool | None = None,
     ) -> Entry:
         """A new cache; its names were checked without anything awaited since. It is not live yet."""
-        entry = Entry(Cache(next(self._ids), desc, addresses, blocks), accessible, names, pool)
+        entry = Entry(Cache(next(self._ids), desc, addresses, blocks, self._home), accessible, names, pool)
         self._entries[entry.cache_id] = entry
         for start in set(addresses):
             insort(self._starts, (start, entry.cache_id))

@@ -47,8 +47,9 @@ class KvCache(Cache):
         super().__init__(cache_id, cache_desc, first, is_blocks_cache)
         self._per_device = [list(addresses) for addresses in per_device_tensor_addrs]
         if kv_cache_manager is not None:
-            cache = Cache(cache_id, cache_desc, first, is_blocks_cache)
             loop, keeper = kv_cache_manager.place
+            self._home = keeper.home
+            cache = Cache(cache_id, cache_desc, first, is_blocks_cache, keeper.home)
             weakref.finalize(self, _dropped, loop, keeper, cache).atexit = False
 
     @classmethod

@@ -176,11 +176,16 @@ async def awaitable_failures() -> dict[str, Any]:
     return found
 
 
-def test_every_failure_is_the_awaitable_one(pair: Pair) -> None:
+@pytest.fixture
+def theirs() -> dict[str, Any]:
+    """Of clusters with the ids that those of the pair have, which therefore come after them."""
+    return asyncio.run(awaitable_failures())
+
+
+def test_every_failure_is_the_awaitable_one(theirs: dict[str, Any], pair: Pair) -> None:
     mine = {}
     for name, wrong in WRONG.items():
         mine[name] = failure_of(lambda wrong=wrong: wrong(pair.target.datadist, pair.target.cache, DESC))  # type: ignore[misc]
-    theirs = asyncio.run(awaitable_failures())
     assert mine.keys() == theirs.keys()
     for name, what in mine.items():
         assert what[:2] == theirs[name][:2], name
@@ -257,7 +262,9 @@ def test_init_refuses_what_is_wrong_and_starts_nothing() -> None:
         datadist.link_clusters([])
     datadist.finalize()
     datadist.init(LLMConfig(enable_cache_manager=True))
-    datadist.init({"nonsense": "is not looked at by a second call"})
+    datadist.init(LLMConfig(enable_cache_manager=True))
+    with pytest.raises(LLMException, match="nonsense"):
+        datadist.init({"nonsense": "is looked at by a second call, too"})
     datadist.finalize()
     datadist.finalize()
 

@@ -34,7 +34,7 @@ async def test_without_its_option_there_is_a_kv_cache_manager_and_no_other(extra
     await datadist.init({"ge.flowGraphMemMaxSize": "1048576", **extra})
     try:
         assert isinstance(datadist.kv_cache_manager, KvCacheManager)
-        await datadist.init({"llm.EnableCacheManager": "1"})  # a second time it does nothing
+        await datadist.init({"ge.flowGraphMemMaxSize": "1048576", **extra})  # a second time it does nothing
         calls: dict[str, Callable[[], Any]] = {
             "cache_manager": lambda: datadist.cache_manager,
             "link": lambda: datadist.link("x", {1: 0, 2: 1}, "{}"),
