@@ -191,8 +191,8 @@ TEST(test_a_stopped_reader_does_not_take_other_bytes_for_its_own)
 /* Not waited for: everything that the communicator had is given back, and the peer finds out when it goes on. */
 static void abandoned(uint32_t rank, int other)
 {
-    int before = open_descriptors();
-    for (int round = 0, caught = 0; !caught; round++) {
+    int caught = 0, before = open_descriptors();
+    for (int round = 0; !caught && round < 200; round++) {
         char token = 0;
         side s = open_side(rank, other, round, false);
         if (rank == 1) {
@@ -215,6 +215,7 @@ static void abandoned(uint32_t rank, int other)
         close_side(&s, false);
         in_step(other);
     }
+    CHECK(caught);
     CHECK_EQ(open_descriptors(), before);
 }
 
