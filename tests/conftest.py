@@ -1,34 +1,36 @@
-"""Every asynchronous test runs on asyncio's own loop and on uvloop, with softnpu unless the environment says otherwise."""
+"""Asynchronous tests run on asyncio's own loop, on uvloop, or both: see ``loops.py``. softnpu is the device, unless told."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-import uvloop
 
-from tests import strictness
+from tests import loops, profiles, skipped, strictness
 
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
+    return loops.loops_of(item.nodeid)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The long ones run in the night."""
-    if os.environ.get("AIODATADIST_NIGHTLY") != "1":
+    if not profiles.IS_NIGHT:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
+        LEFT_OUT["nightly"] = len(nightly)
+    LEFT_OUT["other_loop"] = sum(map(loops.is_on_one_of_them, items))
 
 
 def pytest_collection_finish() -> None:
@@ -45,6 +47,44 @@ def anyio_in_tasks_only() -> Iterator[None]:
     """anyio was used in no callback of the loop's: that works, or not, with what else is installed."""
     yield
     assert not (found := strictness.taken()), f"anyio outside a task, {len(found)} times; first\n{found[0]}"
+
+
+# ---- what was left out ----
+
+LEFT_OUT = {"nightly": 0, "other_loop": 0}
+"""Tests, as counted where they were collected: in this process, or in each worker alike."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = LEFT_OUT
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist ends; one that crashed says nothing."""
+    LEFT_OUT.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """One line, after all others but the last one."""
+    yield
+    reports = terminalreporter.stats.get("skipped", [])
+    if line := skipped.line((str(report.longrepr[2]) for report in reports), **LEFT_OUT):
+        terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure says which event loop it was: the test's name does not, where it runs on one."""
+    report = yield
+    if report.failed and (name := loops.name_of(item)):
+        report.sections.append(("event loop", name))
+    return report
+
+
+# ---- nothing is left ----
 
 
 def open_files() -> set[str]:

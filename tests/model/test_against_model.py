@@ -1,6 +1,7 @@
 """Random programs on linked clusters: every outcome, every byte and every page is what a plain model says.
 
-A failing program is printed, one line per operation. ``AIODATADIST_MODEL_EXAMPLES=3000 pytest tests/model`` runs longer.
+A failing program is printed, one line per operation. ``AIODATADIST_MODEL_EXAMPLES=3000 pytest tests/model`` runs longer, and
+so does the night.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ from tests.model.model import (
     contents,
     layout,
 )
+from tests.profiles import examples
 
-EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(150)))
 STEP = 15.0
 """Seconds after which an operation hangs."""
 OK = "LLM_SUCCESS"

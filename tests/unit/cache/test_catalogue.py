@@ -12,6 +12,7 @@ from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.descriptors import UNSET
+from tests.profiles import examples
 from tests.unit.wire.examples import entry
 
 REQUEST, PREFIX, BLOCKS = CacheKey(7, 10), CacheKey(7, UNSET, 0, 10), BlocksCacheKey(7, 8)
@@ -184,7 +185,7 @@ class Telling(RuleBasedStateMachine):
             assert found(self.catalogue, key) == self.names.get(key)
 
 
-Telling.TestCase.settings = settings(max_examples=100, deadline=None)
+Telling.TestCase.settings = settings(max_examples=examples(50), deadline=None)
 TestTelling = Telling.TestCase
 
 

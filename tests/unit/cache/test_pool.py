@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from aiodatadist import InternalError, LLMStatusCode, OutOfMemory, ParamInvalid
 from aiodatadist.cache.pool import PagePool, PoolConfig, PoolUsage
+from tests.profiles import examples
 
 BASE = 2**40 + 4096
 PAGE = 1 << 16
@@ -185,5 +186,5 @@ class Pages(RuleBasedStateMachine):
         assert self.pool.usage() == PoolUsage(self.COUNT << 10, free << 10, largest << 10, 0)
 
 
-Pages.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pages.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 TestPages = Pages.TestCase

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aiodatadist import ParamInvalid, ProtocolError
 from aiodatadist.link.notes import WINDOW, Inbox, Notification, Outbox, Slip, check_payload, decode
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note
+from tests.profiles import examples
 
 
 class Sent:
@@ -185,7 +186,7 @@ class Sending(RuleBasedStateMachine):
         assert [slip.payload for slip in self.slips if slip.sent.is_set()] == self.expected
 
 
-Sending.TestCase.settings = settings(max_examples=100, deadline=None)
+Sending.TestCase.settings = settings(max_examples=examples(50), deadline=None)
 TestSending = Sending.TestCase
 
 

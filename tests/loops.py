@@ -1,0 +1,68 @@
+"""Which event loops a test runs on: both where code touches the loop, and all of them in the night; one of them elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Callable, Mapping
+
+import pytest
+import uvloop
+
+Factory = Callable[[], asyncio.AbstractEventLoop]
+
+LOOPS: dict[str, Factory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+VARIABLE = "AIODATADIST_LOOPS"
+"""``both``: every test runs on both, whatever it touches."""
+
+TOUCHES_THE_LOOP = (
+    "tests/conformance/test_rendezvous.py",
+    "tests/context_caching/test_behind.py",
+    "tests/context_caching/test_cancelling.py",
+    "tests/context_caching/test_closing.py",
+    "tests/context_caching/test_loops.py",
+    "tests/faults/test_cancellation.py",
+    "tests/faults/test_engine_survives.py",
+    "tests/faults/test_liveness.py",
+    "tests/faults/test_timeouts.py",
+    "tests/test_after_linking.py",
+    "tests/test_notifications.py",
+    "tests/unit/link/",
+    "tests/unit/test_pulse.py",
+    "tests/unit/test_stream.py",
+    "tests/unit/test_synchronizers.py",
+)
+"""Files and folders: readers and writers of sockets and eventfds, callbacks from threads, and what goes on behind a call."""
+
+
+def loops_of(test: str) -> Mapping[str, Factory]:
+    """Loops by name, at least one.
+
+    Args:
+        test: its pytest id without parameters, ``tests/test_pull.py::test_it``. It decides, so the loop is the same always.
+    """
+    if is_both() or touches_the_loop(test):
+        return LOOPS
+    name = sorted(LOOPS)[zlib.crc32(test.encode()) % len(LOOPS)]
+    return {name: LOOPS[name]}
+
+
+def is_both() -> bool:
+    return os.environ.get(VARIABLE) == "both" or os.environ.get("AIODATADIST_NIGHTLY") == "1"
+
+
+def touches_the_loop(test: str) -> bool:
+    return test.partition("::")[0].startswith(TOUCHES_THE_LOOP)
+
+
+def name_of(item: pytest.Item) -> str:
+    """The loop that a test runs on; empty if it is not asynchronous."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    factory = parameters.get("_asyncio_loop_factory")
+    return next((name for name, each in LOOPS.items() if each is factory), "")
+
+
+def is_on_one_of_them(item: pytest.Item) -> bool:
+    """It is an asynchronous test, and the other loop is not tried with it in this run."""
+    return bool(name_of(item)) and not is_both() and not touches_the_loop(item.nodeid)
