@@ -1,7 +1,8 @@
-"""A short run beside other versions of what is installed with us. Run as ``python -m tests.lanes sniffio|oldest``.
+"""Runs beside other versions of what is installed with the package: ``python -m tests.lanes sniffio|oldest|torch``.
 
 ``sniffio``: the newest of everything, and sniffio, with which anyio refuses to be used outside a task.
 ``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
+``torch``: the tests that need PyTorch, and no others.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
 """
@@ -34,11 +35,12 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Lane:
-    """What is installed beside the package, and the file of constraints, if there is one."""
+    """What is installed beside the package, the file of constraints, if there is one, and what pytest is told."""
 
     name: str
     extra: tuple[str, ...] = ()
     constraints: Path | None = None
+    tests: tuple[str, ...] = TESTS
 
     @property
     def venv(self) -> Path:
@@ -55,7 +57,12 @@ class Lane:
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-LANES = {lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST))}
+TORCH = Lane(
+    "torch",
+    extra=("torch==2.13.0",),
+    tests=("tests/unit/test_tensors.py", "tests/samples", "-k", "test_tensors or torch"),
+)
+LANES = {lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST), TORCH)}
 
 
 def make(lane: Lane) -> None:
@@ -88,13 +95,21 @@ def run(*command: str | Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__.splitlines()[0])
     parser.add_argument("lane", choices=sorted(LANES))
-    parser.add_argument(
-        "tests", nargs="*", default=TESTS, help="what to run instead of the short set; options after --"
-    )
+    parser.add_argument("tests", nargs="*", help="what to run instead of the lane's own tests; options after --")
     arguments = parser.parse_args()
     lane = LANES[arguments.lane]
     make(lane)
-    command = [lane.python, "-X", "dev", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments.tests]
+    command = [
+        lane.python,
+        "-X",
+        "dev",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(arguments.tests or lane.tests),
+    ]
     sys.exit(subprocess.run([str(part) for part in command], check=False, cwd=ROOT).returncode)
 
 
