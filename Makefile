@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PYTEST := $(BIN)/python -X dev -m pytest
+WORKERS := --dist worksteal --tx '2*popen//python=$(abspath $(BIN))/python -X dev'
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
 
-.PHONY: help demo test nightly check native abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone packaging torch abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -21,12 +23,25 @@ $(STAMP): $(BIN)/python pyproject.toml $(NATIVE)
 demo: $(STAMP)  ## a prefill and a decode process share a KV cache
 	@$(BIN)/aiodatadist demo
 
-test: check native $(STAMP)  ## everything that needs no NPU and no network
-	$(BIN)/python -X dev -m pytest
-	$(BIN)/python -m tests.packaging
+test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, check, packaging side by side, then alone
+	@$(MAKE) --no-print-directory -j2 --output-sync=target pytest native check packaging
+	@$(MAKE) --no-print-directory alone
 
-nightly: $(STAMP)  ## the tests that take long
-	AIODATADIST_NIGHTLY=1 $(BIN)/python -X dev -m pytest -m nightly
+nightly: $(STAMP)  ## the same with the long tests, on both event loops, with many examples; and the lanes
+	AIODATADIST_NIGHTLY=1 $(MAKE) test
+	$(MAKE) sniffio oldest torch
+
+pytest: $(STAMP)  ## the Python tests, in two processes
+	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone'
+
+alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs
+	@$(PYTEST) -m alone
+
+packaging: $(STAMP)  ## the wheel, where nothing else is installed
+	@$(BIN)/python -m tests.packaging
+
+torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
+	$(BIN)/python -m tests.lanes torch
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .

@@ -389,6 +389,7 @@ STALL = 0.02
 """Seconds of the event loop's that a thousand tasks may cost others."""
 
 
+@pytest.mark.alone
 async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> None:
     kv = Kv(blocks=1000)
     asyncio.get_running_loop().set_debug(False)  # it takes longer than the work

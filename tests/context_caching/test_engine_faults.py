@@ -226,6 +226,7 @@ async def test_one_of_three_redis_nodes_killed_and_started_again() -> None:
         assert await fetch(pool, keys, [20_000] * 30) == values
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("no_leaks")
 async def test_one_of_three_redis_nodes_stopped() -> None:
     async with cluster() as (servers, pool, keys, values):

@@ -32,6 +32,7 @@ def test_what_takes_less_fails() -> None:
         pass
 
 
+@pytest.mark.alone
 def test_busy_threads_of_ours_are_no_excuse() -> None:
     def spin() -> float:
         with Stopwatch() as watch:
@@ -44,6 +45,7 @@ def test_busy_threads_of_ours_are_no_excuse() -> None:
     assert min(spin() for _ in range(5)) < 0.1
 
 
+@pytest.mark.alone
 def test_calls_of_ours_that_keep_the_interpreter_are_no_excuse() -> None:
     def fill() -> float:
         with Stopwatch() as watch:
