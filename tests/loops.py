@@ -19,7 +19,6 @@ VARIABLE = "AIODATADIST_LOOPS"
 TOUCHES_THE_LOOP = (
     "tests/conformance/test_rendezvous.py",
     "tests/context_caching/test_behind.py",
-    "tests/context_caching/test_cancelling.py",
     "tests/context_caching/test_closing.py",
     "tests/context_caching/test_loops.py",
     "tests/faults/test_cancellation.py",

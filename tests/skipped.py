@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 NEEDS = {
+    "make abi": "the vendor's headers",
     "redis-server": "redis-server",
     "redis-py": "redis-py",
     "mooncake": "Mooncake",
     "torch": "torch",
     "ml_dtypes": "ml_dtypes",
-    "make abi": "the vendor's headers",
 }
-"""A word of the reason, and what was absent."""
+"""A word of the reason, and what was absent; the first one counts."""
 
 
 def line(reasons: Iterable[str], *, nightly: int = 0, other_loop: int = 0) -> str:

@@ -66,7 +66,7 @@ from tests.model.model import (
 )
 from tests.profiles import examples
 
-EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(150)))
+EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(60)))
 STEP = 15.0
 """Seconds after which an operation hangs."""
 OK = "LLM_SUCCESS"

@@ -15,6 +15,11 @@ def test_an_unknown_reason_is_told_as_it_is() -> None:
     assert line(["Skipped: it does not arrange anything"]) == "skipped: 1 (it does not arrange anything)"
 
 
+def test_the_vendors_headers_are_not_torch() -> None:
+    reason = "Skipped: the vendor's headers (torch-npu==2.13.0) are not in .cache/abi (`make abi` runs this check)"
+    assert line([reason]) == "skipped: 1 need the vendor's headers"
+
+
 def test_the_night_and_the_other_loop_come_last() -> None:
     reasons = ["Skipped: Mooncake cannot be loaded (libibverbs.so.1: no such file)"]
     assert line(reasons, nightly=25, other_loop=1200) == (
