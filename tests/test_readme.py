@@ -11,6 +11,8 @@ import pytest
 
 from tests.ports import free_port
 
+pytestmark = pytest.mark.alone  # with -X dev asyncio writes a line where a step took 0.1 s
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 

@@ -212,7 +212,7 @@ def test_submitting_waits_for_nobody_not_even_for_the_loop(pair: Pair, monkeypat
     finally:
         release.set()
     assert handles[-1].wait(10)
-    assert rings[0] >= 20
+    assert max(rings) >= 20, "in one read of this loop's bell; that of another loop may be read before"
     with pytest.raises(QueueFull):  # they have ended, and nobody has seen it yet
         submit(pair)
     assert [handle.tag for handle in manager.drain()] == list(range(20))
