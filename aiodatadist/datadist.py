@@ -25,7 +25,7 @@ from aiodatadist.config import LLMConfig
 from aiodatadist.descriptors import LLMRole, Placement, RegisterMemStatus
 from aiodatadist.device import Device
 from aiodatadist.engine import Engine, check_on_a_loop
-from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
 from aiodatadist.link import LinkStatistics, Notification
 from aiodatadist.link.notes import check_payload
 
@@ -108,7 +108,11 @@ class LLMDataDist:
                 raise
             if not started.done():
                 started.cancel()
-                await runner
+                try:
+                    await runner
+                except OSError as error:
+                    what = f"cluster {self._cluster_id} cannot be opened: {explained(error)}"
+                    raise LLMException(what, operation="init") from error
             self._engine, self._runner = engine, runner
 
     def _check_same(self, options: LLMConfig | None) -> None:

@@ -16,6 +16,8 @@ All of them are :class:`LLMException`, which is LLM-DataDist's own exception, an
 from __future__ import annotations
 
 import copy
+import errno
+import resource
 from enum import IntEnum
 from typing import Any, Self
 
@@ -226,3 +228,14 @@ class StuckError(DeviceError):
 
 class InternalError(LLMException):
     """A rule inside this library was broken. Please report it."""
+
+
+# ---- words ----
+
+
+def explained(error: OSError) -> str:
+    """What the operating system refused; the limit, too, where the process has no file descriptor left."""
+    words = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"{words}: RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    return words

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aiodatadist.errors import LLMException
+from aiodatadist.errors import LLMException, explained
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,12 @@ class Listening:
         try:
             return cls(await anyio.create_tcp_listener(local_host=host, local_port=port), host, key)
         except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
+            is_full = error.errno in {errno.EMFILE, errno.ENFILE}
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {explained(error)}"
             raise LLMException(
                 f"port {port} on {host} {reason}",
                 operation=operation,
-                hint="choose another one, or 0 for any free port",
+                hint=None if is_full else "choose another one, or 0 for any free port",
             ) from error
 
     async def serve(

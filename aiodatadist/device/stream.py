@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
+import resource
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
-from aiodatadist._native.runtime import Runtime, completion_error
+from aiodatadist._native.runtime import Runtime, acl_error, completion_error
 from aiodatadist.device.loop_time import loop_time
 from aiodatadist.device.outcome import Outcome, TransferState
 from aiodatadist.device.program import Program
@@ -139,7 +140,11 @@ class Stream:
         options.grace_ms = max(1, round(self.limits.grace * 1000))
         options.patience_ms = max(1, round(self.limits.patience * 1000))
         out = ffi.new("ring **")
-        self._runtime.check("ring_open", ring.ring_open(self._runtime.ring_driver, context, options, out))
+        self._runtime.recent_words()  # those of an earlier call explain nothing here
+        if code := ring.ring_open(self._runtime.ring_driver, context, options, out):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            words = f"a stream takes memory and a file descriptor, and RLIMIT_NOFILE is {limit}"
+            raise acl_error("ring_open", code, self._runtime.recent_words() or words)
         return out[0]
 
     @property

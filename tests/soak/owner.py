@@ -19,9 +19,7 @@ from aiodatadist import (
     CacheKey,
     LLMConfig,
     LLMDataDist,
-    LLMException,
     LLMRole,
-    LLMStatusCode,
     blocking,
     legacy,
 )
@@ -29,6 +27,8 @@ from tests.soak.kit import STAMPED, Footprint, Hog, Settings, parse, spin, stamp
 
 DECODE = 10_000
 """The cluster that links to all of these."""
+OFFERED = 1
+"""Caches that wait for being pulled, of each cluster."""
 
 
 class Owner:
@@ -124,19 +124,18 @@ async def own_v1(owner: Owner) -> None:
 
 
 async def offer_v1(settings: Settings, datadist: legacy.LLMDataDist) -> None:
-    """Request after request, as many as the pool has room for at a time."""
+    """Request after request, a few at a time: a pull makes room for the next."""
     manager, request = datadist.kv_cache_manager, 0
     desc = settings.desc
     desc.update_dim(0, STAMPED)
     while True:
-        try:
-            keys = [CacheKey(datadist.cluster_id, request + slot) for slot in range(STAMPED)]
-            cache = await manager.allocate_cache(desc, keys)
-        except LLMException as error:  # pulls make room
-            if error.status_code is not LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY:
-                raise
-            await anyio.sleep(0.2)
+        usage = manager.pool_usage()
+        assert usage is not None
+        if usage.total - usage.free > OFFERED * desc.size * desc.num_tensors:
+            await anyio.sleep(0.02)
             continue
+        keys = [CacheKey(datadist.cluster_id, request + slot) for slot in range(STAMPED)]
+        cache = await manager.allocate_cache(desc, keys)
         stamp(manager.arrays(cache), datadist.cluster_id, range(STAMPED))
         await manager.deallocate_cache(cache)  # the keys keep it
         request += STAMPED
