@@ -35,26 +35,32 @@ class CacheTask:
     """A transfer under way. It has started when you get it.
 
     ``await`` it for its :class:`TransferReport`; or keep it, and ask. Dropping it leaks nothing: the transfer goes on, its
-    caches stay leased until it ends, and a failure is logged. Cancelling whoever awaits it cancels the transfer, and the
-    cancellation is delivered only when no byte can land any more.
+    caches stay leased until it ends, and a failure that no caller asked for is logged. Cancelling the task that awaits it
+    cancels the transfer, and the cancellation is delivered only when no byte can land any more.
 
     Attributes:
         peer: the other cluster, or our own for copies.
     """
 
-    __slots__ = ("_operation", "_transfer", "peer")
+    __slots__ = ("_is_told", "_operation", "_transfer", "peer")
 
     def __init__(self, operation: str, peer: int, transfer: Outcome) -> None:
+        self._is_told = False
         self._operation = operation
         self._transfer = transfer
         self.peer = peer
 
     def __await__(self) -> Generator[Any, None, TransferReport]:
+        self._is_told = True
         if not self._transfer.is_done:
             yield from self._transfer.wait().__await__()
         elif self._transfer.holds_loop():
             yield
         return self.result()
+
+    def __del__(self) -> None:
+        if not self._is_told:
+            self._transfer.drop(f"{self._operation} with cluster {self.peer}")
 
     def done(self) -> bool:
         """It has ended, one way or another."""
@@ -73,6 +79,7 @@ class CacheTask:
 
     def exception(self) -> LLMException | None:
         """Why it failed; None while it runs, when it succeeded, and when it was cancelled."""
+        self._is_told |= self._transfer.is_done
         return self._transfer.error
 
     def result(self) -> TransferReport:
@@ -84,6 +91,7 @@ class CacheTask:
             asyncio.InvalidStateError: it still runs.
         """
         transfer = self._transfer
+        self._is_told |= transfer.is_done
         if transfer.state is not TransferState.DONE:
             if not transfer.is_done:
                 raise asyncio.InvalidStateError(f"{self!r} is not done")
@@ -108,6 +116,7 @@ class CacheTask:
             await self._wait_quietly()
         if not self.done():
             return [LLMStatusCode.LLM_TIMEOUT] * len(self._transfer.results())
+        self._is_told = True
         return [_status(state, error) for state, error in self._transfer.results()]
 
     async def progress(self) -> AsyncIterator[Any]:

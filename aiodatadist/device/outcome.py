@@ -37,12 +37,13 @@ class Outcome(ABC):
         queue_seconds, transfer_seconds: waiting behind others; running.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_waiters", "error", "nbytes", "queue_seconds", "ranges", "state",
-                 "transfer_seconds")  # fmt: skip
+    __slots__ = ("__weakref__", "_callbacks", "_dropped_as", "_waiters", "error", "nbytes", "queue_seconds", "ranges",
+                 "state", "transfer_seconds")  # fmt: skip
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[Callable[[Any], object]] = []
+        self._dropped_as: str | None = None
         self.state = TransferState.PENDING
         self.error: LLMException | None = None
         self.nbytes = 0
@@ -127,6 +128,16 @@ class Outcome(ABC):
         if not self.is_done:
             self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
 
+    def drop(self, name: str) -> None:
+        """The caller let go of it without asking what became of it: a failure is logged, now or when it comes."""
+        self._dropped_as = name
+        if self.is_done:
+            self._tell_of_failure(name)
+
+    def _tell_of_failure(self, name: str) -> None:
+        if self.error is not None:
+            logger.error("%s failed, and its exception was never retrieved: %s", name, self.error)
+
     def replace_outcome(self, error: LLMException) -> None:
         """For a done callback: tell a better-informed error instead, for instance that the peer died."""
         self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
@@ -145,8 +156,8 @@ class Outcome(ABC):
             except Exception:  # its own affair: others wait for theirs
                 logger.exception("%s: a done callback failed", self._what())
         self._callbacks.clear()
-        if self.error is not None:
-            logger.warning("%s ended: %s", self._what(), self.error)
+        if self._dropped_as is not None:
+            self._tell_of_failure(self._dropped_as)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

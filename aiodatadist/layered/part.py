@@ -284,7 +284,6 @@ class Part:
         self.state, self.error = state, error
         if error is not None:
             error.peer = self.cluster_id
-            logger.warning("layered transfer to cluster %d: %s", self.cluster_id, error)
         if self._remote is not None:
             self.link.arrivals.finish(self)
             if state is not TransferState.DONE:

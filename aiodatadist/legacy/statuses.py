@@ -60,6 +60,7 @@ class KvTask(CacheTask):
 
     def __init__(self, task: CacheTask, ended: Callable[[], object] | None = None) -> None:
         super().__init__(task._operation, task.peer, task._transfer)
+        task._is_told = True  # the caller has this one
         if ended is not None:
             self._transfer.add_done_callback(lambda _: ended())
 

@@ -333,7 +333,7 @@ def soak_demo(settings: Settings, outcome: Outcome) -> None:
     end = time.monotonic() + settings.seconds
     while time.monotonic() < end:
         way = ways[outcome.transfers % len(ways)]
-        command = [sys.executable, "-m", "aiodatadist.cli", "demo", "--json", *way]
+        command = [sys.executable, "-m", "aiodatadist", "demo", "--json", *way]
         run = subprocess.run(command, capture_output=True, check=False, timeout=300)
         if run.returncode:
             outcome.lost.append(f"demo {way}: {run.returncode}: {run.stderr[-500:].decode()}")

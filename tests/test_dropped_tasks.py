@@ -1,0 +1,86 @@
+"""A transfer that fails is raised where it is asked for, or else logged once: never both, never neither."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import anyio
+import pytest
+
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType
+from aiodatadist.testing import Cluster, linked_pair
+
+DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
+MISSING = BlocksCacheKey(1, 77)
+
+
+def failing(cluster: Cluster, cache: Cache) -> CacheTask:
+    """The peer has no such cache, which it has to be asked for."""
+    return cluster.datadist.cache_manager.pull_blocks(MISSING, cache, [0], [0])
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    gc.collect()
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name.startswith("aiodatadist")
+    ]
+
+
+async def ended(task: CacheTask) -> None:
+    """Without asking how."""
+    over = anyio.Event()
+    task.add_done_callback(lambda _: over.set())
+    await over.wait()
+
+
+async def test_what_is_awaited_is_raised_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        with pytest.raises(CacheNotFound):
+            await failing(decoder, cache)
+        assert told(caplog) == []
+
+
+@pytest.mark.parametrize("ask", ["exception", "result", "get_results", "synchronize", "callback"])
+async def test_what_is_asked_for_is_not_logged(ask: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        task = failing(decoder, cache)
+        if ask == "callback":
+            task.add_done_callback(lambda done: done.exception())
+            await ended(task)
+        elif ask in {"get_results", "synchronize"}:
+            await getattr(task, ask)()
+        else:
+            await ended(task)
+            with pytest.raises(CacheNotFound):
+                raise getattr(task, ask)()
+        del task
+        assert told(caplog) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_what_is_dropped_is_logged_once(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        task = failing(decoder, cache)
+        over = anyio.Event()
+        if when == "after":
+            await ended(task)
+            over.set()
+        else:
+            task._transfer.add_done_callback(lambda _: over.set())  # a callback of the task's would keep it alive
+        del task
+        await over.wait()
+        (line,) = told(caplog)
+        assert line.startswith("pull_blocks with cluster 1 failed, and its exception was never retrieved: ")
+
+
+async def test_a_cancelled_one_that_is_dropped_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        task = failing(decoder, cache)
+        task.cancel()
+        await ended(task)
+        assert task.cancelled()
+        del task
+        assert told(caplog) == []
