@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import threading
+import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,12 +100,12 @@ class LLMDataDist:
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
             runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
             forks.guard(runner)
-            runner.add_done_callback(lambda _: _give_up_id(engine))
+            runner.add_done_callback(lambda _: self._ended(engine))
             try:
                 await asyncio.wait([started, runner], return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 engine.stop()
-                await _ended(runner)
+                await _outlast(runner)
                 raise
             if not started.done():
                 started.cancel()
@@ -114,6 +115,13 @@ class LLMDataDist:
                     what = f"cluster {self._cluster_id} cannot be opened: {explained(error)}"
                     raise LLMException(what, operation="init") from error
             self._engine, self._runner = engine, runner
+
+    def _ended(self, engine: Engine) -> None:
+        """The engine's task is over. It is not cancelled by finalize(), but when its event loop cancels all tasks."""
+        _give_up_id(engine)
+        if self._engine is engine and self._runner is not None and self._runner.cancelled():
+            words = f"cluster {self._cluster_id} was never finalized: use async with, or await finalize()"
+            warnings.warn(words, ResourceWarning, source=self, stacklevel=2)
 
     def _check_same(self, options: LLMConfig | None) -> None:
         """Raises ParamInvalid: these are not the options with which it was initialised."""
@@ -158,7 +166,7 @@ class LLMDataDist:
         try:
             await asyncio.wait([runner])
         except asyncio.CancelledError:
-            await _ended(runner)
+            await _outlast(runner)
             raise
         await runner
 
@@ -430,7 +438,7 @@ def _give_up_id(engine: Engine) -> None:
             del _live[engine.cluster_id]
 
 
-async def _ended(runner: asyncio.Task[None]) -> None:
+async def _outlast(runner: asyncio.Task[None]) -> None:
     """After a cancellation: wait for the engine's task, which gives everything back in bounded time."""
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + FINALIZE):
         while not runner.done():

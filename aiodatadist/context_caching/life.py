@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -38,10 +39,12 @@ class Life:
         started: asyncio.Future[None] = self._loop.create_future()
         # The one task that is in no task group, because it holds the group: aclose() ends and awaits it.
         self._runner = asyncio.create_task(live(started), name="aiodatadist context cache")
+        self._runner.add_done_callback(self._on_end)
         forks.guard(self._runner)
         try:
             await asyncio.wait([started, self._runner], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
+            self._is_closed = True
             self.stopping.set()  # in case that the cancellation gets lost on its way
             self._runner.cancel()
             await _ended(self._runner)
@@ -49,6 +52,12 @@ class Life:
         if not started.done():
             started.cancel()
             await self._runner
+
+    def _on_end(self, runner: asyncio.Task[None]) -> None:
+        """The task is over. It is not cancelled by aclose(), but when its event loop cancels all tasks."""
+        if runner.cancelled() and not self._is_closed:
+            words = "a ContextCache was never closed: use async with, or await aclose()"
+            warnings.warn(words, ResourceWarning, source=self, stacklevel=2)
 
     async def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A task of the cache's that must not fail: if it does, the cache has ended, and everybody is told why."""
