@@ -44,6 +44,7 @@ from aiodatadist.link import (
     Notification,
     Wire,
     channel_name,
+    connected,
     hear_first,
 )
 from aiodatadist.listening import Listening
@@ -456,13 +457,12 @@ class Engine:
             await self._serve(link)
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
-        stream = await self._connect(address)
-        link = Link(Wire(stream), self.device, self.transport, self)
+        link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
         handshake = Handshake("client", self._hello(key), key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
 
         async def bring(token: str) -> None:
-            await self._heartbeats.bring(link, stream, token, self._tasks())
+            await self._heartbeats.bring(link, address, token, self._tasks())
 
         try:
             await self._make(link, handshake, connect, bring=bring)
@@ -479,9 +479,9 @@ class Engine:
             )
         return LinkTimeout(f"cluster {cluster_id} at {address[0]}:{address[1]} was not linked within {timeout} s")
 
-    async def _connect(self, address: tuple[str, int]) -> anyio.abc.SocketStream:
+    async def _connect(self, address: tuple[str, int]) -> Connection:
         try:
-            return await anyio.connect_tcp(*address)
+            return await Connection.over(await connected(*address))
         except OSError as error:
             raise LinkError(
                 f"nobody can be reached at {address[0]}:{address[1]}: {error}",

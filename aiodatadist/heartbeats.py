@@ -6,14 +6,13 @@ end's event loop reads that connection as a stream, so that no beat is lost to i
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
 import anyio
 import anyio.abc
 
 from aiodatadist.errors import LinkError
-from aiodatadist.link import Link
+from aiodatadist.link import Link, connected
 from aiodatadist.pulse import CLOSED, Pulse
 from aiodatadist.wire.framing import encode
 from aiodatadist.wire.messages import Pulse as PulseMessage
@@ -64,7 +63,7 @@ class Heartbeats:
 
     # ---- the client's end ----
 
-    async def bring(self, link: Link, stream: anyio.abc.SocketStream, token: str, group: anyio.abc.TaskGroup) -> None:
+    async def bring(self, link: Link, address: tuple[str, int], token: str, group: anyio.abc.TaskGroup) -> None:
         """Connect once more to where a link's connection goes, and exchange heartbeats in a task of the group.
 
         Returns when the server's first came: a link that is made is watched.
@@ -72,9 +71,8 @@ class Heartbeats:
         Raises:
             LinkError: the server took no connection for them.
         """
-        made = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         try:
-            sock = await _connect(made.family, made.getpeername(), encode(PulseMessage(token=token)))
+            sock = await connected(*address, encode(PulseMessage(token=token)))
         except OSError as error:
             raise LinkError(f"the peer took no connection for heartbeats: {error}") from error
         await group.start(self.beat, link, sock, FIRST_BEAT)
@@ -136,19 +134,6 @@ async def _let_it_tell(link: Link, why: str) -> None:
     if why == CLOSED:
         with anyio.move_on_after(EOF_PATIENCE):
             await link.wait_closed()
-
-
-async def _connect(family: int, address: tuple[str, int], first: bytes) -> socket.socket:
-    """A plain socket that is connected and has sent this. Raises OSError."""
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, address)
-        await loop.sock_sendall(sock, first)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 async def _until_closed(link: Link, scope: anyio.CancelScope) -> None:

@@ -9,7 +9,7 @@ more. Refuses to know: other links.
 """
 
 from aiodatadist.link.arrivals import LayerReceiver
-from aiodatadist.link.connection import Connection, hear_first
+from aiodatadist.link.connection import Connection, connected, hear_first
 from aiodatadist.link.link import DRAIN, Link
 from aiodatadist.link.notes import Inbox, Notification
 from aiodatadist.link.operation import Job, Operation
@@ -19,4 +19,4 @@ from aiodatadist.link.ways import channel_name
 from aiodatadist.link.wire import Wire
 
 __all__ = ["DRAIN", "Connection", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState",
-           "LinkStatistics", "Notification", "Operation", "Wire", "channel_name", "hear_first"]  # fmt: skip
+           "LinkStatistics", "Notification", "Operation", "Wire", "channel_name", "connected", "hear_first"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A client's connection: a plain socket until it said what it is for, then a byte stream or the heartbeats'.
+"""A connection: a plain socket until the client said what it is for, then a byte stream or the heartbeats'.
 
 An event loop that once reads a socket for a stream of its own cannot be told reliably to stop. So it reads the first
 message of a connection and no byte more, and only what is not for heartbeats becomes a stream.
@@ -23,6 +23,19 @@ from aiodatadist.wire.messages import Message
 
 REFUSAL = 1.0
 """Seconds for telling a client that it is refused."""
+
+
+async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
+    """A plain socket that is connected to an IP address, and has sent this. Raises OSError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (host, port))
+        await loop.sock_sendall(sock, first)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def hear_first(sock: socket.socket) -> Message:
@@ -57,7 +70,7 @@ async def _refuse(sock: socket.socket, error: LinkError) -> None:
 
 
 class Connection(anyio.abc.ByteStream):
-    """The rest of a connection, as a byte stream."""
+    """A connected socket as a byte stream; of a client's, what is behind its first message."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

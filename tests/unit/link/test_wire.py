@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import anyio.abc
 import pytest
-from anyio.abc import SocketAttribute
 
 from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping
@@ -57,11 +58,13 @@ def wire(*incoming: bytes, is_open: bool = True) -> tuple[Wire, Stream]:
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[Wire, Wire]]:
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as both:
-        (listener,) = both.listeners
-        client = await anyio.connect_tcp("127.0.0.1", listener.extra(SocketAttribute.local_port))
-        async with client, await cast(Any, listener).accept() as server:
-            yield Wire(client), Wire(server)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = await connected(*listener.getsockname())
+        accepted, _ = listener.accept()
+    accepted.setblocking(False)
+    client, server = await Connection.over(sock), await Connection.over(accepted)
+    async with client, server:
+        yield Wire(client), Wire(server)
 
 
 def congested(one: Wire) -> bool:
