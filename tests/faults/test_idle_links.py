@@ -77,6 +77,7 @@ async def left_alone(options: dict[str, Any], seconds: float) -> None:
         assert left == (LINKS, LINKS), f"of {LINKS} links so many are left after {seconds:g} s at either end: {left}"
 
 
+@pytest.mark.alone
 async def test_idle_links_are_not_lost() -> None:
     await left_alone(BRISK, 8)
 
@@ -113,6 +114,7 @@ async def moving(seconds: float) -> None:
         assert transfers > BUSY
 
 
+@pytest.mark.alone
 async def test_links_on_a_busy_machine_are_not_lost() -> None:
     await moving(10)
 
