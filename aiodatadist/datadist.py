@@ -83,7 +83,10 @@ class LLMDataDist:
             TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
                 process has the same id, and is not finalized.
             LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
+            ForkError: this is a child of the process in which it was initialised.
         """
+        if self._engine is not None:
+            self._engine.check_process()
         check_on_a_loop(f"cluster {self._cluster_id}")
         async with self._starting:
             if options is not None and not isinstance(options, LLMConfig):
@@ -288,7 +291,7 @@ class LLMDataDist:
 
         Each has ``cluster_id`` and ``payload``. Several iterators share them: each notification goes to one.
         """
-        return self._running().inbox.take()
+        return self._running_here().inbox.take()
 
     # ---- links ----
 
@@ -403,7 +406,7 @@ class LLMDataDist:
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Until a link to that cluster is ready, whoever made it."""
-        await self._running().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        await self._running_here().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:
         """Until the link to that cluster is gone; in words, why: the peer died, or one end unlinked.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Final
@@ -78,8 +79,8 @@ class LLMDataDist(datadist.LLMDataDist):
         """End models, links and everything else. Calls that run a model are cancelled, and waited for. Twice is fine."""
         engine = self._engine
         try:
-            if engine is not None and self._is_v1 and not engine.loop.is_closed():
-                engine.check_loop()
+            if engine is not None and self._is_v1 and engine.pid == os.getpid() and not engine.loop.is_closed():
+                engine.check_here()
                 await self._end_models()
         finally:
             await super().finalize()
@@ -141,7 +142,7 @@ class LLMDataDist(datadist.LLMDataDist):
             FeatureNotEnabled: ``enable_switch_role`` is off.
             LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on.
         """
-        self._running()
+        self._running_here()
         if self._is_v1:
             checks.instance(role, "role", LLMRole)
             options = {} if switch_options is None else checks.instance(switch_options, "switch_options", dict)
@@ -172,7 +173,7 @@ class LLMDataDist(datadist.LLMDataDist):
         Raises:
             TypeError, ValueError, ParamInvalid: an argument or the role is wrong, or local addresses differ.
         """
-        self._running()
+        self._running_here()
         if not self._is_v1:
             return await super().link_clusters(clusters, timeout)
         self._v1("link_clusters").want_role(LLMRole.DECODER, "link_clusters")
@@ -203,7 +204,7 @@ class LLMDataDist(datadist.LLMDataDist):
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong.
         """
-        self._running()
+        self._running_here()
         if not self._is_v1:
             return await super().unlink_clusters(clusters, timeout, force)
         checks.instance(force, "force", bool)
@@ -226,7 +227,7 @@ class LLMDataDist(datadist.LLMDataDist):
             LLMException: ``LLM_LINK_BUSY``: the link is in use. ``LLM_WAIT_PROCESS_TIMEOUT``: no answer within
                 ``sync_kv_timeout``.
         """
-        self._running()
+        self._running_here()
         if not self._is_v1:
             await super().check_link_status(remote_cluster_id)
             return
@@ -304,6 +305,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
         When it raises or is cancelled, there is no model, and nothing of its memory is taken.
         """
+        self._running_here()
         manager = self._v1("add_model")
         if self._role is LLMRole.MIX:
             raise ParamInvalid("add_model is for PROMPT and DECODER: this cluster is LLMRole.MIX")
@@ -327,6 +329,7 @@ class LLMDataDist(datadist.LLMDataDist):
             TypeError, ParamInvalid: the argument or the mode is wrong.
             TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``: its cache goes back later.
         """
+        self._running_here()
         manager = self._v1("complete_request")
         checks.instance(llm_req, "llm_req", LLMReq)
         if llm_req.is_idle:

@@ -92,6 +92,10 @@ class KvCacheManager:
         """How many tensors of so many bytes the pool has room for now."""
         return self.keeper.room_for(Placement.DEVICE, nbytes)
 
+    def check_here(self) -> None:
+        """Raises ForkError, LLMException: the caller is not on the event loop that the LLMDataDist belongs to."""
+        self._engine.check_here()
+
     def want_role(self, role: LLMRole, what: str) -> None:
         """Raises ParamInvalid: it is another one."""
         if self._role is not role:
@@ -172,6 +176,7 @@ class KvCacheManager:
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
+        self.check_here()
         with anyio.move_on_after(self._engine.timeout) as limit, v1_errors():
             yield
         if limit.cancelled_caught:
@@ -276,6 +281,7 @@ class KvCacheManager:
 
     def _exclusive(self, what: str, cluster_ids: Sequence[int], start: Callable[[], CacheTask]) -> KvTask:
         """Start something that has these links for itself until it ends."""
+        self.check_here()
         self.turns.take(cluster_ids, what)
         try:
             with v1_errors():
@@ -382,6 +388,7 @@ class KvCacheManager:
         """
         checks.instance(cache, "cache", KvCache)
         checks.integer(tensor_index, "tensor_index", checks.INT32)
+        self.check_here()
         entry = self.keeper.local(cache, "cache")
         if not 0 <= tensor_index < len(entry.addresses):
             raise ParamInvalid(f"tensor_index is {tensor_index}: the cache has {len(entry.addresses)} tensors")

@@ -140,6 +140,7 @@ class LLMModel:
         When it raises or is cancelled, keys and slots are as before, and on PROMPT the cache is gone. A cancellation is
         delivered when the runner is over. What a DECODER's slots hold then is up to the runner.
         """
+        self._manager.check_here()
         requests = check_requests(llm_req)
         if not requests:
             raise ParamInvalid("llm_req is empty: there is nobody to predict for")
@@ -304,6 +305,7 @@ class LLMModel:
         return CacheKey(self._cluster_id, UNSET, self._model_id, prefix_id)
 
     def _want_prefixes(self, what: str, llm_req: LLMReq) -> None:
+        self._manager.check_here()
         self._manager.want_role(LLMRole.PROMPT, what)
         checks.instance(llm_req, "llm_req", LLMReq)
         if not self._layout.has_prefixes or self._layout.has_paged_attention:
@@ -380,6 +382,7 @@ class LLMModel:
             self._moves.remove(move)
 
     def _staged_key(self, what: str, llm_req: LLMReq) -> CacheKey:
+        self._manager.check_here()
         self._manager.want_role(LLMRole.DECODER, what)
         checks.instance(llm_req, "llm_req", LLMReq)
         if llm_req.is_idle:
@@ -436,6 +439,7 @@ class LLMModel:
 
         Errors as :meth:`KvCacheManager.pull_blocks`. When it raises or is cancelled, what these blocks hold is undefined.
         """
+        self._manager.check_here()
         self._manager.want_role(LLMRole.DECODER, "pull_blocks")
         checks.instance(llm_req, "llm_req", LLMReq)
         if not self._layout.has_paged_attention:
