@@ -114,7 +114,8 @@ class ContextCache:
                 then, every call misses, and each probe tries to open the pool.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong, the gate another cache's, or the engine's extra not installed.
+            EmsInvalidArgument: an argument is wrong, the gate another cache's, the engine's extra not installed, or no event
+                loop runs in this thread.
             EmsIoError, EmsTimeout: the pool does not answer, and there is no gate; or it answers, and refuses us.
             EmsInternalError: the memory cannot be had.
         """

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from aiodatadist import forks
+from aiodatadist.context_caching import rules
 from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgument, translated
 from aiodatadist.context_caching.results import CcResult
 
@@ -20,13 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class Life:
-    """Belongs to the event loop that it was made on.
+    """Belongs to the event loop that it was made on. Raises EmsInvalidArgument: there is none.
 
     Attributes:
         stopping: it is to end, or has ended.
     """
 
     def __init__(self) -> None:
+        rules.on_a_loop("a ContextCache")
         self.stopping = anyio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._is_closed = False

@@ -52,9 +52,10 @@ class MemoryPool(KVPool):
         """A pool of so many bytes of the host, pinned where there is a device that wants that.
 
         Raises:
-            EmsInvalidArgument: not at least 1 byte, or more than this machine has.
+            EmsInvalidArgument: not at least 1 byte, more than this machine has, or no event loop here.
             LLMException: there is no such device, or not so much memory just now.
         """
+        rules.on_a_loop("a pool")
         rules.integer(nbytes, "nbytes", 1)
         return cls(await Shelf.open("memory pool", nbytes, device_id))
 

@@ -6,6 +6,7 @@ import importlib
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from aiodatadist.context_caching import rules
 from aiodatadist.context_caching.engines import addresses, how_to_install
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory import MemoryPool
@@ -27,10 +28,11 @@ async def open_pool(url: str) -> KVPool:
     and ``mooncake://`` are engines with extras of their own; see their modules for what may follow.
 
     Raises:
-        EmsInvalidArgument: no such kind of pool, a wrong option, or an extra that is not installed.
+        EmsInvalidArgument: no such kind of pool, a wrong option, an extra that is not installed, or no event loop here.
         PoolUnreachable, PoolTimeout: the engine does not answer.
         LLMException: the memory cannot be had.
     """
+    rules.on_a_loop("a pool")
     if not isinstance(url, str):
         raise EmsInvalidArgument(f"the pool's url is of type {type(url).__name__}: it has to be a str")
     scheme = url.partition(":")[0]

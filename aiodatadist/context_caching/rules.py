@@ -6,6 +6,7 @@ import math
 import re
 import reprlib
 from array import array
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,6 +18,14 @@ T = TypeVar("T")
 _FIELD_NAME = re.compile(":[^:]*:")
 _REFERENCE = re.compile("[O&PXz]|Z(?![fdg])")
 """Of formats of buffers: objects and pointers of all kinds. ``Z`` before another letter is a complex number."""
+
+
+def on_a_loop(what: str) -> None:
+    """What is opened belongs to the event loop that runs in this thread: there has to be one."""
+    if _get_running_loop() is None:
+        raise EmsInvalidArgument(
+            f"no event loop runs in this thread: {what} is opened on the event loop that will use it"
+        )
 
 
 def integer(value: Any, name: str, least: int, most: int | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Generator
 from typing import Any
@@ -26,7 +27,7 @@ class Transfer:
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
     whoever awaits it cancels it, and the cancellation is delivered only when it has ended. It belongs to the event loop it
-    was started on: to await or to cancel it on another one raises EmsInvalidArgument.
+    was started on: to await or to cancel it on another one raises EmsInvalidArgument, and in a forked child EmsInternalError.
 
     Attributes:
         seconds: that the caller allowed for it, infinite without a limit.
@@ -42,6 +43,7 @@ class Transfer:
         self.is_asked_to_stop = False
         self.what = what
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._ended = Event()
         self._result: CcResult | None = None
         self._error: EmsException | None = None
@@ -96,6 +98,8 @@ class Transfer:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 
     def _check_loop(self) -> None:
+        if self._pid != os.getpid():
+            raise EmsInternalError(f"{self.what} was started before a fork: start processes with spawn")
         running = _get_running_loop()
         if running is not self._loop:
             where = "there is no event loop here" if running is None else "this is another event loop"
