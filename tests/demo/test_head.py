@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
-
-from tests.context_caching.servers import eventually
 
 SIGPIPE = 141
 """The exit code that a shell gives to what a closed pipe has ended."""
 
 
-def is_gone(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
+def those_with(mark: str) -> list[int]:
+    """Processes that were started with this in their environment. Workers have sessions, and process groups, of their own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile, or is another user's
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -35,11 +39,14 @@ def is_gone(group: int) -> bool:
 )
 def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
     command = [sys.executable, "-m", "aiodatadist", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    mark = str(uuid4())
+    environment = {**os.environ, "AIODATADIST_TEST_MARK": mark}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
+        assert process.pid in those_with(mark)
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode in {0, SIGPIPE}
-    eventually(lambda: is_gone(process.pid), "all processes of the command have ended")
+    assert those_with(mark) == [], "the command ends after its workers"
