@@ -61,6 +61,7 @@ class Owners:
         for number in range(settings.processes):
             command = [sys.executable, "-m", "tests.soak.owner", *settings.arguments(), f"--first={number}"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.enter_context(process)  # closes its pipes when it has ended
             stack.enter_context(ended(process))
             self._processes.append(process)
         self.infos: list[LLMClusterInfo] = []
