@@ -6,6 +6,10 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -X dev -m pytest
 WORKERS := --dist worksteal --tx '2*popen//python=$(abspath $(BIN))/python -X dev'
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
+# An editable install looks for a module where it was: one that moved is seen after another install.
+MODULES := build/modules.txt
+$(shell mkdir -p build; find aiodatadist -name '*.py' | sort >$(MODULES).new; \
+    cmp -s $(MODULES).new $(MODULES) && rm $(MODULES).new || mv $(MODULES).new $(MODULES))
 
 .PHONY: help demo test nightly check native pytest alone packaging torch abi sniffio oldest bench wheel clean
 help:  ## this list
@@ -15,7 +19,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): $(BIN)/python pyproject.toml $(NATIVE)
+$(STAMP): $(BIN)/python pyproject.toml $(NATIVE) $(MODULES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=24'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,demo]' cmake ninja
 	@touch $@

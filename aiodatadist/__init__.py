@@ -10,24 +10,8 @@ import logging
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.cluster_info import LLMClusterInfo
-from aiodatadist.config import LLMConfig
+from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.datadist import LLMDataDist, Statistics
-from aiodatadist.descriptors import (
-    BlocksCacheKey,
-    Cache,
-    CacheDesc,
-    CacheKey,
-    CacheKeyByIdAndIndex,
-    DataType,
-    LLMRole,
-    MemInfo,
-    Memtype,
-    Placement,
-    PushType,
-    RegisterMemStatus,
-    Status,
-)
 from aiodatadist.errors import (
     AuthError,
     CacheNotFound,
@@ -52,14 +36,30 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.layered import LayerDone
-from aiodatadist.link import LayerReceiver, LinkStatistics, Notification
-from aiodatadist.synchronizers import (
+from aiodatadist.layered.synchronizers import (
     AwaitableLayerSynchronizer,
     EventLayerSynchronizer,
     LayerSynchronizer,
     TorchNpuLayerSynchronizer,
 )
-from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.link import LayerReceiver, LinkStatistics, Notification
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheKeyByIdAndIndex,
+    DataType,
+    LLMRole,
+    MemInfo,
+    Memtype,
+    Placement,
+    PushType,
+    RegisterMemStatus,
+    Status,
+)
+from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __version__ = "0.1.0"
 

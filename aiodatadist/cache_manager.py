@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist import checks, tensors
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.copier import LONGEST
+from aiodatadist.cache.local_copy import LONGEST
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
     Layers,
@@ -25,7 +24,15 @@ from aiodatadist.cache.plan import (
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.descriptors import (
+from aiodatadist.device import give_way, tensors
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
+from aiodatadist.layered import LayeredRequest, LayeredTransfer
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+from aiodatadist.link import Job, LayerReceiver
+from aiodatadist.link.notifications import check_payload
+from aiodatadist.link.remote_operation import Ranges, Words
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
@@ -36,19 +43,12 @@ from aiodatadist.descriptors import (
     Placement,
     check_cache_key,
 )
-from aiodatadist.device import give_way
-from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
-from aiodatadist.layered import LayeredRequest, LayeredTransfer
-from aiodatadist.layout import Grid, indexes
-from aiodatadist.link import Job, LayerReceiver
-from aiodatadist.link.notes import check_payload
-from aiodatadist.link.operation import Ranges, Words
-from aiodatadist.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.keeper import Keeper
-    from aiodatadist.engine import Engine
+    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cluster.engine import Engine
     from aiodatadist.link import Link
 
 Tensor = Any

@@ -17,18 +17,19 @@ from typing import ClassVar, Self
 
 import anyio
 
-from aiodatadist import checks, forks
 from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.cluster_info import LLMClusterInfo
-from aiodatadist.config import LLMConfig
-from aiodatadist.descriptors import LLMRole, Placement, RegisterMemStatus
+from aiodatadist.cluster.engine import Engine, check_on_a_loop
+from aiodatadist.concurrency import forks
+from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.device import Device
-from aiodatadist.engine import Engine, check_on_a_loop
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
 from aiodatadist.link import LinkStatistics, Notification
-from aiodatadist.link.notes import check_payload
+from aiodatadist.link.notifications import check_payload
+from aiodatadist.values import checks
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import LLMRole, Placement, RegisterMemStatus
 
 logger = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
-from aiodatadist.context_caching.engines import mooncake_store
-from aiodatadist.context_caching.engines.arena import Arena
-from aiodatadist.context_caching.engines.keys import flat, group, rendezvous
-from aiodatadist.context_caching.engines.mooncake import MooncakePool
-from aiodatadist.context_caching.engines.redis import RedisPool
-from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolKey, PutStatus
+from aiodatadist.context_caching.pools.arena import Arena
+from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
+from aiodatadist.context_caching.pools.keys import flat, group, rendezvous
+from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist.context_caching.pools.redis.pool import RedisPool
 from benchmarks.common import Spread, arguments, now, report
 from tests.context_caching.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 

@@ -45,7 +45,7 @@ from aiodatadist import (
     LLMRole,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.overlap import best_hidden_share, hidden_share, ideal_uniform
+from aiodatadist.link.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import arguments, now, report
 
 LAYERS = 32

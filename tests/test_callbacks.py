@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
-from aiodatadist.concurrency import Event, Scope, Spawner
+from aiodatadist.concurrency.in_callbacks import Event, Scope, Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.testing import linked_pair
 

@@ -36,8 +36,8 @@ from aiodatadist import (
 from aiodatadist._native.library import ffi
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import Program
-from aiodatadist.layout import Grid
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared
+from aiodatadist.values.grid import Grid
 
 LAYERS = 4
 BLOCKS = CacheDesc(2 * LAYERS, [16, 1024], DataType.DT_UINT8)

@@ -19,8 +19,10 @@ from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchr
 from aiodatadist.blocking.model import LLMModel
 from aiodatadist.blocking.stats import Stats
 from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
-from aiodatadist.cluster_info import LLMClusterInfo
-from aiodatadist.descriptors import (
+from aiodatadist.errors import LLMException, LLMStatusCode
+from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
@@ -35,9 +37,7 @@ from aiodatadist.descriptors import (
     RegisterMemStatus,
     Status,
 )
-from aiodatadist.errors import LLMException, LLMStatusCode
-from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
-from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __all__ = [
     "BlocksCacheKey",

@@ -6,19 +6,19 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from aiodatadist import cache_manager as awaitable
-from aiodatadist import checks
 from aiodatadist.blocking.facade import blocking, moving, starting
 from aiodatadist.blocking.layers import LayerReceiver, LayersHandle
 from aiodatadist.blocking.submitted import Handle, Submissions
-from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache import task as awaitable_task
 from aiodatadist.cache.names import Key
 from aiodatadist.cache.plan import check_below, layers_of
 from aiodatadist.cache_manager import blocks_to_pull, blocks_to_push
-from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.link.notes import check_payload
-from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.link.notifications import check_payload
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 
 class CacheManager:

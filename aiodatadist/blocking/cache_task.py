@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import anyio
 
-from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache import task as awaitable
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 LET_GO = 30_000

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from aiodatadist import checks, config
-from aiodatadist import options as rules
+from aiodatadist.config import llm_config as config
+from aiodatadist.config import option_rules as rules
 from aiodatadist.errors import ParamInvalid
+from aiodatadist.values import checks
 
 _MODES: Final = {
     "enable_cache_manager": "llm.EnableCacheManager",

@@ -10,8 +10,8 @@ from typing import NoReturn, cast
 
 import anyio
 
-from aiodatadist import config, legacy
 from aiodatadist import datadist as awaitable
+from aiodatadist import legacy
 from aiodatadist.blocking.cache_manager import CacheManager
 from aiodatadist.blocking.config import config_of
 from aiodatadist.blocking.facade import blocking
@@ -20,11 +20,12 @@ from aiodatadist.blocking.model import LLMModel
 from aiodatadist.blocking.runner import call, inside, runner_for
 from aiodatadist.blocking.stats import Counters, Stats
 from aiodatadist.blocking.submitted import Handle, Submissions
-from aiodatadist.blocking.thread import LoopThread, acquire, release
-from aiodatadist.descriptors import LLMRole
+from aiodatadist.concurrency.loop_thread import LoopThread, acquire, release
+from aiodatadist.config import llm_config as config
 from aiodatadist.errors import LLMException
 from aiodatadist.legacy import ModelRunner
 from aiodatadist.link import Notification
+from aiodatadist.values.descriptors import LLMRole
 
 Manager = CacheManager | KvCacheManager
 

@@ -8,8 +8,8 @@ from inspect import isawaitable, signature
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from aiodatadist.blocking.cache_task import CacheTask
-from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache import task as awaitable
+from aiodatadist.concurrency.loop_thread import LoopThread
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,9 +6,9 @@ import asyncio
 import os
 
 from aiodatadist.blocking.facade import blocking, moving, starting
-from aiodatadist.blocking.thread import LoopThread
-from aiodatadist.cache.keeper import Keeper
+from aiodatadist.cache.registry import Keeper
 from aiodatadist.cache.task import CacheTask
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.legacy import kv_cache_manager as awaitable
 
 

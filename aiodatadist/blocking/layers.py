@@ -12,11 +12,11 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.blocking.submitted import Handle, Submissions
-from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache.task import CacheTask
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.link import LayerReceiver as AwaitableReceiver
-from aiodatadist.synchronizers import AwaitableLayerSynchronizer
 
 
 class LayerSynchronizer(ABC):

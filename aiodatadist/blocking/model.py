@@ -6,7 +6,7 @@ from typing import Any
 
 from aiodatadist.blocking.facade import blocking
 from aiodatadist.blocking.runner import Given, call
-from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.legacy import LLMReq
 from aiodatadist.legacy import model as awaitable
 

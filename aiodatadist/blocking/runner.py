@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiodatadist import legacy
-from aiodatadist.blocking.thread import LoopThread
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.legacy import KvCache, ModelRunner
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ import anyio
 import anyio.lowlevel
 
 from aiodatadist.blocking.stats import Counters
-from aiodatadist.blocking.thread import LoopThread
 from aiodatadist.cache.task import CacheTask, TransferReport
-from aiodatadist.concurrency import Event
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096

@@ -7,7 +7,7 @@ from array import array
 import anyio
 
 from aiodatadist.cache.names import Key, Name, name_of
-from aiodatadist.descriptors import CacheKeyByIdAndIndex
+from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.wire.messages import CacheEntry
 
 

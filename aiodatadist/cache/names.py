@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from aiodatadist.descriptors import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.descriptors import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """From "these blocks of that cache" to a grid of byte ranges. Pure; every rule that two caches' geometry has is here.
 
 Plans are made from source to destination, whoever of the two is at hand: in the grids the destination is the local side.
-Whoever has the source at hand uses :meth:`~aiodatadist.layout.Grid.mirrored`.
+Whoever has the source at hand uses :meth:`~aiodatadist.values.grid.Grid.mirrored`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aiodatadist import checks
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.errors import CacheNotFound, ParamInvalid
-from aiodatadist.layout import Grid, blocks_for, indexes, tensor_range
+from aiodatadist.values import checks
+from aiodatadist.values.grid import Grid, blocks_for, indexes, tensor_range
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache

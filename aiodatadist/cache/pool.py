@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiodatadist.config.option_rules import PoolConfig
 from aiodatadist.errors import InternalError, OutOfMemory, ParamInvalid
-from aiodatadist.options import PoolConfig
 
 __all__ = ["PagePool", "PoolConfig", "PoolUsage"]
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.pool import PagePool
-from aiodatadist.concurrency import Event
-from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey
+from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey
 from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 
 

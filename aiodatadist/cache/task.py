@@ -9,9 +9,9 @@ from typing import Any
 
 import anyio
 
-from aiodatadist import checks
 from aiodatadist.device import Outcome, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
+from aiodatadist.values import checks
 
 
 @dataclass(frozen=True, slots=True)

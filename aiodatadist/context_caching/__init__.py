@@ -8,7 +8,6 @@ without an event loop.
 """
 
 from aiodatadist.context_caching.cache import ContextCache
-from aiodatadist.context_caching.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
@@ -17,15 +16,16 @@ from aiodatadist.context_caching.errors import (
     EmsIoError,
     EmsTimeout,
 )
-from aiodatadist.context_caching.health import HealthGate, HealthRules
-from aiodatadist.context_caching.layout import LayerGroup
-from aiodatadist.context_caching.memory import MemoryPool
-from aiodatadist.context_caching.names import PrimaryKey
-from aiodatadist.context_caching.places import KvBufferWrapper
-from aiodatadist.context_caching.pool import KVPool
-from aiodatadist.context_caching.pools import open_pool
+from aiodatadist.context_caching.health_gate import HealthGate, HealthRules
+from aiodatadist.context_caching.identity.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType
+from aiodatadist.context_caching.identity.names import PrimaryKey
+from aiodatadist.context_caching.memory.kv_layout import LayerGroup
+from aiodatadist.context_caching.memory.regions import KvBufferWrapper
+from aiodatadist.context_caching.pools.contract import KVPool
+from aiodatadist.context_caching.pools.embedded import MemoryPool
+from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer import Transfer
+from aiodatadist.context_caching.transfer.handle import Transfer
 
 __all__ = [
     "CcCacheConfig",

@@ -14,10 +14,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aiodatadist.concurrency import Spawner
-from aiodatadist.context_caching import rules
-from aiodatadist.context_caching.budget import Budget
-from aiodatadist.context_caching.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
+from aiodatadist.concurrency.in_callbacks import Spawner
+from aiodatadist.context_caching import checks as rules
+from aiodatadist.context_caching.block_index import Presence, Question
 from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
@@ -25,22 +24,23 @@ from aiodatadist.context_caching.errors import (
     EmsTimeout,
     translated,
 )
-from aiodatadist.context_caching.health import HealthGate
-from aiodatadist.context_caching.late import open_late
-from aiodatadist.context_caching.layout import LayerGroup, Layout
+from aiodatadist.context_caching.health_gate import HealthGate
+from aiodatadist.context_caching.identity.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
+from aiodatadist.context_caching.identity.names import Names, PrimaryKey, check_groups, check_hashes, parts_of
 from aiodatadist.context_caching.life import Life
-from aiodatadist.context_caching.mover import Mover
-from aiodatadist.context_caching.names import Names, PrimaryKey, check_groups, check_hashes, parts_of
-from aiodatadist.context_caching.places import BufferMemory, KvBufferWrapper, Memory, SlotMemory
-from aiodatadist.context_caching.pool import KVPool, PoolKey, PoolTimeout, PoolUnreachable
-from aiodatadist.context_caching.pools import open_pool
-from aiodatadist.context_caching.presence import Presence, Question
-from aiodatadist.context_caching.read_cache import LocalReadCache
+from aiodatadist.context_caching.memory.kv_layout import LayerGroup, Layout
+from aiodatadist.context_caching.memory.regions import BufferMemory, KvBufferWrapper, Memory, SlotMemory
+from aiodatadist.context_caching.pool_guard import Watch
+from aiodatadist.context_caching.pools.contract import KVPool, PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.pools.deferred import open_late
+from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer import Transfer
-from aiodatadist.context_caching.turns import Turns
-from aiodatadist.context_caching.watch import Watch
-from aiodatadist.context_caching.work import LATE, Call, Work, in_time
+from aiodatadist.context_caching.transfer.byte_budget import Budget
+from aiodatadist.context_caching.transfer.copies import Mover
+from aiodatadist.context_caching.transfer.handle import Transfer
+from aiodatadist.context_caching.transfer.pipeline import LATE, Call, Work, in_time
+from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
+from aiodatadist.context_caching.transfer.start_limiter import Turns
 from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from aiodatadist.context_caching.pool import PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.pools.contract import PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.errors import LLMException, TransferTimeout
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import anyio
 
-from aiodatadist import forks
-from aiodatadist.context_caching import rules
+from aiodatadist.concurrency import forks
+from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgument, translated
 from aiodatadist.context_caching.results import CcResult
 

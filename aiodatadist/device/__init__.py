@@ -5,11 +5,11 @@ interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, p
 thread; streams belong to the event loop they were opened on.
 """
 
+from aiodatadist.concurrency.completion import Outcome, TransferState
+from aiodatadist.concurrency.loop_time import give_way
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
-from aiodatadist.device.loop_time import give_way
 from aiodatadist.device.memory import Memory, first_unusable
-from aiodatadist.device.outcome import Outcome, TransferState
 from aiodatadist.device.program import CopyKind, Layering, Program
 from aiodatadist.device.stream import Stream, StreamLimits, Transfer
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
-from aiodatadist.descriptors import Placement
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.memory import Memory
 from aiodatadist.device.stream import Stream, StreamLimits
-from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import FeatureNotEnabled, ForkError, LLMException, ParamInvalid
+from aiodatadist.values.descriptors import Placement
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import ffi, ring
 from aiodatadist._native.runtime import Runtime
-from aiodatadist.descriptors import Placement
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
+from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
-from aiodatadist.layout import Grid
+from aiodatadist.values.grid import Grid
 
 
 class CopyKind(IntEnum):

@@ -15,10 +15,10 @@ from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, acl_error, completion_error
-from aiodatadist.device.loop_time import loop_time
-from aiodatadist.device.outcome import Outcome, TransferState
+from aiodatadist.concurrency.blocking_calls import in_thread
+from aiodatadist.concurrency.completion import Outcome, TransferState
+from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.device.program import Program
-from aiodatadist.device.threads import in_thread
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ says that a layer is ready. Promises: one destination's failure is its own, and 
 know: who else uses the caches.
 """
 
-from aiodatadist.layered.part import Part
+from aiodatadist.layered.destination import Part
 from aiodatadist.layered.request import LayeredRequest
 from aiodatadist.layered.transfer import LayerDone, LayeredTransfer
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist import checks
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey, Key
 from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, slot_to_blocks, slot_to_slot
 from aiodatadist.cache.table import Entry
-from aiodatadist.descriptors import Placement
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.layout import Grid, indexes
-from aiodatadist.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
     from aiodatadist.link import Link

@@ -14,12 +14,12 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency import Event, Scope
+from aiodatadist.concurrency.in_callbacks import Event, Scope
 from aiodatadist.device import Outcome, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
-from aiodatadist.layered.part import Part
+from aiodatadist.layered.destination import Part
 from aiodatadist.layered.request import Wanted
-from aiodatadist.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
-from aiodatadist import config
-from aiodatadist import options as rules
+from aiodatadist.config import llm_config as config
+from aiodatadist.config import option_rules as rules
+from aiodatadist.config.option_rules import BufferPoolConfig, PoolConfig
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.options import BufferPoolConfig, PoolConfig
 
 PAGE_SHIFT: Final = 10
 """Pages of 1 KiB: tensors begin at multiples of 512 bytes, as they do upstream."""

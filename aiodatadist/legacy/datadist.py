@@ -11,20 +11,21 @@ from typing import Any, ClassVar, Final
 
 import anyio
 
-from aiodatadist import checks, datadist
-from aiodatadist import config as configuration
+from aiodatadist import datadist
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.cluster_info import LLMClusterInfo
-from aiodatadist.descriptors import LLMRole, RegisterMemStatus
+from aiodatadist.config import llm_config as configuration
 from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, ParamInvalid
-from aiodatadist.legacy.calls import Calls
 from aiodatadist.legacy.config import LLMConfig, engine_config
 from aiodatadist.legacy.kv_cache_manager import KvCacheManager
 from aiodatadist.legacy.model import LLMModel
 from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq
 from aiodatadist.legacy.runner import ModelRunner
+from aiodatadist.legacy.running_models import Calls
 from aiodatadist.legacy.statuses import v1_errors, v1_status
+from aiodatadist.values import checks
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import LLMRole, RegisterMemStatus
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiodatadist import checks
-from aiodatadist.descriptors import Cache, CacheDesc, Placement
 from aiodatadist.errors import ParamInvalid
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import Cache, CacheDesc, Placement
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.keeper import Keeper
+    from aiodatadist.cache.registry import Keeper
 
 
 class Manager(Protocol):

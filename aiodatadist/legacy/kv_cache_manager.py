@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from aiodatadist import checks
-from aiodatadist.cache.keeper import Keeper
 from aiodatadist.cache.pool import PoolUsage
+from aiodatadist.cache.registry import Keeper
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.descriptors import (
+from aiodatadist.errors import LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.legacy.kv_cache import KvCache, want_device
+from aiodatadist.legacy.link_locks import Turns
+from aiodatadist.legacy.statuses import KvTask, v1_errors
+from aiodatadist.legacy.tensor import Tensor, TensorDesc
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
@@ -26,16 +31,11 @@ from aiodatadist.descriptors import (
     LLMRole,
     Placement,
 )
-from aiodatadist.errors import LLMException, ParamInvalid, TransferTimeout
-from aiodatadist.layout import Grid
-from aiodatadist.legacy.kv_cache import KvCache, want_device
-from aiodatadist.legacy.statuses import KvTask, v1_errors
-from aiodatadist.legacy.tensor import Tensor, TensorDesc
-from aiodatadist.legacy.turns import Turns
-from aiodatadist.transfer_config import TransferConfig
+from aiodatadist.values.grid import Grid
+from aiodatadist.values.transfer_config import TransferConfig
 
 if TYPE_CHECKING:
-    from aiodatadist.engine import Engine
+    from aiodatadist.cluster.engine import Engine
 
 GIVE_BACK: Final = 10.0
 MAX_BLOCK: Final = 2**31

@@ -10,15 +10,15 @@ from typing import Any
 
 import anyio
 
-from aiodatadist import checks
-from aiodatadist.descriptors import UNSET, BlocksCacheKey, CacheDesc, CacheKey, LLMRole
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
-from aiodatadist.legacy.calls import Calls
 from aiodatadist.legacy.kv_cache import KvCache
 from aiodatadist.legacy.kv_cache_manager import KvCacheManager
 from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq, check_requests
 from aiodatadist.legacy.runner import ModelRunner, call
+from aiodatadist.legacy.running_models import Calls
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import UNSET, BlocksCacheKey, CacheDesc, CacheKey, LLMRole
 
 
 @dataclass(slots=True, eq=False)

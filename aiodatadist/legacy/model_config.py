@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from aiodatadist import checks
-from aiodatadist import options as rules
-from aiodatadist.descriptors import CacheDesc, DataType
+from aiodatadist.config import option_rules as rules
+from aiodatadist.config.option_rules import optional
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.options import optional
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import CacheDesc, DataType
 
 SHAPES: Final = "llm.RefInputShapes"
 DTYPES: Final = "llm.RefInputDtypes"

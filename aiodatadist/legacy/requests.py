@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aiodatadist import checks
-from aiodatadist.descriptors import UNSET
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import UNSET
 
 
 class LLMReq:

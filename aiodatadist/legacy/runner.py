@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
-from aiodatadist.device.threads import in_thread
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.legacy.kv_cache import KvCache
 
 

@@ -8,12 +8,12 @@ import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from aiodatadist import checks
-from aiodatadist.descriptors import DataType
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device import Memory
-from aiodatadist.device.threads import in_thread
+from aiodatadist.device.tensors import ELEMENTS
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
-from aiodatadist.tensors import ELEMENTS
+from aiodatadist.values import checks
+from aiodatadist.values.descriptors import DataType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

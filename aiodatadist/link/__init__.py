@@ -8,14 +8,14 @@ Promises: whatever happens to a link costs its own transfers only, and memory is
 more. Refuses to know: other links.
 """
 
-from aiodatadist.link.arrivals import LayerReceiver
+from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
+from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.link import DRAIN, Link
-from aiodatadist.link.notes import Inbox, Notification
-from aiodatadist.link.operation import Job, Operation
+from aiodatadist.link.notifications import Inbox, Notification
+from aiodatadist.link.remote_operation import Job, Operation
 from aiodatadist.link.state import Home, LinkState
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
-from aiodatadist.link.ways import channel_name
 from aiodatadist.link.wire import Wire
 
 __all__ = ["DRAIN", "Connection", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState",

@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from aiodatadist.errors import LinkError, PeerLost, ProtocolError
 from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY
-from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
 

@@ -14,7 +14,7 @@ import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name
-from aiodatadist.concurrency import Event, Spawner
+from aiodatadist.concurrency.in_callbacks import Event, Spawner
 from aiodatadist.device import Program, Stream, Transfer, TransferState, give_way
 from aiodatadist.errors import (
     CacheNotFound,
@@ -28,19 +28,19 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.arrivals import Arrivals
-from aiodatadist.link.calls import Calls
-from aiodatadist.link.errands import Errands
-from aiodatadist.link.grants import Grants
-from aiodatadist.link.notes import Outbox, decode
-from aiodatadist.link.opening import Opening
-from aiodatadist.link.operation import Job, Operation, failed
-from aiodatadist.link.service import Service
+from aiodatadist.link.channels import Way, Ways, channel_name
+from aiodatadist.link.cost_model import Estimate
+from aiodatadist.link.layer_events import Arrivals
+from aiodatadist.link.leases import Grants
+from aiodatadist.link.link_handshake import Opening
+from aiodatadist.link.notifications import Outbox, decode
+from aiodatadist.link.questions import Calls
+from aiodatadist.link.remote_operation import Job, Operation, failed
+from aiodatadist.link.requester import Errands
+from aiodatadist.link.responder import Service
 from aiodatadist.link.state import Home, LinkState
 from aiodatadist.link.statistics import LinkCounters
-from aiodatadist.link.ways import Way, Ways, channel_name
 from aiodatadist.link.wire import Wire
-from aiodatadist.overlap import Estimate
 from aiodatadist.transport import StillWritten
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
@@ -73,8 +73,8 @@ from aiodatadist.wire.messages import (
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
     from aiodatadist.device import Device
-    from aiodatadist.layout import Grid
     from aiodatadist.transport import Transport
+    from aiodatadist.values.grid import Grid
 
 logger = logging.getLogger(__name__)
 

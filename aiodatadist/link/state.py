@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.keeper import Keeper
+    from aiodatadist.cache.registry import Keeper
     from aiodatadist.link.link import Link
 
 

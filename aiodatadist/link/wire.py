@@ -8,7 +8,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist.errors import PeerLost
-from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
+from aiodatadist.wire.frames import MAX_BODY, Decoder, encode
 from aiodatadist.wire.messages import Message
 
 RECEIVE = 1 << 16

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.descriptors import Placement
 from aiodatadist.device import Device, Memory, Program
 from aiodatadist.errors import LinkError, LLMException, ParamInvalid
-from aiodatadist.layout import Grid
 from aiodatadist.transport import Channel, ChannelOffer, Region, Transport
+from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.grid import Grid
 
 SIZE = 1 << 20
 

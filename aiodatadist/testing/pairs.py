@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodatadist.cluster_info import LLMClusterInfo
-from aiodatadist.config import LLMConfig
+from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.datadist import LLMDataDist
-from aiodatadist.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
 from aiodatadist.device import Memory
 from aiodatadist.errors import LLMStatusCode
 from aiodatadist.testing.patterns import stamp
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
 
 
 @dataclass

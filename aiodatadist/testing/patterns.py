@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from aiodatadist.descriptors import Cache
 from aiodatadist.device import Memory
+from aiodatadist.values.descriptors import Cache
 
 
 def pattern(owner: int, tensor: int, piece: int, nbytes: int) -> bytes:

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolKey, PoolTimeout, PutStatus
+from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolKey, PoolTimeout, PutStatus
 from aiodatadist.testing.cancelling import CancelAt
 
 MIB = 1 << 20
@@ -72,7 +72,7 @@ async def fetch(pool: KVPool, keys: Sequence[PoolKey], sizes: Sequence[int]) -> 
 
 
 class PoolContract:
-    """What a :class:`~aiodatadist.context_caching.pool.KVPool` promises.
+    """What a :class:`~aiodatadist.context_caching.pools.contract.KVPool` promises.
 
     Attributes:
         lendable: bytes that a pool under test can stage at once when nothing else is staged.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
+from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device

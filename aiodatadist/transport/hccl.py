@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiodatadist._native.library import Handle, ffi
-from aiodatadist.descriptors import Placement
-from aiodatadist.device.threads import in_thread
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
-from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
+from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
+from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
     from aiodatadist.device import Device, Layering, Program
-    from aiodatadist.layout import Grid
+    from aiodatadist.values.grid import Grid
 
 logger = logging.getLogger(__name__)
 

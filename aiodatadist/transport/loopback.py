@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 
-from aiodatadist.descriptors import Placement
 from aiodatadist.device.program import CopyKind
 from aiodatadist.errors import IncompatiblePeer, LinkTimeout, ParamInvalid
-from aiodatadist.layout import Grid
-from aiodatadist.transport.base import Channel, ChannelOffer, Endpoint, Region, Transport
+from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, Transport
+from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.grid import Grid
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device, Layering, Program

@@ -6,7 +6,7 @@ import hmac
 from hashlib import sha256
 from typing import Literal
 
-from aiodatadist.wire.framing import encode
+from aiodatadist.wire.frames import encode
 from aiodatadist.wire.messages import Hello
 
 Side = Literal["client", "server"]

@@ -29,8 +29,8 @@ from aiodatadist.blocking import (
     LLMRole,
     LLMStatusCode,
     RegisterMemStatus,
-    thread,
 )
+from aiodatadist.concurrency import loop_thread as thread
 from tests.blocking.pairs import DESC, KEY, Pair, cluster, linked_pair, options
 
 POOL = '{"memory_size": 4194304, "page_shift": 12}'

@@ -25,8 +25,8 @@ from aiodatadist.blocking import (
     QueueFull,
     Stats,
     TransferWithCacheKeyConfig,
-    thread,
 )
+from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair

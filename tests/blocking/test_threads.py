@@ -29,9 +29,9 @@ from aiodatadist.blocking import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
     stats,
-    thread,
 )
 from aiodatadist.cache import task as awaitable
+from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError, LinkError, NotLinked
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, cluster, linked_pair, options

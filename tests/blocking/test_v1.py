@@ -39,8 +39,8 @@ from aiodatadist.blocking import (
     ModelRunner,
     Placement,
     TransferConfig,
-    thread,
 )
+from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models

@@ -16,7 +16,7 @@ import pytest
 from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
-from aiodatadist.transport.rendezvous import BLOB, LENGTH, meet, validate
+from aiodatadist.transport.blob_exchange import BLOB, LENGTH, meet, validate
 
 names = (f"rendezvous-{number}" for number in itertools.count())
 LIMIT = 30.0  # of meetings that should happen

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import pytest
 
-from aiodatadist.context_caching.engines import mooncake_store
+from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from tests.ports import free_port
 
 T = TypeVar("T")

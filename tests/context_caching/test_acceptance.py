@@ -25,9 +25,9 @@ from aiodatadist.context_caching import (
     KVCacheType,
     PrimaryKey,
 )
-from aiodatadist.context_caching.pool import PoolKey
-from aiodatadist.descriptors import Placement
+from aiodatadist.context_caching.pools.contract import PoolKey
 from aiodatadist.device import Device
+from aiodatadist.values.descriptors import Placement
 from tests.context_caching.conftest import OpenStore
 from tests.context_caching.kit import (
     BLOCK,

@@ -472,7 +472,7 @@ async def test_a_wrong_url(url: Any, match: str) -> None:
 
 async def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "mooncake"):
-        monkeypatch.setitem(__import__("sys").modules, f"aiodatadist.context_caching.engines.{name}", None)
+        monkeypatch.setitem(__import__("sys").modules, f"aiodatadist.context_caching.pools.{name}.pool", None)
         with pytest.raises(EmsInvalidArgument, match=rf"pip install '\.\[{name}\]' in a clone"):
             await ContextCache.open(rank(), f"{name}://127.0.0.1:1")
 

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.context_caching.behind import Behind, some_behind
+from aiodatadist.context_caching.transfer.double_buffer import Behind, some_behind
 
 
 class Gates:

@@ -18,11 +18,11 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
-from aiodatadist.context_caching.budget import Budget
-from aiodatadist.context_caching.envelope import Envelope
-from aiodatadist.context_caching.pool import PoolTimeout
-from aiodatadist.context_caching.turns import PER_ROUND, Turns
-from aiodatadist.context_caching.work import Call
+from aiodatadist.context_caching.pools.contract import PoolTimeout
+from aiodatadist.context_caching.transfer.byte_budget import Budget
+from aiodatadist.context_caching.transfer.envelope import Envelope
+from aiodatadist.context_caching.transfer.pipeline import Call
+from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, Turns
 from aiodatadist.errors import FeatureNotEnabled
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from aiodatadist.testing.cancelling import CancelAt
@@ -40,8 +40,8 @@ HASHES = list(range(64))
 async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
     is_here: bool, wave: int, what: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", wave)
-    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", wave)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WAVE", wave)
     kv = Kv(**LARGE)
     async with await MemoryPool.open(64 << 20) as inner:
         pool = Foreign(inner)

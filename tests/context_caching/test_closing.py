@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from aiodatadist.context_caching import ContextCache, EmsInternalError, MemoryPool, Transfer
-from aiodatadist.context_caching.pool import KVPool
+from aiodatadist.context_caching.pools.contract import KVPool
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
-from aiodatadist.context_caching.pool import PoolTimeout
-from aiodatadist.context_caching.work import LATE
+from aiodatadist.context_caching.pools.contract import PoolTimeout
+from aiodatadist.context_caching.transfer.pipeline import LATE
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.stopwatch import lasting
@@ -47,7 +47,7 @@ class Turnstile:
     """Nobody gets a turn before it is opened."""
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aiodatadist.context_caching.turns.PER_ROUND", 0)
+        monkeypatch.setattr("aiodatadist.context_caching.transfer.start_limiter.PER_ROUND", 0)
         self._turns, self._patch = cache._turns, monkeypatch
         self._turns._left = 0
 

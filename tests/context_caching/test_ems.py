@@ -30,7 +30,7 @@ from aiodatadist.context_caching.ems import (
     PrimaryKey,
 )
 from aiodatadist.context_caching.ems.common import exception
-from aiodatadist.context_caching.pool import KVPool, PoolRefused, PoolUnreachable
+from aiodatadist.context_caching.pools.contract import KVPool, PoolRefused, PoolUnreachable
 from tests.context_caching.fakes import Foreign, never
 from tests.context_caching.kit import BLOCK, Kv, block_slots, rank
 from tests.stopwatch import lasting

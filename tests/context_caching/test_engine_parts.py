@@ -14,15 +14,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching.engines import mooncake, mooncake_store
-from aiodatadist.context_caching.engines.arena import Arena
-from aiodatadist.context_caching.engines.buffers import Buffers
-from aiodatadist.context_caching.engines.calls import Calls, Refused
-from aiodatadist.context_caching.engines.lending import Budget
-from aiodatadist.context_caching.engines.mooncake import MooncakePool
-from aiodatadist.context_caching.engines.mooncake_place import Place
-from aiodatadist.context_caching.engines.redis_nodes import parse_nodes
-from aiodatadist.context_caching.pool import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.arena import Arena
+from aiodatadist.context_caching.pools.buffers import Buffers
+from aiodatadist.context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.lending import Budget
+from aiodatadist.context_caching.pools.mooncake import pool as mooncake
+from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist.context_caching.pools.mooncake.place import Place
+from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist.context_caching.pools.redis.nodes import parse_nodes
+from aiodatadist.context_caching.pools.worker_threads import Calls, Refused
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
 
 KIB = 1024

@@ -24,8 +24,16 @@ from aiodatadist.context_caching import (
     KvBufferWrapper,
     MemoryPool,
 )
-from aiodatadist.context_caching.pool import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus, Stage, Value
-from aiodatadist.context_caching.watch import Watch
+from aiodatadist.context_caching.pool_guard import Watch
+from aiodatadist.context_caching.pools.contract import (
+    GetStatus,
+    PoolKey,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+    Stage,
+    Value,
+)
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
 from tests.stopwatch import lasting
@@ -131,7 +139,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
 async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
     misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)  # every block travels alone
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)  # every block travels alone
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         saved = kv.rows(block_slots([0, 1]))
@@ -143,7 +151,7 @@ async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
 
 
 async def test_behind_a_gap_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
     async with foreign() as pool, loaded(pool, Kv()) as cache:
         await cache.remove([2])
         result = await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]))
@@ -174,8 +182,8 @@ async def test_a_call_that_is_worth_it_has_two_waves_at_least(
 ) -> None:
     kv = Kv(rows=[[(512,)]], blocks=64)
     nbytes = len(kv.rows(block_slots([0]))[0])
-    monkeypatch.setattr("aiodatadist.context_caching.work.WHOLE", 4 * nbytes)
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 8 * nbytes)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WHOLE", 4 * nbytes)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 8 * nbytes)
     room = in_flight * (nbytes + 64)
     async with foreign() as pool, opened(pool, kv, bytes_in_flight=room) as cache:
         await cache.save([100], **by_slots([63]))  # with the note
@@ -276,7 +284,7 @@ class Impatient(Foreign):
 async def test_a_wave_that_has_no_room_beside_the_one_before_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = Kv(blocks=16)
     wave = 4 * sum(len(row) // 16 for row in kv.image())  # 4 blocks
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", wave)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
 
     async def slowly() -> None:
         for _ in range(100):
@@ -309,8 +317,8 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 ) -> None:
     kv = Kv(blocks=64)
     nbytes = sum(len(row) for row in kv.image())
-    monkeypatch.setattr("aiodatadist.context_caching.work.WAVE", nbytes // 8)
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", nbytes // 8)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WAVE", nbytes // 8)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", nbytes // 8)
     inner = await MemoryPool.open(4 * nbytes + (1 << 20))
     pool = inner if is_here else Foreign(inner)
     async with inner, opened(pool, kv, bytes_in_flight=nbytes // 7) as cache:
@@ -330,7 +338,7 @@ def damage_the_second(pool: Foreign, at: int) -> None:
 
 
 async def test_what_is_behind_a_damaged_value_does_not_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.FOREIGN_WAVE", 1)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         before = kv.rows(block_slots([10, 11]))
@@ -587,6 +595,6 @@ async def test_a_pool_that_is_not_there_cannot_be_opened() -> None:
             raise PoolUnreachable("connection refused")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aiodatadist.context_caching.pools.MemoryPool", Gone)
+        patch.setattr("aiodatadist.context_caching.pools.open.MemoryPool", Gone)
         with pytest.raises(EmsIoError, match="connection refused"):
             await ContextCache.open(rank(), "memory:")

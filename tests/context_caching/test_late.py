@@ -18,8 +18,8 @@ from aiodatadist.context_caching import (
     KVPool,
     MemoryPool,
 )
-from aiodatadist.context_caching.late import LatePool
-from aiodatadist.context_caching.pool import PoolKey, PoolRefused, PoolUnreachable
+from aiodatadist.context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
+from aiodatadist.context_caching.pools.deferred import LatePool
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 from tests.context_caching.servers import (
@@ -33,7 +33,7 @@ from tests.context_caching.servers import (
 
 no_leaks = pytest.mark.usefixtures("no_leaks")
 
-OPEN = "aiodatadist.context_caching.late.open_pool"
+OPEN = "aiodatadist.context_caching.pools.deferred.open_pool"
 SOON = HealthRules(probe_every=0.02, successes=2)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodatadist.context_caching import CcConfig, ContextCache, EmsInvalidArgument, MemoryPool
-from aiodatadist.context_caching.pool import (
+from aiodatadist.context_caching.pools.contract import (
     GetStatus,
     PoolKey,
     PoolTimeout,
@@ -24,7 +24,7 @@ from aiodatadist.context_caching.pool import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.shelf import machine_bytes
+from aiodatadist.context_caching.pools.lru_store import machine_bytes
 from aiodatadist.testing.cancelling import CancelAt
 
 PAGE = 1024

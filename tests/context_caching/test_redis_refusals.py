@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from aiodatadist.context_caching.pool import KVPool, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.contract import KVPool, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.engine_fixtures import redis_server
 from tests.context_caching.servers import RedisServer
@@ -18,7 +18,7 @@ __all__ = ["redis_server"]
 
 @asynccontextmanager
 async def refusing(server: RedisServer, *commands: str) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with aclosing(await RedisPool.open(server.url)) as pool:
         assert server.ask("ACL", "SETUSER", "default", *(f"-{command}" for command in commands)) == b"+OK\r\n"

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import trustme
 
-from aiodatadist.context_caching.pool import GetStatus, KVPool, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolTimeout, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import new_key, soon, store
 from tests.context_caching.servers import RedisServer, need_redis, running
 from tests.ports import free_port
@@ -44,7 +44,7 @@ def tls_port(authority: Path) -> Iterator[int]:
 
 @asynccontextmanager
 async def opened(port: int, ca: Path) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     pool = await RedisPool.open(f"rediss://127.0.0.1:{port}?ssl_ca_certs={ca}")
     try:

@@ -11,8 +11,15 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.context_caching.engines.resp import request
-from aiodatadist.context_caching.pool import GetStatus, KVPool, NodeInfo, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.contract import (
+    GetStatus,
+    KVPool,
+    NodeInfo,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+)
+from aiodatadist.context_caching.pools.redis.resp import request
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.servers import MIB, need_redis
 
@@ -55,7 +62,7 @@ async def pool_at(
 ) -> AsyncIterator[KVPool]:
     """A pool whose server answers the opening of a connection, and then does that."""
     need_redis()
-    from aiodatadist.context_caching.engines.redis import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -82,7 +82,7 @@ async def test_a_value_that_nobody_missed_stays(is_foreign: bool) -> None:
 
 
 async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.work.DAMAGED", 2)
+    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.DAMAGED", 2)
     async with caches(True) as (_, cache, inner):
         hashes = [1, 2, 3]
         await cache.save(hashes, **by_slots([0, 1, 2]), write_rcache=False)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from aiodatadist.context_caching.engines.buffers import HEAD, Buffer, Buffers
-from aiodatadist.context_caching.engines.resp import (
+from aiodatadist.context_caching.pools.buffers import HEAD, Buffer, Buffers
+from aiodatadist.context_caching.pools.redis.resp import (
     PLAIN,
     SCRATCH,
     Exchange,

@@ -30,9 +30,9 @@ from aiodatadist import (
 )
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
-from aiodatadist.link.errands import Errands
-from aiodatadist.link.service import Service
-from aiodatadist.link.ways import Ways
+from aiodatadist.link.channels import Ways
+from aiodatadist.link.requester import Errands
+from aiodatadist.link.responder import Service
 from aiodatadist.testing import (
     Cluster,
     cluster_info,

@@ -18,7 +18,7 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist import engine as engine_module
+from aiodatadist.cluster import engine as engine_module
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)

@@ -16,7 +16,7 @@ from time import process_time
 from typing import Any
 
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, SMALL_BODY, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, SMALL_BODY, VERSION, Decoder, encode
 from aiodatadist.wire.messages import Bye
 from tests.unit.wire.examples import EACH
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, VERSION, Decoder, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
 from tests.unit.wire.examples import EACH, messages, pull
 

@@ -19,8 +19,8 @@ from time import monotonic
 
 import pytest
 
-from aiodatadist import pulse as pulse_module
-from aiodatadist.pulse import Pulse
+from aiodatadist.cluster import heartbeat_thread as pulse_module
+from aiodatadist.cluster.heartbeat_thread import Pulse
 from tests.conftest import open_files
 from tests.stopwatch import lasting
 
@@ -249,7 +249,7 @@ async def test_lost_is_called_once_on_the_loop(pulse: Pulse, pair: tuple[socket.
 
 
 def test_a_loop_that_is_closed_is_not_told(no_leaks: None, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "aiodatadist.pulse")
+    caplog.set_level(logging.DEBUG, "aiodatadist.cluster.heartbeat_thread")
     pulse, news = Pulse(INTERVAL), News()
     ours, theirs = socket.socketpair()
 
@@ -384,7 +384,7 @@ async def test_times_are_positive(pulse: Pulse, seconds: float) -> None:
 
 CHILD = """
 import asyncio, socket, sys
-from aiodatadist.pulse import Pulse
+from aiodatadist.cluster.heartbeat_thread import Pulse
 
 async def main(fd, interval, silence):
     lost, pulse = [], Pulse(interval)

@@ -6,7 +6,7 @@ import ctypes
 from array import array
 
 from aiodatadist.device import CopyKind, Device, Program, Transfer
-from aiodatadist.layout import Grid
+from aiodatadist.values.grid import Grid
 
 LARGE, SMALL = 8 << 20, 64
 """Bytes: for the worker, and for the submitting call."""

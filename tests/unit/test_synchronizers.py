@@ -14,7 +14,7 @@ from aiodatadist import (
     TorchNpuLayerSynchronizer,
 )
 from aiodatadist.device import Device
-from aiodatadist.synchronizers import GatedByEvent
+from aiodatadist.layered.synchronizers import GatedByEvent
 
 
 def test_the_contract_is_abstract() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aiodatadist.context_caching import rules
+from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
-from aiodatadist.context_caching.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType, check_access
+from aiodatadist.context_caching.ems.future import CcFuture
+from aiodatadist.context_caching.ems.loop_thread import LoopThread
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
@@ -23,14 +24,13 @@ from aiodatadist.context_caching.errors import (
     EmsIoError,
     EmsTimeout,
 )
-from aiodatadist.context_caching.future import CcFuture
-from aiodatadist.context_caching.layout import LayerGroup
-from aiodatadist.context_caching.loop_thread import LoopThread
-from aiodatadist.context_caching.names import PrimaryKey
-from aiodatadist.context_caching.places import KvBufferWrapper
-from aiodatadist.context_caching.pool import PoolRefused
+from aiodatadist.context_caching.identity.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType, check_access
+from aiodatadist.context_caching.identity.names import PrimaryKey
+from aiodatadist.context_caching.memory.kv_layout import LayerGroup
+from aiodatadist.context_caching.memory.regions import KvBufferWrapper
+from aiodatadist.context_caching.pools.contract import PoolRefused
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.transfer import Transfer
+from aiodatadist.context_caching.transfer.handle import Transfer
 
 __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
            "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException",

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
-from aiodatadist.descriptors import UNSET
+from aiodatadist.values.descriptors import UNSET
 from tests.profiles import examples
 from tests.unit.wire.examples import entry
 

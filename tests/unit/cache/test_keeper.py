@@ -27,15 +27,15 @@ from aiodatadist import (
     ParamInvalid,
     Placement,
 )
-from aiodatadist.cache.keeper import Keeper
 from aiodatadist.cache.names import Name, name_of
+from aiodatadist.cache.registry import Keeper
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency import Event
-from aiodatadist.config import PoolConfig
-from aiodatadist.descriptors import UNSET
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device
 from aiodatadist.testing.faults import soft_fault, soft_faults_cleared
 from aiodatadist.transport import Region, Transport, open_transport
+from aiodatadist.values.descriptors import UNSET
 
 PAGE = 1 << 16
 PAGES = 16

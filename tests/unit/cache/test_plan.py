@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
-from aiodatadist.layout import Grid
+from aiodatadist.values.grid import Grid
 from tests.unit.cache.examples import Shape, local, place, source, target
 from tests.unit.wire.examples import entry
 

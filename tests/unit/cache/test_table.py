@@ -12,10 +12,10 @@ from aiodatadist.cache.catalogue import Catalogue
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolConfig
 from aiodatadist.cache.table import CacheTable, Entry, check_desc
-from aiodatadist.concurrency import Event
-from aiodatadist.descriptors import UNSET
+from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.transport import Region
-from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.values.descriptors import UNSET
+from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.messages import MAX_TENSORS, Found
 from tests.unit.cache.examples import quiet
 

@@ -13,7 +13,7 @@ import pytest
 
 from aiodatadist.cli import doctor, findings, main
 from aiodatadist.cli.findings import Finding
-from aiodatadist.context_caching.engines import mooncake_store
+from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import RuntimeUnavailable
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.link import Connection, hear_first
 from aiodatadist.link.wire import UNVERIFIED_BODY
-from aiodatadist.wire.framing import HEAD, MAGIC, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, encode
 from aiodatadist.wire.messages import Message, Pulse, Refuse
 
 PULSE = Pulse(token="0" * 64)

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from aiodatadist.cache.table import CacheTable, Entry
-from aiodatadist.concurrency import Event
-from aiodatadist.link.grants import Grants
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.link.leases import Grants
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
 
@@ -135,7 +135,7 @@ async def test_two_peers_hold_a_cache_independently() -> None:
 
 
 async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.grants.SLACK", 0.02)
+    monkeypatch.setattr("aiodatadist.link.leases.SLACK", 0.02)
     (entry,) = caches(1)
     async with linked(0.03) as link:
         link.grants.told(entry)
@@ -150,7 +150,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
 
 
 async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.grants.SLACK", 0.02)
+    monkeypatch.setattr("aiodatadist.link.leases.SLACK", 0.02)
     in_time, late = caches(2)
     async with linked(0.01) as link:
         for entry in (in_time, late):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiodatadist import ParamInvalid, ProtocolError
-from aiodatadist.link.notes import WINDOW, Inbox, Notification, Outbox, Slip, check_payload, decode
+from aiodatadist.link.notifications import WINDOW, Inbox, Notification, Outbox, Slip, check_payload, decode
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note
 from tests.profiles import examples
 

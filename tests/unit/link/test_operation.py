@@ -9,7 +9,7 @@ import pytest
 
 from aiodatadist import LLMException, ParamInvalid, StuckError, TransferError
 from aiodatadist.device import Outcome, TransferState
-from aiodatadist.link.operation import Operation, failed
+from aiodatadist.link.remote_operation import Operation, failed
 from tests.stopwatch import lasting
 
 

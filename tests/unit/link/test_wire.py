@@ -14,7 +14,7 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
-from aiodatadist.wire.framing import MAX_BODY, Decoder, encode
+from aiodatadist.wire.frames import MAX_BODY, Decoder, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping
 from tests.unit.wire.examples import EACH, hello, pull
 

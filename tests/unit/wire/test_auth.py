@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist.wire.auth import Side, is_proof, proof
-from aiodatadist.wire.framing import encode
+from aiodatadist.wire.frames import encode
 from aiodatadist.wire.messages import Hello, Proof
 from tests.unit.wire.examples import hello, hellos
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.framing import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
 from aiodatadist.wire.messages import MAX_INDEXES, MAX_NOTE, MAX_TENSORS, Bye, Disconnect, Found, Message, Note
 from tests.unit.wire.examples import entry, hello, messages, pull
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, proof
-from aiodatadist.wire.framing import Decoder, encode
+from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.handshake import Handshake, State, refusal
 from aiodatadist.wire.messages import PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
 from tests.unit.wire.examples import endpoint, hello, messages

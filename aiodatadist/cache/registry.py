@@ -1,0 +1,508 @@
+"""Who keeps this cluster's caches: makes them, answers for them, and gives their memory back when nothing touches it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+
+from aiodatadist.cache.names import Name
+from aiodatadist.cache.pool import PagePool, PoolUsage
+from aiodatadist.cache.table import CacheTable, Entry, Holder, check_desc
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.config.llm_config import PoolConfig
+from aiodatadist.device import Device, Memory
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
+from aiodatadist.transport import Region, Transport
+from aiodatadist.values.descriptors import Cache, CacheDesc, CacheHome, Placement
+
+logger = logging.getLogger(__name__)
+
+_kept: list[list[object]] = []
+"""Memory of callers into which a peer may write that was stopped, and whose cluster here is finalized: never freed."""
+
+Naming = Callable[[], dict[Name, int]]
+"""Gives the names of a new cache, or raises: called at the moment when it is made."""
+
+
+class Writes(Protocol):
+    """What a peer was writing when it was stopped."""
+
+    async def wait_let_go(self) -> None:
+        """Until none of it can land any more. Raises LLMException: that is never known."""
+
+    def abandon(self) -> None:
+        """It is not waited for any longer."""
+
+
+class _Pool:
+    """A memory pool: one allocation, made known to the transport as a whole."""
+
+    def __init__(self, pages: PagePool, memory: Memory, epoch: int) -> None:
+        self.pages = pages
+        self.memory = memory
+        self.epoch = epoch
+
+
+class _Leaving:
+    """A cache whose memory is being given back."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.settled = Event()
+        self.error: LLMException | None = None
+
+    async def wait(self) -> None:
+        await self.settled.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Keeper:
+    """The caches of one cluster.
+
+    ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, whoever is cancelled.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], bool],
+        cluster_id: int = 0,
+    ) -> None:
+        self.home = CacheHome(cluster_id)
+        self.table = CacheTable(self.home)
+        self._device = device
+        self._transport = transport
+        self._spawn = spawn
+        self._registering = anyio.Lock()
+        self._pools: dict[Placement, _Pool] = {}
+        self._leaving: dict[int, _Leaving] = {}
+        self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
+
+    # ---- pools ----
+
+    async def open_pool(self, placement: Placement, config: PoolConfig) -> None:
+        """Take a pool's memory and make it known to the transport.
+
+        Raises:
+            OutOfMemory: the device, or the host, has not got that much.
+        """
+        try:
+            memory = self._device.allocate(config.memory_size, placement)
+        except LLMException as error:
+            raise OutOfMemory(
+                f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint="make the pool smaller"
+            ) from error
+        pages = PagePool(f"the {placement.name.lower()} pool", memory.address, config, lambda: self._pinned(placement))
+        await self._transport.register([Region(memory.address, memory.nbytes, placement)])
+        self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
+
+    def _pinned(self, placement: Placement) -> tuple[int, int]:
+        """Bytes of a pool that somebody may touch, and how many of them are withheld."""
+        entries = {*self.table, *(leaving.entry for leaving in self._leaving.values())}
+        pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
+        pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
+        return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
+
+    def keep_pools(self) -> None:
+        """Somebody may touch their memory for ever: it is not freed with the device."""
+        for pool in self._pools.values():
+            self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
+
+    def pool_usage(self) -> dict[Placement, PoolUsage]:
+        return {placement: pool.pages.usage() for placement, pool in self._pools.items()}
+
+    def _pool_for(self, desc: CacheDesc) -> _Pool:
+        pool = self._pools.get(desc.placement)
+        if pool is not None:
+            return pool
+        self.want_pools()
+        raise ParamInvalid(
+            f"{desc.placement}: there is no memory pool for it",
+            hint="set LLMConfig.mem_pool_cfg for device memory, host_mem_pool_cfg for host memory",
+        )
+
+    def want_pools(self) -> None:
+        """Raises FeatureNotEnabled: there is no pool at all."""
+        if not self._pools:
+            raise FeatureNotEnabled("there is no memory pool", hint="set LLMConfig.mem_pool_cfg or host_mem_pool_cfg")
+
+    # ---- making caches ----
+
+    def allocate(self, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache:
+        """A cache with memory from a pool; contents are undefined. All of it or nothing."""
+        check_desc(desc)
+        names, pool = naming(), self._pool_for(desc)
+        addresses: list[int] = []
+        try:
+            for _ in range(desc.num_tensors):
+                addresses.append(pool.pages.allocate(desc.size))
+        except OutOfMemory:
+            for address in addresses:
+                pool.pages.free(address)
+            raise
+        entry = self.table.add(desc, addresses, blocks, names, True, pool.pages)
+        entry.epoch = pool.epoch
+        entry.is_live = True
+        return entry.cache
+
+    async def register(
+        self,
+        desc: CacheDesc,
+        addresses: Sequence[int],
+        keep: list[object],
+        blocks: bool,
+        naming: Naming,
+        accessible: bool,
+    ) -> Cache:
+        """A cache of the caller's memory, which ``keep`` keeps alive. All of it is made known, or nothing."""
+        check_desc(desc)
+        async with self._registering:
+            entry = self.table.add(desc, addresses, blocks, naming(), accessible)
+            try:
+                await self._make_known(entry)
+            except BaseException:
+                self.table.remove(entry)
+                raise
+            entry.keep = keep
+            entry.epoch = self._transport.epoch
+            entry.is_live = True
+        return entry.cache
+
+    async def _make_known(self, entry: Entry) -> None:
+        self._device.adopt([(r.address, r.nbytes, r.placement) for r in entry.regions()])
+        try:
+            if entry.remote_accessible:
+                await self._transport.register(entry.regions())
+        except BaseException:
+            self._disown(entry)
+            raise
+
+    async def _make_unknown(self, entry: Entry) -> None:
+        if entry.remote_accessible:
+            await self._transport.unregister(entry.regions())
+        self._disown(entry)
+
+    def _disown(self, entry: Entry) -> None:
+        self._device.disown([(r.address, r.nbytes) for r in entry.regions()])
+
+    # ---- finding them ----
+
+    def local(self, cache: Cache, name: str) -> Entry:
+        """A cache that the caller names as source or destination.
+
+        Raises:
+            ParamInvalid: it is another cluster's, or of this one as it was before it was finalized.
+            CacheNotFound: there is none of this id (any more).
+        """
+        entry = self._own(cache, name)
+        if entry is None or not entry.has_id:
+            raise CacheNotFound(f"{name} {cache.cache_id} is not known here (any more)")
+        if not entry.is_live:
+            raise CacheNotFound(f"{name} {cache.cache_id} is being given up, or not registered yet")
+        if entry.is_poisoned:
+            raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
+        if entry.is_withheld:
+            raise CacheNotFound(
+                f"{name} {cache.cache_id} is withheld: a peer that is lost was stopped while it wrote there, and may go on",
+                hint="continue that process, or end it: then the cache can be used again",
+            )
+        return entry
+
+    def _own(self, cache: Cache, name: str) -> Entry | None:
+        """What the object stands for; None: there is no cache of its id (any more).
+
+        Raises:
+            ParamInvalid: the object is of another cluster, or says something else of the cache than is the case.
+        """
+        if cache.home is not None and cache.home is not self.home:
+            ours, theirs = self.home.cluster_id, cache.home.cluster_id
+            whose = f"cluster {theirs}" if theirs != ours else f"cluster {theirs} before it was finalized"
+            raise ParamInvalid(
+                f"{name} {cache.cache_id} is a cache of {whose}: this is cluster {ours}, which has others"
+            )
+        entry = self.table.find(cache.cache_id)
+        if entry is not None and cache.home is None and list(entry.addresses) != list(cache.tensor_addrs):
+            raise ParamInvalid(
+                f"{name} {cache.cache_id} was made by hand, with addresses that cache {cache.cache_id} of cluster "
+                f"{self.home.cluster_id} does not have"
+            )
+        return entry
+
+    def offered(self, name: Name) -> tuple[Entry, int] | None:
+        """The cache and the batch slot that a peer means by a name; None if there is none for peers."""
+        entry, slot = self.table.resolve(name) or (None, 0)
+        if entry is None or not entry.is_live or not entry.remote_accessible:
+            return None
+        if entry.is_poisoned or entry.is_withheld:
+            return None
+        return entry, slot
+
+    # ---- giving them up ----
+
+    async def deallocate(self, cache: Cache, blocks: bool) -> None:
+        """Drop the id; when that was the last reference, give the memory back once nothing touches it.
+
+        What only a peer may touch that is lost, and was stopped while it wrote, is not waited for: its pages go back to the
+        pool when that peer goes on or ends. If cancelled while it waits, the memory is given back all the same.
+        """
+        self.want_pools()
+        if cache.is_blocks_cache != blocks:
+            other = "deallocate_blocks_cache" if cache.is_blocks_cache else "deallocate_cache"
+            raise ParamInvalid(f"{cache!r}: use {other}")
+        entry = self._own(cache, "cache")
+        if entry is not None and entry.pool is None:
+            return
+        if entry is not None and entry.has_id:
+            self._check_views(entry)
+            entry.has_id = False
+            cache.empty()
+            entry.cache.empty()
+            self._collect(entry)
+        if (leaving := self._leaving.get(cache.cache_id)) is not None:
+            await leaving.wait()
+
+    def drop(self, cache: Cache) -> None:
+        """As :meth:`deallocate`, without waiting: for a cache that nobody can name any more, or wants to. While an array over
+        its memory is alive, so is it."""
+        entry = self._own(cache, "cache")
+        if entry is None or entry.pool is None or not entry.has_id:
+            return
+        token = entry.views()
+        if token is None:
+            entry.has_id = False
+            cache.empty()
+            entry.cache.empty()
+            self._collect(entry)
+            return
+        loop = asyncio.get_running_loop()
+        weakref.finalize(token, _tell, loop, self.drop, entry.cache).atexit = False
+
+    async def wait_given_back(self, cache_id: int) -> None:
+        """Until a cache to which nobody refers any more is gone, one way or another."""
+        if (leaving := self._leaving.get(cache_id)) is not None:
+            await leaving.settled.wait()
+
+    def bind(self, cache: Cache, naming: Naming) -> None:
+        """Names for the slots of an allocated cache, from now on. ``naming`` raises: nothing was bound."""
+        entry = self.local(cache, "cache")
+        self.table.bind(entry, naming())
+
+    def room_for(self, placement: Placement, nbytes: int) -> int:
+        """How many allocations of ``nbytes`` each its pool has room for; 0 without one."""
+        pool = self._pools.get(placement)
+        return 0 if pool is None else pool.pages.room_for(nbytes)
+
+    def _check_views(self, entry: Entry) -> None:
+        if entry.views() is not None:
+            raise ParamInvalid(
+                f"cache {entry.cache_id} has arrays or tensors over its memory that are still alive",
+                hint="drop them first",
+            )
+
+    def _collect(self, entry: Entry) -> None:
+        """Give it back if nobody refers to it any more."""
+        if not entry.references and entry.cache_id not in self._leaving:
+            self._start_leaving(entry)
+
+    def is_consumable(self, entry: Entry, name: Name, slot: int) -> bool:
+        """A pull by this name may be the last one of a key."""
+        return bool(self._bound(entry, name, slot))
+
+    @staticmethod
+    def _bound(entry: Entry, name: Name, slot: int) -> list[Name]:
+        """The requests' keys that a pull by this name counts for."""
+        if entry.blocks or entry.pool is None:
+            return []
+        if name.kind == "id":
+            return [each for each, bound in entry.names.items() if bound == slot and each.kind == "request"]
+        return [name] if name in entry.names and name.kind == "request" else []
+
+    @asynccontextmanager
+    async def claim(self, entry: Entry, slot: int) -> AsyncIterator[None]:
+        """One pull at a time of a slot whose key it may consume, so that each key is consumed by one."""
+        place = (entry.cache_id, slot)
+        lock, users = self._claims.get(place, (anyio.Lock(), 0))
+        self._claims[place] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._claims.pop(place)
+            if users > 1:
+                self._claims[place] = (lock, users - 1)
+
+    def consumed(self, entry: Entry, name: Name, slot: int, tensors: range) -> None:
+        """A peer pulled these tensors of a slot: a request's key is gone with the last of them."""
+        for each in self._bound(entry, name, slot):
+            if entry.cover(each, tensors):
+                self.table.unbind(each)
+                self._collect(entry)
+
+    async def remove_key(self, name: Name) -> None:
+        """Unbind a key; peers that knew it have forgotten it on return. Unknown ones, and registered caches', stay."""
+        self.want_pools()
+        entry, _ = self.table.resolve(name) or (None, 0)
+        if entry is None or entry.pool is None:
+            return
+        self.table.unbind(name)
+        self._collect(entry)
+        if (leaving := self._leaving.get(entry.cache_id)) is not None:
+            await leaving.wait()
+        else:
+            for event in self._revoke(entry):
+                await event.wait()
+
+    async def unregister(self, cache_id: int, has_links: bool) -> None:
+        """Forget a cache of the caller's memory. If cancelled while it waits, it is forgotten all the same."""
+        entry = self.table.find(cache_id)
+        if entry is not None and cache_id not in self._leaving:
+            if entry.pool is not None:
+                raise ParamInvalid(f"cache {cache_id} was allocated: deallocate it")
+            if entry.remote_accessible and has_links:
+                raise LLMException(
+                    f"cache {cache_id} can be reached through links",
+                    status_code=LLMStatusCode.LLM_EXIST_LINK,
+                    hint="unlink_clusters() first",
+                )
+            self._start_leaving(entry)
+        if (leaving := self._leaving.get(cache_id)) is not None:
+            await leaving.wait()
+
+    # ---- peers that are lost, and may still write ----
+
+    def withhold(self, entries: Sequence[Entry], peer: Holder, writes: Writes) -> None:
+        """The link to a peer is gone, but it was stopped while it wrote. These caches are not used, nor is their memory given
+        on, before it let go."""
+        for entry in entries:
+            entry.withhold(peer)
+        if not self._spawn(partial(self._free_when_let_go, list(entries), peer, writes)):
+            self._hold_on_to(entries, writes)
+
+    async def _free_when_let_go(self, entries: list[Entry], peer: Holder, writes: Writes) -> None:
+        try:
+            await writes.wait_let_go()
+        except LLMException as error:
+            logger.error("%r may write for ever: %s", peer, error)  # noqa: TRY400 - the message says it all
+            for entry in entries:
+                entry.poison()
+        except BaseException:
+            self._hold_on_to(entries, writes)
+            raise
+        else:
+            logger.info("%r has let go of %d caches", peer, len(entries))
+            for entry in entries:
+                entry.drop_holder(peer)
+
+    def _hold_on_to(self, entries: Sequence[Entry], writes: Writes) -> None:
+        """The cluster is finalized before the peer let go. A pool's pages go with the pool: no other memory is ever in their
+        place. The caller's memory is kept alive for as long as the process."""
+        writes.abandon()
+        for entry in entries:
+            if entry.pool is None:
+                _kept.append(entry.keep)
+                logger.error(
+                    "cache %d: a peer that was stopped while it wrote there may go on; do not use its memory",
+                    entry.cache_id,
+                )
+
+    def end(self) -> None:
+        """The engine is over: whoever waits for a cache that was not given back is told so."""
+        for leaving in self._leaving.values():
+            leaving.settled.set()
+
+    def _start_leaving(self, entry: Entry) -> None:
+        entry.is_live = False
+        leaving = self._leaving[entry.cache_id] = _Leaving(entry)
+        leaving.error = LLMException(
+            f"cache {entry.cache_id} was in use until the cluster was finalized",
+            status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
+        )
+
+        async def leave() -> None:
+            try:
+                await self._give_back(entry, leaving)
+                leaving.error = None
+            except LLMException as error:
+                leaving.error = error
+                logger.error("cache %d: %s", entry.cache_id, error)  # noqa: TRY400 - the message says it all
+            finally:
+                if not entry.is_poisoned:
+                    del self._leaving[entry.cache_id]
+                leaving.settled.set()
+
+        if not self._spawn(leave):
+            leaving.settled.set()
+
+    @staticmethod
+    def _revoke(entry: Entry) -> list[Event]:
+        return [holder.revoke(entry) for holder in list(entry.holders)]
+
+    async def _give_back(self, entry: Entry, leaving: _Leaving) -> None:
+        """Wait until nothing touches it, then give its memory back. A caller does not wait for pages that are withheld."""
+        if entry.pool is not None:
+            self.table.remove(entry)
+        while not entry.is_quiet and not entry.is_poisoned:
+            self._revoke(entry)
+            if entry.pool is not None and entry.is_released:
+                leaving.error = None
+                leaving.settled.set()
+            await entry.wait_change()
+        if entry.is_poisoned:
+            raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
+        if entry.pool is not None:
+            for address in entry.addresses:
+                entry.pool.free(address)
+            return
+        async with self._registering:
+            try:
+                await self._make_unknown(entry)
+            except LLMException:
+                entry.is_live = True
+                raise
+            self.table.remove(entry)
+            entry.keep.clear()
+
+    # ---- looking into them ----
+
+    def buffers(self, entry: Entry) -> list[Any]:
+        """A writable buffer per tensor of an allocated cache, which cannot be deallocated while one is alive.
+
+        Raises:
+            ParamInvalid: the memory is the caller's.
+            FeatureNotEnabled: the host cannot address it.
+        """
+        if entry.pool is None:
+            raise ParamInvalid(f"cache {entry.cache_id} is of your own memory: look there")
+        memory = self._pools[entry.placement].memory
+        token = entry.views() or _Token()
+        entry.views = weakref.ref(token)
+        view = memory.view()
+        return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[Cache], None], cache: Cache) -> None:
+    """From whatever thread the garbage collector runs in."""
+    with suppress(RuntimeError):  # the loop is closed: so is the device, and its memory is gone
+        loop.call_soon_threadsafe(call, cache)
+
+
+class _Token:
+    """Alive as long as one window of a cache is."""
+
+
+def _window(view: memoryview, offset: int, nbytes: int, token: object) -> Any:
+    """Bytes of ``view`` as an object that keeps it, and ``token``, alive."""
+    kind = type("Window", (ctypes.c_char * nbytes,), {})
+    window = kind.from_buffer(view, offset)  # type: ignore[attr-defined]
+    window.token = token
+    return window

@@ -1,0 +1,617 @@
+"""What an initialised LLMDataDist consists of: device, transport, listener, links, and the tasks that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+
+from aiodatadist.cache.local_copy import Copier
+from aiodatadist.cache.registry import Keeper
+from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cluster.listener import Listening
+from aiodatadist.cluster.liveness import Heartbeats
+from aiodatadist.cluster.rank_groups import Communicators
+from aiodatadist.concurrency.in_callbacks import Spawner
+from aiodatadist.config.llm_config import LLMConfig, PoolConfig
+from aiodatadist.device import Device
+from aiodatadist.errors import (
+    AuthError,
+    ForkError,
+    LinkClosed,
+    LinkError,
+    LinkTimeout,
+    LLMException,
+    LLMStatusCode,
+    NotLinked,
+)
+from aiodatadist.layered import LayeredTransfer
+from aiodatadist.link import (
+    DRAIN,
+    Connection,
+    Inbox,
+    Link,
+    LinkStatistics,
+    Notification,
+    Wire,
+    channel_name,
+    connected,
+    hear_first,
+)
+from aiodatadist.transport import Transport, open_transport
+from aiodatadist.values.descriptors import LLMRole, Placement
+from aiodatadist.wire.auth import Side
+from aiodatadist.wire.handshake import Handshake
+from aiodatadist.wire.messages import Connect, EndpointInfo, Hello, Message
+from aiodatadist.wire.messages import Pulse as PulseMessage
+
+logger = logging.getLogger(__name__)
+
+MAX_LINKS = 512
+HANDSHAKE = 60.0
+"""Seconds that a client has, from connecting to the end of the handshake, whatever it asks for."""
+STRANGER = 5.0
+"""Seconds that a client has for saying who it is."""
+MAX_STRANGERS = 64
+"""Connections that have not said so yet, before the next one gets a fiftieth of the time."""
+PARTING = 2 * DRAIN
+"""Seconds that links which are being ended have for it, before somebody who needs them gone is told that they are not."""
+
+
+class _Attempt:
+    """A link that is being made because somebody here asked for it."""
+
+    def __init__(self, deadline: float) -> None:
+        self.scope = anyio.CancelScope(deadline=deadline)
+        self.settled = anyio.Event()
+        self.error: LinkError | None = None
+
+
+class _Stranger:
+    """A client that has not said yet who it is: it has little time for that, and less when many others have not either."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seconds = STRANGER / 50 if engine.strangers >= MAX_STRANGERS else STRANGER
+        self._is_known = False
+        self.scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
+        engine.strangers += 1
+
+    def is_known(self) -> None:
+        """It proved who it is, or is gone: from here on it has the time of a handshake."""
+        if not self._is_known:
+            self._is_known = True
+            self._engine.strangers -= 1
+            self.scope.deadline = anyio.current_time() + HANDSHAKE
+
+    @property
+    def wanted(self) -> str:
+        if self._is_known:
+            return f"open its channel within {HANDSHAKE:g} s"
+        return f"say who it is within {self._seconds:g} s"
+
+
+class Owner(Protocol):
+    """What the engine has to know of its LLMDataDist."""
+
+    @property
+    def cluster_id(self) -> int: ...
+    @property
+    def role(self) -> LLMRole: ...
+    @property
+    def instance(self) -> str: ...
+
+
+class Engine:
+    """What an initialised LLMDataDist consists of. Lives in one task, which owns the task group of everything else."""
+
+    def __init__(self, owner: Owner, config: LLMConfig) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.get_running_loop()
+        self.device: Device
+        self.transport: Transport
+        self.keeper: Keeper
+        self.copier: Copier
+        self.cache_manager: CacheManager
+        self.communicators: Communicators
+        self.inbox = Inbox()
+        self.turns: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
+        self.jobs: set[LayeredTransfer] = set()
+        self._owner = owner
+        self._config = config
+        self._links: dict[int, Link] = {}
+        self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
+        self._linked = anyio.Event()
+        self._attempts: dict[int, _Attempt] = {}
+        self._opening = 0
+        self._refusals: dict[int, str] = {}  # why the last attempt of ours at a cluster failed
+        self._group: anyio.abc.TaskGroup | None = None
+        self._listening: Listening | None = None
+        self._listenings: set[Listening] = set()
+        self._stopping = anyio.Event()
+        self._is_over = False
+        self.strangers = 0
+
+    # ---- life ----
+
+    async def run(self, started: asyncio.Future[None]) -> None:
+        """From opening to the end. What goes wrong while opening is raised; afterwards nothing is."""
+        async with AsyncExitStack() as stack:
+            self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
+            self.transport = open_transport(self._config.transport, self.device, self._config.local_comm_res or None)
+            stack.push_async_callback(self.transport.aclose)
+            self.keeper = Keeper(self.device, self.transport, self.spawn, self.cluster_id)
+            await self._open_pools()
+            self.copier = Copier(self.device)
+            stack.push_async_callback(self.copier.aclose)
+            self.cache_manager = CacheManager(self)
+            self.communicators = Communicators(self, self._config.link_total_time, self._key())
+            stack.callback(self._heartbeats.close)
+            address = self._config.listen_address
+            listening = None if address is None else await Listening.open(*address, self._key(), "init")
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            self._listen_on(listening)
+            started.set_result(None)
+            try:
+                await self._stopping.wait()
+                await self._part_from_all()
+            finally:  # also if something of ours fails: nobody may wait for what cannot come any more
+                self._end_all()
+            self._group.cancel_scope.cancel()
+        for job in list(self.jobs):  # those whose task never began
+            job.abandon()
+        self.keeper.end()
+
+    def _end_all(self) -> None:
+        """Nothing new begins from here on, and who waits for it is told."""
+        self._is_over = True
+        self._stopping.set()
+        self._linked.set()
+        self.inbox.close()
+        for job in list(self.jobs):
+            job.fail(LinkClosed("the cluster was finalized"))
+        for listening in list(self._listenings):
+            self.stop_listening(listening)
+
+    def start_job(self, job: LayeredTransfer) -> None:
+        """Start a layered transfer; it ends when we do, at the latest."""
+        tasks = Spawner(self._tasks())
+        self.jobs.add(job)
+        job.add_done_callback(self.jobs.discard)
+        job.start(tasks.start_soon)
+
+    async def _open_pools(self) -> None:
+        for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):
+            text = getattr(self._config, name)
+            if text:
+                await self.keeper.open_pool(placement, PoolConfig.parse(text, name))
+
+    async def _part_from_all(self) -> None:
+        self._linked.set()
+        for attempt in self._attempts.values():
+            attempt.scope.cancel()
+        for link in list(self._links.values()):
+            self.spawn(self._part, link)
+        with anyio.move_on_after(1.0):
+            while self._links:
+                await next(iter(self._links.values())).wait_closed()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def check_running(self) -> None:
+        """Raises LLMException: it is being finalized, or was. ForkError: this is a child of its process."""
+        self.check_process()
+        if self._stopping.is_set():
+            raise LLMException(
+                f"cluster {self.cluster_id} is finalized",
+                status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
+                hint="init() it again, and take its cache_manager anew",
+            )
+
+    def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
+        """Start a task that ends with the engine; False if that is over already."""
+        if self._group is None or self._is_over:
+            return False
+        Spawner(self._group).start_soon(call, *args)
+        return True
+
+    @property
+    def cluster_id(self) -> int:
+        return self._owner.cluster_id
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for one transfer."""
+        return self._config.sync_kv_timeout / 1000
+
+    @property
+    def one_sided(self) -> bool:
+        """Whoever wants bytes moves them; else the peer is asked to."""
+        return self._config.enable_remote_cache_accessible
+
+    def turn(self, cluster_id: int) -> AbstractContextManager[None]:
+        """Peers' requests go on beside everything else, unless ``turns`` says otherwise."""
+        return self.turns(cluster_id)
+
+    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
+        self.inbox.put(Notification(link.cluster_id, payload), taken)
+
+    # ---- peers that come to us ----
+
+    def _listen_on(self, fresh: Listening | None) -> None:
+        """From now on, and no more on the old one."""
+        old, self._listening = self._listening, fresh
+        if old is not None:
+            self.stop_listening(old)
+        if fresh is not None:
+            self._serve_on(fresh)
+
+    def _serve_on(self, listening: Listening) -> None:
+        self._listenings.add(listening)
+        self._tasks().start_soon(listening.serve, self._serve_client, self._tasks())
+
+    def stop_listening(self, listening: Listening) -> None:
+        self._listenings.discard(listening)
+        listening.close()
+
+    @property
+    def listen_address(self) -> tuple[str, int] | None:
+        """Where clients find us, with the real port."""
+        return None if self._listening is None else self._listening.address
+
+    async def listen_elsewhere(self, address: tuple[str, int] | None) -> None:
+        """Listen on this address from now on; None: do not listen.
+
+        Raises LLMException: the port cannot be had; the old one goes on."""
+        self._listen_on(None if address is None else await Listening.open(*address, self._key(), "switch_role"))
+
+    async def listen_for_members(self, host: str, key: bytes) -> Listening:
+        """Serve clients that have this key, on a port of their own, until :meth:`stop_listening`."""
+        listening = await Listening.open(host, 0, key, "link")
+        self._serve_on(listening)
+        return listening
+
+    async def _serve_client(self, sock: socket.socket, listening: Listening) -> None:
+        """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
+        stranger = _Stranger(self)
+        link: Link | None = None
+        try:
+            first: Message | None = None
+            with stranger.scope:
+                first = await hear_first(sock)
+                if not isinstance(first, PulseMessage):
+                    link = await self._welcome(sock, first, stranger, listening)
+            if stranger.scope.cancelled_caught:
+                raise LinkTimeout(f"the client did not {stranger.wanted}")
+            if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
+                stranger.is_known()
+                beating = self._heartbeats.claim(first)
+                await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
+        except LinkError as error:
+            logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
+        except Exception:
+            logger.exception("cluster %d: a client was not linked", self.cluster_id)
+        finally:
+            stranger.is_known()
+            if link is None:
+                sock.close()
+        if link is not None:
+            await self._serve(link)
+
+    async def _welcome(self, sock: socket.socket, first: Message, stranger: _Stranger, listening: Listening) -> Link:
+        """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
+        link = Link(Wire(await Connection.over(sock)), self.device, self.transport, self)
+        self._heartbeats.expect(link)
+        try:
+            handshake = Handshake("server", self._hello(listening.key), listening.key)
+            await self._make(link, handshake, first=first, stranger=stranger, listening=listening)
+            self._tasks()  # raises where no new link may begin
+            self._file(link)
+        finally:
+            self._heartbeats.forget(link)
+            if not link.is_filed:
+                await link.discard()
+        return link
+
+    async def _make(
+        self,
+        link: Link,
+        handshake: Handshake,
+        connect: Connect | None = None,
+        first: Message | None = None,
+        stranger: _Stranger | None = None,
+        listening: Listening | None = None,
+        bring: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """From the first word to a ready link, whose heartbeats are exchanged.
+
+        Raises LinkError: there is no link. The caller discards what there is of it.
+        """
+
+        def admit(peer: Hello) -> None:
+            self._admit(peer, handshake.side)
+            if stranger is not None:
+                stranger.is_known()
+
+        self._opening += 1
+        try:
+            await link.shake_hands(handshake, connect, first, admit, bring)
+            self._heartbeats.check(link)
+            if listening is not None and listening.is_over:
+                raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
+        finally:
+            self._opening -= 1
+
+    def _admit(self, peer: Hello, side: Side) -> None:
+        """Decide whether a peer may have a link with us now."""
+        old = self._links.get(peer.cluster_id)
+        if old is not None and old.is_ready and old.instance == peer.instance:
+            raise LinkError(
+                f"cluster {peer.cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
+        if len(self._links) + self._opening > MAX_LINKS:
+            raise LinkError(
+                f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
+            )
+        if side == "server" and peer.cluster_id in self._attempts and self.cluster_id < peer.cluster_id:
+            raise LinkError(
+                f"clusters {self.cluster_id} and {peer.cluster_id} link to each other at the same time: ours goes first",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+            )
+
+    def _file(self, link: Link) -> None:
+        """A link became ready. One that it replaces is dropped."""
+        old = self._links.get(link.cluster_id)
+        if old is not None:
+            self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+        self._links[link.cluster_id] = link
+        link.is_filed = True
+        self._linked.set()
+        self._linked = anyio.Event()
+        logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
+
+    async def _serve(self, link: Link) -> None:
+        """Until the link is over. Whatever goes wrong on it is its own affair."""
+        try:
+            await link.serve()
+        except Exception:
+            logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
+        finally:
+            if self._links.get(link.cluster_id) is link:
+                del self._links[link.cluster_id]
+                if link.failure is not None:
+                    self._refusals[link.cluster_id] = f"the last link ended: {link.failure.args[0]}"
+
+    def _tasks(self) -> anyio.abc.TaskGroup:
+        if self._group is None or self._stopping.is_set():
+            raise LinkClosed(f"cluster {self.cluster_id} is being finalized")
+        return self._group
+
+    # ---- peers that we go to ----
+
+    async def link(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None = None) -> None:
+        """Link to a peer that listens. ``key``: instead of the configured one.
+
+        Raises:
+            LinkError: no link was made.
+        """
+        existing = self._links.get(cluster_id)
+        if existing is not None and existing.is_ready:
+            raise LinkError(
+                f"cluster {cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
+        if cluster_id in self._attempts:
+            raise LinkError(
+                f"a link to cluster {cluster_id} is being made",
+                status_code=LLMStatusCode.LLM_PROCESSING_LINK,
+                hint="await wait_linked()",
+            )
+        attempt = _Attempt(anyio.current_time() + timeout)
+        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self._key())
+        self._attempts[cluster_id] = attempt
+        try:
+            await attempt.settled.wait()
+        except asyncio.CancelledError:
+            attempt.scope.cancel()
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN):
+                await attempt.settled.wait()
+            raise
+        if attempt.error is not None:
+            self._refusals[cluster_id] = f"the last attempt failed: {attempt.error.args[0]}"
+            raise attempt.error
+        self._refusals.pop(cluster_id, None)
+
+    async def _client(
+        self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt, key: bytes | None
+    ) -> None:
+        """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
+        link: Link | None = None
+        try:
+            with attempt.scope:
+                link = await self._ask(address, cluster_id, timeout, key)
+        except LinkError as error:
+            attempt.error = error
+        except Exception as error:
+            logger.exception("cluster %d: cluster %d was not linked", self.cluster_id, cluster_id)
+            attempt.error = LinkError(f"cluster {cluster_id} was not linked: {error!r}")
+        finally:
+            if link is None and attempt.error is None:  # out of time, or the engine stops
+                attempt.error = self._why_not(address, cluster_id, timeout)
+            self._attempts.pop(cluster_id, None)
+            attempt.settled.set()
+        if link is not None:
+            await self._serve(link)
+
+    async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+        link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
+        handshake = Handshake("client", self._hello(key), key, cluster_id)
+        connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
+
+        async def bring(token: str) -> None:
+            await self._heartbeats.bring(link, address, token, self._tasks())
+
+        try:
+            await self._make(link, handshake, connect, bring=bring)
+            self._file(link)
+        finally:
+            if not link.is_filed:
+                await link.discard()
+        return link
+
+    def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float) -> LinkError:
+        if self._stopping.is_set():
+            return LinkError(
+                f"cluster {self.cluster_id} is being finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+            )
+        return LinkTimeout(f"cluster {cluster_id} at {address[0]}:{address[1]} was not linked within {timeout} s")
+
+    async def _connect(self, address: tuple[str, int]) -> Connection:
+        try:
+            return await Connection.over(await connected(*address))
+        except OSError as error:
+            raise LinkError(
+                f"nobody can be reached at {address[0]}:{address[1]}: {error}",
+                hint="is the peer initialised, and listening there? LLMConfig(listen=...)",
+            ) from error
+
+    async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
+        """As often as ``link_retry_count`` says, each time with an equal share of the timeout."""
+        attempts = self._config.link_retry_count
+        for left in reversed(range(attempts)):
+            try:
+                await self.link(address, cluster_id, timeout / attempts)
+            except LinkError as error:
+                again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
+                if not left or not again or isinstance(error, AuthError):
+                    raise
+                logger.info("cluster %d tries again: %s", self.cluster_id, error)
+            else:
+                return
+
+    # ---- ends ----
+
+    async def unlink(self, cluster_id: int, timeout: float, force: bool) -> None:
+        """Raises LinkError: the peer did not agree; the link's local half is gone only with ``force``."""
+        link = self._links.get(cluster_id)
+        if link is None:
+            return
+        if force:
+            await link.abandon(LinkClosed(f"the link to cluster {cluster_id} was unlinked by force"))
+            return
+        try:
+            await link.disconnect("unlink_clusters", timeout)
+        except LinkTimeout:
+            raise
+        except LinkError as error:
+            raise LinkError(str(error.args[0]), status_code=LLMStatusCode.LLM_UNLINK_FAILED) from error
+
+    async def _part(self, link: Link) -> None:
+        try:
+            await link.disconnect("finalize", 1.0)
+        except LinkError as error:
+            logger.debug("cluster %d, finalizing: %s", self.cluster_id, error)
+
+    # ---- questions ----
+
+    def check_loop(self) -> None:
+        """Raises LLMException: this is not the event loop that everything here belongs to."""
+        if self.loop.is_closed():
+            raise LLMException(
+                f"the event loop on which cluster {self.cluster_id} was initialised is closed",
+                hint="init() and use it under one asyncio.run(), and finalize() before that ends",
+            )
+        running = _get_running_loop()
+        if running is not None and running is not self.loop:
+            raise LLMException(
+                f"cluster {self.cluster_id} belongs to another event loop", hint="use it where it was initialised"
+            )
+
+    def check_process(self) -> None:
+        """Raises ForkError: this is a child of the process in which the cluster was initialised."""
+        if self.pid != os.getpid():
+            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+
+    def check_here(self) -> None:
+        """Raises ForkError, LLMException: the caller is not on the event loop that everything here belongs to."""
+        self.check_process()
+        self.check_loop()
+        check_on_a_loop(f"cluster {self.cluster_id}")
+
+    def peek_link(self, cluster_id: int) -> Link | None:
+        return self._links.get(cluster_id)
+
+    def find_link(self, cluster_id: int) -> Link:
+        """Raises NotLinked: there is no such link. ForkError, LLMException: the caller is not on our event loop."""
+        self.check_here()
+        link = self._links.get(cluster_id)
+        if link is None:
+            refusal = self._refusals.get(cluster_id)
+            if refusal is not None:
+                raise NotLinked(
+                    f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint="link_clusters() again"
+                )
+            raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
+        return link
+
+    async def wait_parted(self) -> None:
+        """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
+        with anyio.move_on_after(PARTING):
+            for link in [link for link in self._links.values() if not link.is_ready]:
+                await link.wait_closed()
+
+    @property
+    def has_links(self) -> bool:
+        """There are links, or some are being made."""
+        return bool(self._links) or self._opening > 0
+
+    def statistics(self) -> list[LinkStatistics]:
+        return [link.counters.snapshot(link.cluster_id, link.state.value) for link in self._links.values()]
+
+    async def wait_linked(self, cluster_id: int) -> None:
+        """Raises NotLinked: the engine stops before there is such a link."""
+        while not (cluster_id in self._links and self._links[cluster_id].is_ready):
+            if self._stopping.is_set():
+                raise NotLinked(
+                    f"cluster {self.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+                )
+            await self._linked.wait()
+
+    def _hello(self, key: bytes | None) -> Hello:
+        end = self.transport.endpoint
+        names = EndpointInfo.model_fields
+        return Hello(
+            cluster_id=self.cluster_id,
+            role=self._owner.role.value,
+            instance=self._owner.instance,
+            nonce=secrets.token_hex(32),
+            one_sided=self._config.enable_remote_cache_accessible,
+            has_key=key is not None,
+            heartbeat=self._config.heartbeat_interval / 1000,
+            endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
+        )
+
+    def _key(self) -> bytes | None:
+        return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
+
+
+def check_on_a_loop(what: str) -> None:
+    """Raises LLMException: no event loop runs in this thread."""
+    if _get_running_loop() is None:
+        raise LLMException(
+            f"no event loop runs in this thread: {what} is used on the event loop on which it was initialised",
+            hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
+        )

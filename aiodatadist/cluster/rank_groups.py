@@ -1,0 +1,188 @@
+"""Links that all their members ask for at the same time, knowing nothing but a rank table: upstream's ``link``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import itertools
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, NotLinked, ParamInvalid
+from aiodatadist.transport.blob_exchange import meet, validate
+from aiodatadist.values.descriptors import RegisterMemStatus
+
+if TYPE_CHECKING:
+    from aiodatadist.cluster.engine import Engine
+    from aiodatadist.cluster.listener import Listening
+    from aiodatadist.link import Link
+
+logger = logging.getLogger(__name__)
+
+MAX_COMMUNICATORS = 512
+CONNECT_TIMEOUT = 120.0
+"""Seconds for a link where neither ``link_total_time`` nor ``HCCL_CONNECT_TIMEOUT`` says otherwise."""
+UNLINK = 3.0
+"""Seconds that a peer has for agreeing to the end of a link."""
+
+
+class _Card(BaseModel):
+    """What a member tells the others: where its listener is, and its part of the key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    cluster_id: int = Field(ge=0, lt=2**64)
+    host: str = Field(max_length=64)
+    port: int = Field(gt=0, lt=2**16)
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+@dataclass
+class _Communicator:
+    """One call of ``link``: links to all other members, and the listener through which half of them are made."""
+
+    listening: Listening
+    status: RegisterMemStatus = RegisterMemStatus.PREPARING
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    making: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    links: dict[int, Link] = field(default_factory=dict)
+
+
+class Communicators:
+    """The symmetric links of one cluster.
+
+    Members meet through HCCL itself and tell each other where they listen; of each pair the lower rank listens and the
+    higher one connects, and from there on a link is a link. Listeners use a fresh key that only the members know.
+    """
+
+    def __init__(self, engine: Engine, link_total_time: int, auth_key: bytes | None) -> None:
+        self._engine = engine
+        self._seconds = float(link_total_time or os.environ.get("HCCL_CONNECT_TIMEOUT", CONNECT_TIMEOUT))
+        self._auth_key = auth_key or b""
+        self._ids = itertools.count(1)
+        self._all: dict[int, _Communicator] = {}
+        self._one_at_a_time = anyio.Lock()
+
+    async def link(self, name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        """Meet all members; links are made from then on in the background. See ``LLMDataDist.link``."""
+        rank, ranks = validate(name, cluster_rank_info, rank_table, self._engine.cluster_id)
+        if len(self._all) >= MAX_COMMUNICATORS:
+            raise ParamInvalid(f"{len(self._all)} communicators: that is the limit, unlink one first")
+        async with self._one_at_a_time:
+            address = self._own_address(rank_table, rank)
+            secret = secrets.token_hex(32)
+            listening = await self._engine.listen_for_members(address, self._key(secret))
+            host, port = listening.address
+            card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
+            try:
+                blobs = await meet(
+                    self._engine.device,
+                    name,
+                    rank,
+                    sorted(ranks.values()),
+                    rank_table,
+                    card.model_dump_json().encode(),
+                    self._seconds,
+                )
+                cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
+            except BaseException:
+                self._engine.stop_listening(listening)
+                raise
+        number = next(self._ids)
+        communicator = self._all[number] = _Communicator(listening)
+        self._engine.spawn(lambda: self._link_all(communicator, rank, cards))
+        return number
+
+    def _own_address(self, rank_table: str, rank: int) -> str:
+        """Where to listen: on softnpu this machine only; else the host that the rank table gives for our device."""
+        if self._engine.device.runtime.is_soft:
+            return "127.0.0.1"
+        servers = json.loads(rank_table)["server_list"]
+        mine = next(s["server_id"] for s in servers for device in s["device"] if int(device["rank_id"]) == rank)
+        try:
+            return str(ipaddress.ip_address(mine))
+        except ValueError:
+            raise ParamInvalid(f"server_id of rank {rank} is {mine!r}: it has to be the host's address") from None
+
+    @staticmethod
+    def _read(blob: bytes, rank: int, ranks: dict[int, int]) -> _Card:
+        try:
+            card = _Card.model_validate_json(blob)
+        except ValidationError as error:
+            raise LinkError(f"rank {rank} sent a card that is not valid: {error.errors()[0]['msg']}") from None
+        if ranks.get(card.cluster_id) != rank:
+            raise LinkError(f"rank {rank} says that it is cluster {card.cluster_id}, which the rank info does not say")
+        return card
+
+    def _key(self, server_secret: str) -> bytes:
+        """For the links that a member listens for: its secret, and the clusters' own key if they have one."""
+        return hmac.new(bytes.fromhex(server_secret), b"aiodatadist member" + self._auth_key, hashlib.sha256).digest()
+
+    async def _link_all(self, communicator: _Communicator, rank: int, cards: dict[int, _Card]) -> None:
+        status = RegisterMemStatus.FAILED
+        try:
+            with communicator.making, anyio.fail_after(self._seconds):
+                async with anyio.create_task_group() as group:
+                    for other, card in cards.items():
+                        group.start_soon(self._link_one, communicator, card, other < rank)
+                status = RegisterMemStatus.OK
+        except (TimeoutError, LLMException, ExceptionGroup) as error:
+            logger.warning("cluster %d: a communicator failed: %s", self._engine.cluster_id, error)
+        finally:
+            communicator.status = status
+            communicator.settled.set()
+
+    async def _link_one(self, communicator: _Communicator, card: _Card, is_server: bool) -> None:
+        if is_server:
+            await self._connect(card)
+        else:
+            await self._engine.wait_linked(card.cluster_id)
+        communicator.links[card.cluster_id] = self._engine.find_link(card.cluster_id)
+
+    async def _connect(self, card: _Card) -> None:
+        try:
+            address = (card.host, card.port)
+            await self._engine.link(address, card.cluster_id, self._seconds, self._key(card.secret))
+        except LinkError as error:
+            if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
+                raise
+
+    def status(self, comm_id: int) -> RegisterMemStatus:
+        return self._find(comm_id).status
+
+    async def wait_settled(self, comm_id: int) -> RegisterMemStatus:
+        communicator = self._find(comm_id)
+        await communicator.settled.wait()
+        return communicator.status
+
+    def _find(self, comm_id: int) -> _Communicator:
+        communicator = self._all.get(comm_id)
+        if communicator is None:
+            raise NotLinked(f"there is no communicator {comm_id}", hint="link() gives the number")
+        return communicator
+
+    async def unlink(self, comm_id: int) -> None:
+        """End its links, and forget it whatever comes of that."""
+        communicator = self._find(comm_id)
+        del self._all[comm_id]
+        self._engine.stop_listening(communicator.listening)
+        communicator.making.cancel()
+        await communicator.settled.wait()
+        for cluster_id, link in communicator.links.items():
+            if link is self._engine.peek_link(cluster_id):  # else it was linked anew since
+                await self._unlink(cluster_id)
+
+    async def _unlink(self, cluster_id: int) -> None:
+        try:
+            await self._engine.unlink(cluster_id, UNLINK, force=False)
+        except LinkError as error:
+            logger.warning("cluster %d: %s", self._engine.cluster_id, error)
+            await self._engine.unlink(cluster_id, UNLINK, force=True)

@@ -1,0 +1,1 @@
+"""Waiting, written once: completions, residents of a loop, loop threads, queues."""

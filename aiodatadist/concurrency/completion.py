@@ -1,0 +1,179 @@
+"""What every transfer has, whoever carries it out: one end, figures, and people who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Self
+
+import anyio
+
+from aiodatadist.concurrency.loop_time import loop_time
+from aiodatadist.errors import LLMException, StuckError
+
+logger = logging.getLogger(__name__)
+
+
+class TransferState(Enum):
+    """``PENDING`` ends in exactly one of the others; ``STUCK`` means that its memory must never be used again."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STUCK = "stuck"
+
+
+class Outcome(ABC):
+    """Something under way that moves bytes. Await it with :meth:`wait`; or keep it, and ask.
+
+    Attributes:
+        state: see :class:`TransferState`.
+        error: why it failed, or None.
+        nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
+        queue_seconds, transfer_seconds: waiting behind others; running.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_dropped_as", "_waiters", "error", "nbytes", "queue_seconds", "ranges",
+                 "state", "transfer_seconds")  # fmt: skip
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._dropped_as: str | None = None
+        self.state = TransferState.PENDING
+        self.error: LLMException | None = None
+        self.nbytes = 0
+        self.ranges = 0
+        self.queue_seconds = 0.0
+        self.transfer_seconds = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self.state is not TransferState.PENDING
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.state is TransferState.CANCELLED
+
+    @property
+    @abstractmethod
+    def quiesce_seconds(self) -> float:
+        """How long after a cancellation it may take until no byte can land any more."""
+
+    @abstractmethod
+    def _cancel(self) -> bool:
+        """Ask whoever carries it out to stop."""
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call it on the loop when this ended; at once if it has."""
+        if self.is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> bool:
+        """Ask it to stop. Its memory belongs to the device until it is done. False if it is done already."""
+        return not self.is_done and self._cancel()
+
+    async def wait(self) -> None:
+        """Wait for the end. Where it is over already this suspends only if calls have held the loop for a millisecond.
+
+        Raises:
+            LLMException: it failed; the destination's contents are undefined, and no byte lands any more.
+            asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
+                returns only when no byte can land any more. A task that is cancelled just after the end gets it as well,
+                and ``state`` says what became of the transfer.
+        """
+        if self.state is TransferState.PENDING:
+            await self.join()
+        elif self.holds_loop():
+            await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        if self.state is TransferState.CANCELLED:
+            raise asyncio.CancelledError("the transfer was cancelled")
+
+    def holds_loop(self) -> bool:
+        """Calls have held the event loop for so long that awaiting this has to suspend, although it is done."""
+        return loop_time(asyncio.get_running_loop()).look()
+
+    async def join(self) -> None:
+        """Wait for the end, whatever it is; returns at once after it. Cancelling the waiting task cancels it, too."""
+        if self.state is TransferState.PENDING:
+            try:
+                await self._settled()
+            except asyncio.CancelledError:
+                self.cancel()
+                await self._quiesce()
+                raise
+
+    async def _settled(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def _quiesce(self) -> None:
+        """Wait until the device let go, whatever else is cancelled meanwhile."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self.quiesce_seconds):
+            while not self.is_done:
+                try:
+                    await self._settled()
+                except asyncio.CancelledError:
+                    if anyio.current_effective_deadline() <= anyio.current_time():
+                        break
+        if not self.is_done:
+            self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
+
+    def drop(self, name: str) -> None:
+        """The caller let go of it without asking what became of it: a failure is logged, now or when it comes."""
+        self._dropped_as = name
+        if self.is_done:
+            self._tell_of_failure(name)
+
+    def _tell_of_failure(self, name: str) -> None:
+        if self.error is not None:
+            logger.error("%s failed, and its exception was never retrieved: %s", name, self.error)
+
+    def replace_outcome(self, error: LLMException) -> None:
+        """For a done callback: tell a better-informed error instead, for instance that the peer died."""
+        self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
+        self.error = error
+
+    def _finish(self, state: TransferState, error: LLMException | None) -> None:
+        """Once; what comes later is ignored."""
+        if self.is_done:
+            return
+        self.state = state
+        self.error = error
+        self._let_go()
+        for callback in self._callbacks:  # before the waiters: a callback may know better what happened
+            try:
+                callback(self)
+            except Exception:  # its own affair: others wait for theirs
+                logger.exception("%s: a done callback failed", self._what())
+        self._callbacks.clear()
+        if self._dropped_as is not None:
+            self._tell_of_failure(self._dropped_as)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def results(self) -> list[tuple[TransferState, LLMException | None]]:
+        """State and error of each destination."""
+        return [(self.state, self.error)]
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """It ended: drop what it kept alive."""
+
+    @abstractmethod
+    def _what(self) -> str:
+        """What it is, for the log."""
+
+    def __repr__(self) -> str:
+        return f"<{self._what()} {self.state.value}>"

@@ -1,0 +1,1 @@
+"""Options of a cluster, and the rules of each."""

@@ -1,0 +1,366 @@
+"""Configuration: keyword arguments on one side, LLM-DataDist's option dictionary on the other."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes
+
+from aiodatadist.config import option_rules as rules
+from aiodatadist.config.option_rules import PoolConfig, bounded, optional
+from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
+from aiodatadist.values import checks
+
+__all__ = ["LLMConfig", "PoolConfig", "TransportName", "parse_address"]
+
+DEFAULT_SYNC_KV_TIMEOUT = 1000
+DEFAULT_LINK_TOTAL_TIME = 120
+DEFAULT_MEM_UTILIZATION = 0.95
+DEFAULT_HEARTBEAT_INTERVAL = 2000
+DEFAULT_HEARTBEAT_MISSES = 3
+
+TransportName = Literal["hccl", "loopback"]
+
+_UNSET: Final[Any] = object()
+
+
+def parse_address(text: str, name: str) -> tuple[str, int]:
+    """``"ip:port"``, or ``"[ipv6]:port"``; port 0 is any free one.
+
+    Raises:
+        ParamInvalid: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if in_brackets else host
+    try:
+        is_address = ipaddress.ip_address(host).version == (6 if in_brackets else 4)
+    except ValueError:
+        is_address = False
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
+    if not is_address or not is_port:
+        raise ParamInvalid(f"{name} is {text!r}: it has to be ip:port or [ipv6]:port with a port in [0, 65535]")
+    return host, int(port)
+
+
+class LLMConfig(BaseModel):
+    """Options of a :class:`~aiodatadist.LLMDataDist`. Each may be given to the constructor or set later.
+
+    Wrong types raise ``TypeError``, broken rules ``LLMException(LLM_PARAM_INVALID)``, integers outside the C type
+    ``ValueError``; nothing is changed then. None is "not set" wherever that is the default; so is an empty text,
+    but for ``local_comm_res``.
+
+    Attributes:
+        device_id: the device of this cluster.
+        listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. Also ``listen``.
+        sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
+        enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
+        link_total_time: seconds for setting up a channel where a call has no timeout of its own.
+        link_retry_count: attempts within that time.
+        local_comm_res: this device in a rank table, as JSON; needed on an NPU, ignored by softnpu.
+        mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host, as JSON with
+            ``memory_size`` in bytes and ``page_shift``.
+        rdma_traffic_class: 0 to 255, a multiple of 4. None: what the environment says.
+        rdma_service_level: 0 to 7. None: what the environment says.
+        transfer_backend: None or ``"hixl"``, which needs ``listen_ip_info`` and both modes on.
+        global_resource_config: JSON for that backend.
+        ge_options: further options of the engine; their keys begin with ``ge.``. A device named here becomes
+            ``device_id``, unless that was set.
+        enable_switch_role, mem_utilization, buf_pool_cfg, deploy_res_path, cluster_info, output_max_size: of the
+            KvCacheManager mode: checked and kept, and of no consequence in the other one. ``mem_utilization`` is a
+            share in [0, 1]; addresses in ``cluster_info`` are kept as integers.
+        transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
+        heartbeat_interval: milliseconds between two signs of life on a link, 10 to 600000.
+        heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
+        auth_key: secret that both ends prove to have. Needed for listening on anything but loopback addresses. It is in
+            no option dictionary.
+    """
+
+    model_config = ConfigDict(validate_assignment=True, extra="forbid")
+
+    device_id: Annotated[int, BeforeValidator(rules.device_id)] = 0
+    listen_ip_info: Annotated[str | None, optional(rules.text("listen_ip_info"))] = None
+    sync_kv_timeout: Annotated[int, BeforeValidator(rules.milliseconds)] = DEFAULT_SYNC_KV_TIMEOUT
+    enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = True
+    enable_remote_cache_accessible: Annotated[bool, rules.flag("enable_remote_cache_accessible")] = True
+    link_total_time: Annotated[int, BeforeValidator(bounded("link_total_time", 0, 2**32 - 1))] = 0
+    link_retry_count: Annotated[int, BeforeValidator(bounded("link_retry_count", 1, 100))] = 1
+    local_comm_res: Annotated[str | None, optional(rules.local_comm_res)] = None
+    mem_pool_cfg: Annotated[str | None, optional(rules.shaped("mem_pool_cfg", PoolConfig))] = None
+    host_mem_pool_cfg: Annotated[str | None, optional(rules.shaped("host_mem_pool_cfg", PoolConfig))] = None
+    rdma_traffic_class: Annotated[
+        int | None, optional(bounded("rdma_traffic_class", 0, 255, step=4, kind=checks.UINT32))
+    ] = None
+    rdma_service_level: Annotated[int | None, optional(bounded("rdma_service_level", 0, 7, kind=checks.UINT32))] = None
+    transfer_backend: Annotated[Literal["hixl"] | None, optional(rules.choice("transfer_backend", "hixl"))] = None
+    global_resource_config: Annotated[str | None, optional(rules.json_text("global_resource_config"))] = None
+    ge_options: Annotated[dict[str, str], BeforeValidator(rules.ge_options)] = Field(default_factory=dict)
+    enable_switch_role: Annotated[bool, rules.flag("enable_switch_role")] = False
+    mem_utilization: Annotated[float, BeforeValidator(rules.share("mem_utilization"))] = DEFAULT_MEM_UTILIZATION
+    buf_pool_cfg: Annotated[str | None, optional(rules.shaped("buf_pool_cfg", rules.BufferPoolConfig))] = None
+    deploy_res_path: Annotated[str | None, optional(rules.text("deploy_res_path"))] = None
+    cluster_info: Annotated[str | None, optional(rules.cluster_info)] = None
+    output_max_size: Annotated[int | None, optional(bounded("output_max_size", 0, 2**63 - 1))] = None
+    transport: Annotated[TransportName, BeforeValidator(rules.choice("transport", *get_args(TransportName)))] = "hccl"
+    heartbeat_interval: Annotated[int, BeforeValidator(bounded("heartbeat_interval", 10, 600_000))] = (
+        DEFAULT_HEARTBEAT_INTERVAL
+    )
+    heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
+    auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
+
+    def __init__(  # spelt out for type checkers: options may be given as more types than they are kept in
+        self,
+        *,
+        device_id: int | Sequence[int] = _UNSET,  # 0, but then ge_options may name another
+        listen_ip_info: str | None = None,
+        listen: str | None = None,
+        sync_kv_timeout: int | str = DEFAULT_SYNC_KV_TIMEOUT,
+        enable_cache_manager: bool = True,
+        enable_remote_cache_accessible: bool = True,
+        link_total_time: int = 0,
+        link_retry_count: int = 1,
+        local_comm_res: str | None = None,
+        mem_pool_cfg: str | None = None,
+        host_mem_pool_cfg: str | None = None,
+        rdma_traffic_class: int | None = None,
+        rdma_service_level: int | None = None,
+        transfer_backend: Literal["hixl"] | None = None,
+        global_resource_config: str | None = None,
+        ge_options: Mapping[str, str] | None = None,
+        enable_switch_role: bool = False,
+        mem_utilization: float = DEFAULT_MEM_UTILIZATION,
+        buf_pool_cfg: str | None = None,
+        deploy_res_path: str | None = None,
+        cluster_info: str | None = None,
+        output_max_size: int | None = None,
+        transport: TransportName = "hccl",
+        heartbeat_interval: int = DEFAULT_HEARTBEAT_INTERVAL,
+        heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
+        auth_key: bytes | str | SecretBytes | None = None,
+    ) -> None:
+        if listen is not None and listen_ip_info is not None:
+            raise ParamInvalid("listen and listen_ip_info are the same option: give one of them")
+        given = {name: value for name, value in locals().items() if name in LLMConfig.model_fields}
+        given["listen_ip_info"] = listen_ip_info if listen is None else listen
+        if device_id is _UNSET:
+            del given["device_id"]
+        super().__init__(**given)
+        self._adopt_device()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "ge_options":  # all that may be wrong with it is found before anything is changed
+            rules.take_device(rules.ge_options(value))
+        super().__setattr__(name, value)
+        if name == "ge_options":
+            self._adopt_device()
+
+    def _adopt_device(self) -> None:
+        """A device in ``ge_options`` moves to ``device_id``, unless that was set: what is explicit wins."""
+        device = rules.take_device(self.ge_options)
+        if device is not None and "device_id" not in self.model_fields_set:
+            self.__dict__["device_id"] = device  # checked, and still to be replaced by that of the next ge_options
+
+    @property
+    def listen(self) -> str | None:
+        """Another name of ``listen_ip_info``."""
+        return self.listen_ip_info
+
+    @listen.setter
+    def listen(self, value: str | None) -> None:
+        self.listen_ip_info = value
+
+    @property
+    def listen_address(self) -> tuple[str, int] | None:
+        """Where to listen.
+
+        Raises:
+            ParamInvalid: ``listen_ip_info`` is not an address, or a network address without ``auth_key``.
+        """
+        if not self.listen_ip_info:
+            return None
+        host, port = parse_address(self.listen_ip_info, "listen_ip_info")
+        if not ipaddress.ip_address(host).is_loopback and self.auth_key is None:
+            raise ParamInvalid(
+                f"listen_ip_info is {self.listen_ip_info!r}: listening on a network needs auth_key",
+                hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
+            )
+        return host, port
+
+    def check_mode(self) -> None:
+        """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
+
+        Raises:
+            ParamInvalid: ``local_comm_res`` or ``transfer_backend`` with a mode off, or that without ``listen_ip_info``.
+            FeatureNotEnabled: ``enable_cache_manager`` is off.
+        """
+        self._check_combination()
+        if not self.enable_cache_manager:
+            raise FeatureNotEnabled(
+                "the KvCacheManager mode (llm.EnableCacheManager = 0) is not available here",
+                hint="use aiodatadist.legacy.LLMDataDist, or switch enable_cache_manager on",
+            )
+
+    def _check_combination(self) -> None:
+        if self.local_comm_res is not None and not self.enable_cache_manager:
+            raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it has to be 1, or absent")
+        if self.transfer_backend is None:
+            return
+        for key, is_on in (
+            ("llm.EnableCacheManager", self.enable_cache_manager),
+            ("llm.EnableRemoteCacheAccessible", self.enable_remote_cache_accessible),
+        ):
+            if not is_on:
+                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it has to be 1, or absent")
+        if not self.listen_ip_info:
+            raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it has to be given")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The same as :meth:`generate_options`."""
+        return self.generate_options()
+
+    def gen_options(self) -> dict[str, str]:
+        """The older name of :meth:`generate_options`."""
+        return self.generate_options()
+
+    def generate_options(self) -> dict[str, str]:
+        """The option dictionary that ``LLMDataDist.init`` takes; a fresh one each time.
+
+        What is in ``ge_options`` comes first. Left out is what is not set, and what only this library knows or the
+        KvCacheManager mode may switch on, as long as it has its default. ``auth_key`` is never in it.
+        """
+        entries = dict(self.ge_options)
+        for option in _OPTIONS:
+            value = getattr(self, option.field)
+            is_default = value == LLMConfig.model_fields[option.field].default
+            if value is not None and not (option.is_quiet and is_default):
+                entries[option.key] = option.kind.write(value)
+        return entries
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """The configuration behind an option dictionary; keys are compared without case.
+
+        Options that are absent have their defaults, so that ``llm.LocalCommRes`` and ``llm.TransferBackend`` find both
+        modes on unless they were switched off. Keys that are not known and begin with ``ge.`` go to ``ge_options``.
+
+        Raises:
+            TypeError: not a dictionary of strings.
+            ValueError: an integer outside its C type.
+            ParamInvalid: an option that is not known or given twice, a value that breaks its rule, or options that do
+                not go together.
+        """
+        if not isinstance(options, Mapping):
+            raise TypeError(f"options is a {type(options).__name__}: it has to be a dict of str to str")
+        rules.count_options(options, "options")
+        values: dict[str, Any] = {}
+        spelling: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for key, text in options.items():
+            checks.instance(key, "option", str)
+            checks.instance(text, key, str)
+            option = _BY_KEY.get(key.lower())
+            if option is None:
+                others[_engine_key(key)] = text
+                continue
+            value, first = option.read(key, text), spelling.setdefault(option.field, key)
+            if first != key and values[option.field] != value:
+                raise ParamInvalid(f"option {key!r} is {text!r}: {first!r} is the same option with another value")
+            values[option.field] = value
+        config = cls(**values, ge_options=others)
+        config._check_combination()
+        return config
+
+
+# ---- the option dictionary ----
+
+
+class _Kind(NamedTuple):
+    """How the values of an option are written. ``read`` raises ValueError: not as ``rule`` says."""
+
+    read: Callable[[str], object]
+    write: Callable[[Any], str]
+    rule: str
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,20}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError(text)
+    return text == "1"
+
+
+_TEXT = _Kind(str, str, "text")
+_NUMBER = _Kind(_number, str, "a number")
+_SHARE = _Kind(float, repr, "a number with a decimal point")
+_SWITCH = _Kind(_switch, lambda value: str(int(value)), "'0' or '1'")
+
+
+class _Option(NamedTuple):
+    """An entry of the dictionary and the attribute it stands for. ``is_quiet``: it is not written at its default."""
+
+    key: str
+    field: str
+    kind: _Kind = _TEXT
+    is_quiet: bool = False
+
+    def read(self, key: str, text: str) -> object:
+        """The value that ``text`` stands for; ``key`` as the caller spelt it.
+
+        Raises:
+            ParamInvalid: it is not of this kind.
+        """
+        try:
+            return self.kind.read(text)
+        except ValueError:
+            raise ParamInvalid(f"option {key!r} is {text!r}: it has to be {self.kind.rule}") from None
+
+
+_OPTIONS: Final = (
+    _Option("ge.exec.deviceId", "device_id", _NUMBER),
+    _Option("ge.session_device_id", "device_id", _NUMBER),
+    _Option("llm.listenIpInfo", "listen_ip_info"),
+    _Option("llm.SyncKvCacheWaitTime", "sync_kv_timeout"),  # as text: its own rule is about digits
+    _Option("llm.EnableCacheManager", "enable_cache_manager", _SWITCH),
+    _Option("llm.EnableRemoteCacheAccessible", "enable_remote_cache_accessible", _SWITCH),
+    _Option("llm.LinkTotalTime", "link_total_time", _NUMBER),
+    _Option("llm.LinkRetryCount", "link_retry_count", _NUMBER),
+    _Option("llm.LocalCommRes", "local_comm_res"),
+    _Option("llm.MemPoolConfig", "mem_pool_cfg"),
+    _Option("llm.HostMemPoolConfig", "host_mem_pool_cfg"),
+    _Option("llm.RdmaTrafficClass", "rdma_traffic_class", _NUMBER),
+    _Option("llm.RdmaServiceLevel", "rdma_service_level", _NUMBER),
+    _Option("llm.TransferBackend", "transfer_backend"),
+    _Option("llm.GlobalResourceConfig", "global_resource_config"),
+    _Option("llm.EnableSwitchRole", "enable_switch_role", _SWITCH, is_quiet=True),
+    _Option("llm.MemoryUtilization", "mem_utilization", _SHARE),
+    _Option("llm.BufPoolCfg", "buf_pool_cfg"),
+    _Option("llm.deployResPath", "deploy_res_path"),
+    _Option("llm.ClusterInfo", "cluster_info"),
+    _Option("llm.OutputMaxSize", "output_max_size", _NUMBER),
+    _Option("aiodatadist.Transport", "transport", is_quiet=True),
+    _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _NUMBER, is_quiet=True),
+    _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
+)
+
+_BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _NUMBER))}
+
+
+def _engine_key(key: str) -> str:
+    """A key that stands for no attribute: the engine's own.
+
+    Raises:
+        ParamInvalid: it is not one of the engine's either.
+    """
+    if not key.lower().startswith("ge."):
+        known = ", ".join(sorted(option.key for option in _BY_KEY.values()))
+        raise ParamInvalid(f"option {key!r} is not known", hint=f"known are {known}, and all that begin with 'ge.'")
+    return key

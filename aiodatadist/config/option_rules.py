@@ -1,0 +1,376 @@
+"""The rules of single options: what :class:`~aiodatadist.LLMConfig` asks of a value before it keeps it.
+
+Every check returns the value as it is kept. ``TypeError``: a wrong type. ``ValueError``: an integer outside its C type.
+``ParamInvalid``: anything else, and the message names the value, the limit and the rule.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from reprlib import repr as shortened
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError, model_validator
+
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.values import checks
+
+MAX_LOCAL_COMM_RES: Final = 64 << 10
+"""Characters of ``local_comm_res``."""
+
+MAX_JSON: Final = 64 << 10
+"""Characters of other options that are JSON."""
+
+MAX_SHAPED: Final = 16 << 10
+"""Characters of those that describe a pool: whatever is wrong in there is found within milliseconds."""
+
+MAX_OPTIONS: Final = 1024
+"""Entries of an option dictionary, and of ``ge_options``."""
+
+MAX_PAGES: Final = 2**32 - 1
+"""A pool has fewer pages than this."""
+
+HUGE_PAGE: Final = 2 << 20
+"""Bytes: the size classes of ``buf_pool_cfg`` are made of these."""
+
+DEVICE_KEYS: Final = ("ge.exec.deviceid", "ge.session_device_id")
+"""Entries of ``ge_options``, in lower case, that say what ``device_id`` says."""
+
+Check = Callable[[Any], Any]
+
+
+def optional(check: Check) -> BeforeValidator:
+    """None is "not set"; everything else has to pass ``check``."""
+    return BeforeValidator(lambda value: None if value is None else check(value))
+
+
+# ---- numbers and words ----
+
+
+def device_id(value: Any) -> int:
+    """A device, or a list of exactly one: int32, at least 0."""
+    if isinstance(value, (list, tuple)):
+        checks.sequence(value, "device_id", int)
+        if len(value) != 1:
+            raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
+        value = value[0]
+    if checks.integer(value, "device_id", checks.INT32) < 0:
+        raise ParamInvalid(f"device_id is {value}: it has to be at least 0")
+    return int(value)
+
+
+def milliseconds(value: Any) -> int:
+    """``sync_kv_timeout``: int32 above 0, or its digits."""
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal()):
+            raise ParamInvalid(f"sync_kv_timeout is {value!r}: it has to be digits, in milliseconds")
+        value = int(value)
+    if checks.integer(value, "sync_kv_timeout", checks.INT32) <= 0:
+        raise ParamInvalid(f"sync_kv_timeout is {value}: it has to be above 0 milliseconds")
+    return int(value)
+
+
+def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None = None) -> Check:
+    """An int in [low, high], a multiple of ``step``, and before that within the C type ``kind``."""
+
+    def check(value: Any) -> int:
+        if not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be an int")
+        if kind is not None:
+            checks.integer(value, name, kind)
+        if not low <= value <= high:
+            raise ParamInvalid(f"{name} is {value}: it has to be in [{low}, {high}]")
+        if value % step:
+            raise ParamInvalid(f"{name} is {value}: it has to be a multiple of {step}")
+        return value
+
+    return check
+
+
+def share(name: str) -> Check:
+    """A float, or an int that stands for one, in [0, 1]."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (float, int)):
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be a float")
+        if not 0 <= value <= 1:  # false for a NaN, too
+            raise ParamInvalid(f"{name} is {value}: it has to be in [0.0, 1.0]")
+        return float(value)
+
+    return check
+
+
+def flag(name: str) -> BeforeValidator:
+    """A bool, and no other int."""
+    return BeforeValidator(lambda value: checks.instance(value, name, bool))
+
+
+def choice(name: str, *allowed: str) -> Check:
+    """One of these words."""
+
+    def check(value: Any) -> str:
+        if checks.instance(value, name, str) not in allowed:
+            raise ParamInvalid(f"{name} is {value!r}: there are {', '.join(allowed)}")
+        return str(value)
+
+    return check
+
+
+def text(name: str) -> Check:
+    """A str; an empty one is the same as none."""
+    return lambda value: checks.instance(value, name, str) or None
+
+
+def secret(value: Any) -> SecretBytes | None:
+    """``auth_key``: at least one byte. The messages never show the value."""
+    if value is None or isinstance(value, SecretBytes):
+        key = value
+    elif isinstance(value, (bytes, str)):
+        key = SecretBytes(value.encode() if isinstance(value, str) else value)
+    else:
+        raise TypeError(f"auth_key is of type {type(value).__name__}: it has to be bytes or str")
+    if key is not None and not key.get_secret_value():
+        raise ParamInvalid("auth_key is empty: a key has at least 1 byte; without authentication it is None")
+    return key
+
+
+# ---- options of the engine ----
+
+
+def ge_options(value: Any) -> dict[str, str]:
+    """A dict of str to str, copied; None is an empty one.
+
+    All keys begin with ``ge.``; what begins otherwise has an attribute of its own, or is not known. A device, and the
+    pool size ``ge.flowGraphMemMaxSize`` in bytes, are digits.
+    """
+    given = checks.instance({} if value is None else value, "ge_options", Mapping)
+    count_options(given, "ge_options")
+    entries = dict(given)
+    for key, entry in entries.items():
+        lower = checks.instance(key, "a key of ge_options", str).lower()
+        checks.instance(entry, f"ge_options[{key!r}]", str)
+        if not lower.startswith("ge."):
+            raise ParamInvalid(f"ge_options has {key!r}: its keys have to begin with 'ge.'", hint="set the attribute")
+        if lower == "ge.flowgraphmemmaxsize" and not (entry.isascii() and entry.isdecimal()):
+            raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be digits only, in bytes")
+        if lower in DEVICE_KEYS:
+            _device_digits(key, entry)
+    return entries
+
+
+def count_options(entries: Mapping[Any, Any], name: str) -> None:
+    """Raises ParamInvalid: these are too many."""
+    if len(entries) > MAX_OPTIONS:
+        raise ParamInvalid(f"{name} has {len(entries)} entries: the limit is {MAX_OPTIONS}")
+
+
+def take_device(entries: dict[str, str]) -> int | None:
+    """Remove the entries of ``ge_options`` that name a device, and return it.
+
+    Raises:
+        ParamInvalid: they name two.
+    """
+    named = {key: entry for key, entry in entries.items() if key.lower() in DEVICE_KEYS}
+    devices = {_device_digits(key, entry) for key, entry in named.items()}
+    if len(devices) > 1:
+        raise ParamInvalid(f"ge_options has {named}: exactly one device belongs to a process")
+    for key in named:
+        del entries[key]
+    return devices.pop() if devices else None
+
+
+def _device_digits(key: str, entry: str) -> int:
+    if not (entry.isascii() and entry.isdecimal() and len(entry) <= 10):
+        raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be the number of one device")
+    return device_id(int(entry))
+
+
+# ---- JSON ----
+
+
+def load(value: Any, name: str) -> Any:
+    """What a JSON text says, which has at most 64 Ki characters."""
+    text = characters(value, name, MAX_JSON)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ParamInvalid(f"{name} is not JSON: {error}") from None
+
+
+def characters(value: Any, name: str, limit: int) -> str:
+    """A text of at most so many characters."""
+    text = checks.instance(value, name, str)
+    if len(text) > limit:
+        raise ParamInvalid(f"{name} has {len(text)} characters: the limit is {limit}")
+    return text
+
+
+def json_text(name: str) -> Check:
+    """JSON of any shape, kept as it was given."""
+
+    def check(value: Any) -> str:
+        load(value, name)
+        return str(value)
+
+    return check
+
+
+def local_comm_res(value: Any) -> str:
+    """JSON of at most 64 Ki characters. Empty means "find the resources yourself", which is not the same as None."""
+    resource = characters(value, "local_comm_res", MAX_LOCAL_COMM_RES)
+    if resource:
+        load(resource, "local_comm_res")
+    return resource
+
+
+def cluster_info(value: Any) -> str | None:
+    """A JSON object whose ``listen_ip_info[].ip`` become integers: the four network bytes read little-endian.
+
+    An address that is an integer already stays, so that what this returns may be given to it again.
+    """
+    if checks.instance(value, "cluster_info", str) == "":
+        return None
+    cluster = load(value, "cluster_info")
+    if not isinstance(cluster, dict):
+        raise ParamInvalid(f"cluster_info is {shortened(cluster)}: it has to be a JSON object")
+    listeners = cluster.get("listen_ip_info", [])
+    if not isinstance(listeners, list):
+        raise ParamInvalid(f"cluster_info: listen_ip_info is {shortened(listeners)}: it has to be a list")
+    for i, listener in enumerate(listeners):
+        where = f"cluster_info: listen_ip_info[{i}]"
+        if not isinstance(listener, dict) or "ip" not in listener:
+            raise ParamInvalid(f"{where} is {shortened(listener)}: it has to be an object with an ip")
+        listener["ip"] = _ip_number(listener["ip"], f"{where}.ip")
+    return json.dumps(cluster)
+
+
+def _ip_number(ip: object, name: str) -> int:
+    if isinstance(ip, int) and not isinstance(ip, bool) and ip in checks.UINT32:
+        return ip
+    try:
+        return int.from_bytes(ipaddress.IPv4Address(ip if isinstance(ip, str) else "").packed, "little")
+    except ValueError:
+        raise ParamInvalid(f"{name} is {shortened(ip)}: it has to be an IPv4 address, or its uint32") from None
+
+
+class JsonOption(BaseModel):
+    """An option that is a JSON object of a known shape. Fields that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def parse(cls, value: str, name: str) -> Self:
+        """Read the option called ``name``.
+
+        Raises:
+            TypeError: not a str.
+            ParamInvalid: no JSON object of this shape, a value that breaks its rule, or more than 16 Ki characters.
+        """
+        text = characters(value, name, MAX_SHAPED)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ParamInvalid(f"{name}: {_first_problem(error)}") from None
+        except ParamInvalid as error:
+            raise ParamInvalid(f"{name}: {error.args[0]}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(map(str, problem["loc"])) or "the text"
+    if problem["type"] == "missing":
+        return f"{where} is missing: it has to be given"
+    if problem["type"] == "extra_forbidden":
+        return f"{where} is {shortened(problem['input'])}: there is no such field"
+    rule = problem["msg"].replace("Input should be", "it has to be")
+    return f"{where} is {shortened(problem['input'])}: {rule}"
+
+
+class PoolConfig(JsonOption):
+    """``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
+
+    Attributes:
+        memory_size: bytes of the pool, at least one page and fewer than 2**32 - 1 pages.
+        page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, and 64 KiB unless said otherwise.
+    """
+
+    memory_size: int = Field(gt=0, lt=2**64)
+    page_shift: int = Field(default=16, ge=10, lt=31)
+
+    @model_validator(mode="after")
+    def _count_pages(self) -> Self:
+        if self.pages == 0:
+            raise ParamInvalid(f"memory_size is {self.memory_size}: it has to be at least a page, {self.page} bytes")
+        if self.pages >= MAX_PAGES:
+            raise ParamInvalid(
+                f"memory_size is {self.memory_size}: these are {self.pages} pages of {self.page} bytes, "
+                f"there have to be fewer than {MAX_PAGES}"
+            )
+        return self
+
+    @property
+    def page(self) -> int:
+        """Bytes of a page."""
+        return 1 << self.page_shift
+
+    @property
+    def pages(self) -> int:
+        """Whole pages; what is left of ``memory_size`` is not used."""
+        return self.memory_size >> self.page_shift
+
+
+class BufferClass(JsonOption):
+    """A size class of ``buf_pool_cfg``; all three in bytes.
+
+    Attributes:
+        total_size: of the class: a multiple of 2 MiB and of ``blk_size``.
+        blk_size: the smallest allocation: a power of two, up to 2 MiB.
+        max_buf_size: the largest allocation: at least ``blk_size``, below ``total_size``.
+    """
+
+    total_size: int = Field(gt=0, le=0xFFFFFFFF, multiple_of=HUGE_PAGE)
+    blk_size: int = Field(gt=0, le=HUGE_PAGE)
+    max_buf_size: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        total, block, largest = self.total_size, self.blk_size, self.max_buf_size
+        if block & (block - 1):  # a power of two up to 2 MiB divides every total_size
+            raise ParamInvalid(f"blk_size is {block}: it has to be a power of two")
+        if largest < block:
+            raise ParamInvalid(f"max_buf_size is {largest}: it has to be at least blk_size, {block}")
+        if largest >= total:
+            raise ParamInvalid(f"max_buf_size is {largest}: it has to be below total_size, {total}")
+        return self
+
+
+class BufferPoolConfig(JsonOption):
+    """``buf_pool_cfg``: size classes in the order of ``max_buf_size``, or only the size of the whole pool in bytes."""
+
+    buf_cfg: Annotated[list[BufferClass] | None, Field(min_length=1, max_length=256)] = None
+    buf_pool_size: int | None = Field(default=None, gt=0, lt=2**64)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.buf_cfg is None and self.buf_pool_size is None:
+            raise ParamInvalid("buf_cfg is missing: it has to be given, or buf_pool_size")
+        sizes = [size.max_buf_size for size in self.buf_cfg or ()]
+        for i, (before, size) in enumerate(pairwise(sizes), 1):
+            if size <= before:
+                raise ParamInvalid(f"buf_cfg.{i}.max_buf_size is {size}: it has to be above that before it, {before}")
+        return self
+
+
+def shaped(name: str, shape: type[JsonOption]) -> Check:
+    """The JSON of ``shape``, kept as it was given; an empty text is the same as none."""
+
+    def check(value: Any) -> str | None:
+        if checks.instance(value, name, str) == "":
+            return None
+        shape.parse(value, name)
+        return str(value)
+
+    return check

@@ -1,0 +1,85 @@
+"""What ``async_save`` and ``async_load`` return: a transfer on another thread's loop, to be waited for from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Generator
+from typing import Any
+
+import anyio
+
+from aiodatadist.context_caching.ems.loop_thread import LoopThread
+from aiodatadist.context_caching.errors import EmsInternalError
+from aiodatadist.context_caching.results import CcResult
+from aiodatadist.context_caching.transfer.handle import QUIESCE, Transfer
+
+
+class CcFuture:
+    """A save or load under way. Dropping it leaks nothing."""
+
+    def __init__(self, thread: LoopThread, transfer: Transfer) -> None:
+        """On the thread's loop."""
+        self._thread = thread
+        self._transfer = transfer
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        transfer.add_done_callback(lambda _: self._ended.set_result(None))
+
+    def done(self) -> bool:
+        """It has ended, one way or another. Never waits. Raises EmsInternalError: in a child of the process that began it."""
+        self._thread.check_process()
+        return self._ended.done()
+
+    def cancel(self) -> None:
+        """Ask it to stop. Its memory is in use until it is done."""
+        self._thread.post(self._transfer.cancel)
+
+    def result(self) -> CcResult:
+        """Wait until it has ended. Interrupted, it is cancelled, and waited for all the same.
+
+        Raises:
+            EmsException: it failed, or was cancelled.
+            RuntimeError: called on the loop that carries it out, which would wait for itself.
+        """
+        if not self.done():
+            self._thread.check_may_wait()
+            try:
+                self._ended.result()
+            except BaseException:
+                self.stop()
+                raise
+        return self._outcome()
+
+    def stop(self) -> None:
+        """Cancel it, and wait until no byte can land any more."""
+        self.cancel()
+        concurrent.futures.wait([self._ended], QUIESCE)
+
+    def _outcome(self) -> CcResult:
+        try:
+            return self._transfer.result()
+        except asyncio.CancelledError:
+            raise EmsInternalError("the transfer was cancelled: by cancel(), or by Ems.shutdown()") from None
+
+    def __await__(self) -> Generator[Any, None, CcResult]:
+        yield from self._wait().__await__()
+        return self._outcome()
+
+    async def _wait(self) -> None:
+        """On any loop. Cancelled, it cancels the transfer, and goes on when that has ended."""
+        ended = asyncio.wrap_future(self._ended)
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError:
+            self.cancel()
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + QUIESCE):
+                while not ended.done():
+                    try:
+                        await asyncio.wait([ended])
+                    except asyncio.CancelledError:
+                        if anyio.current_effective_deadline() <= anyio.current_time():
+                            break
+            raise
+
+    def __repr__(self) -> str:
+        return f"<CcFuture {self._transfer!r}>"

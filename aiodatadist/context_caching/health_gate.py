@@ -1,0 +1,106 @@
+"""When to stop using a pool, and when to come back: pure arithmetic on times that it is told."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from aiodatadist.context_caching.checks import integer
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+
+
+@dataclass(frozen=True)
+class HealthRules:
+    """The numbers of a gate.
+
+    Attributes:
+        probe_every: seconds between two health checks while the pool is not used, and while it is.
+        successes: health checks in a row that have to be good before it is used again.
+        changes, window: so many changes from good to bad or back within so many seconds are allowed; a pool that changes more
+            often stays unused until fewer lie in the window.
+
+    Raises:
+        EmsInvalidArgument: a time is no finite number of seconds above 0, or a count no int of at least 1.
+    """
+
+    probe_every: float = 10.0
+    successes: int = 3
+    changes: int = 3
+    window: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_seconds(self.probe_every, "probe_every")
+        integer(self.successes, "successes", 1)
+        integer(self.changes, "changes", 1)
+        _check_seconds(self.window, "window")
+
+
+def _check_seconds(value: Any, name: str) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
+        shown = f"{reprlib.repr(value)} of type {type(value).__name__}"
+        raise EmsInvalidArgument(f"{name} is {shown}: it has to be a number of seconds above 0, and finite")
+
+
+class HealthGate:
+    """Open while the pool is used. Closed, every call counts as a miss at once, and nobody waits for a pool that is gone.
+
+    A gate counts what one cache finds out, so each cache needs one of its own. When its cache has ended, the next one may
+    have it, and goes on with what it knows.
+
+    Attributes:
+        rules: its numbers.
+        is_open: the pool may be used.
+
+    Raises:
+        EmsInvalidArgument: ``rules`` are no HealthRules.
+    """
+
+    def __init__(self, rules: HealthRules | None = None) -> None:
+        if rules is not None and not isinstance(rules, HealthRules):
+            raise EmsInvalidArgument(
+                f"rules is {reprlib.repr(rules)} of type {type(rules).__name__}: it has to be a HealthRules"
+            )
+        self.rules = HealthRules() if rules is None else rules
+        self.is_open = True
+        self._is_taken = False
+        self._good = 0
+        self._changes: deque[float] = deque()
+
+    def take(self) -> None:
+        """A cache uses it from now on. Raises EmsInvalidArgument: another one does."""
+        if self._is_taken:
+            raise EmsInvalidArgument("this gate belongs to another cache that is open: a cache needs a gate of its own")
+        self._is_taken = True
+
+    def give(self) -> None:
+        """The cache has ended."""
+        self._is_taken = False
+
+    def failed(self, now: float) -> None:
+        """A call or a health check failed. Times are of any one clock, in seconds."""
+        self._good = 0
+        if self.is_open:
+            self._change(now)
+
+    def probed(self, healthy: bool, now: float) -> None:
+        """A health check ended."""
+        if not healthy:
+            self.failed(now)
+            return
+        self._good += 1
+        if not self.is_open and self._good >= self.rules.successes and not self._is_flapping(now):
+            self._change(now)
+
+    def _is_flapping(self, now: float) -> bool:
+        while self._changes and self._changes[0] <= now - self.rules.window:
+            self._changes.popleft()
+        return len(self._changes) >= self.rules.changes
+
+    def _change(self, now: float) -> None:
+        self.is_open = not self.is_open
+        self._good = 0
+        self._changes.append(now)

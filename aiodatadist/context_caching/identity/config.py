@@ -1,0 +1,107 @@
+"""Who somebody is: the identity under which values are stored, and how a cache behaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from aiodatadist.context_caching import checks as rules
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+
+MIB: Final = 1 << 20
+_ACCESS_ID: Final = re.compile(r"[0-9a-z._-]{1,512}")
+_ACCESS_KEY: Final = re.compile(r"[0-9A-Za-z+/=]{32,256}")
+
+
+class KVCacheType(Enum):
+    """How keys and values are shared among heads. With ``MLA`` all ranks of a tensor-parallel group hold the same data."""
+
+    MHA = "MHA"
+    GQA = "GQA"
+    MQA = "MQA"
+    MLA = "MLA"
+
+
+@dataclass(frozen=True)
+class CcConfig:
+    """Identity of one rank for callers that bring their own keys (V0).
+
+    Attributes:
+        rank_id: global rank in the inference instance.
+        device_id: the device of this rank among those that this process sees. Only this is no part of a value's identity.
+        model_id: unique per model; 1 to 512 characters, no control characters.
+        tp_world_size, pp_world_size: tensor and pipeline parallel degree.
+
+    Raises:
+        EmsInvalidArgument: a field breaks its rule.
+    """
+
+    rank_id: int
+    device_id: int
+    model_id: str
+    tp_world_size: int = 1
+    pp_world_size: int = 1
+
+    def __post_init__(self) -> None:
+        rules.integer(self.rank_id, "rank_id", 0)
+        rules.integer(self.device_id, "device_id", 0)
+        rules.text(self.model_id, "model_id", 1, 512)
+        rules.integer(self.tp_world_size, "tp_world_size", 1)
+        rules.integer(self.pp_world_size, "pp_world_size", 1)
+
+
+@dataclass(frozen=True)
+class CcConfig_v1(CcConfig):  # noqa: N801 - EMS's name
+    """Identity of one rank whose keys are block hashes (V1). The hash is all that callers give, so the rest is here.
+
+    Attributes:
+        rank_in_tp_group, rank_in_pp_group: which shard of a block this rank has.
+        llm_engine: free text that keeps engines apart.
+        kvcache_type: with ``MLA`` there is one shard per tensor-parallel group.
+    """
+
+    rank_in_tp_group: int = 0
+    rank_in_pp_group: int = 0
+    llm_engine: str = "vllm"
+    kvcache_type: KVCacheType = KVCacheType.GQA
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rules.integer(self.rank_in_tp_group, "rank_in_tp_group", 0, self.tp_world_size - 1)
+        rules.integer(self.rank_in_pp_group, "rank_in_pp_group", 0, self.pp_world_size - 1)
+        rules.text(self.llm_engine, "llm_engine", 1, 512)
+        if not isinstance(self.kvcache_type, KVCacheType):
+            raise EmsInvalidArgument(f"kvcache_type is {self.kvcache_type!r}: it has to be a KVCacheType")
+
+
+@dataclass(frozen=True)
+class CcCacheConfig:
+    """How much host memory a cache may use.
+
+    Attributes:
+        read_cache_bytes: of the local read cache; 0: there is none, because host memory is the user's.
+        fill_on_read: values that were read from the pool go to the local read cache, too.
+        bytes_in_flight: host memory that all calls under way may hold together; those that want more wait.
+    """
+
+    read_cache_bytes: int = 0
+    fill_on_read: bool = True
+    bytes_in_flight: int = 256 * MIB
+
+    def __post_init__(self) -> None:
+        rules.integer(self.read_cache_bytes, "read_cache_bytes", 0)
+        rules.flag(self.fill_on_read, "fill_on_read")
+        rules.integer(self.bytes_in_flight, "bytes_in_flight", 1)
+
+
+def check_access(access_id: str | None, access_key: str | None) -> None:
+    """Raises EmsInvalidArgument: they are not what they may be. Neither is a secret of ours: see SECURITY.md on tenants."""
+    for value, name, form, rule in (
+        (access_id, "access_id", _ACCESS_ID, "1 to 512 digits, lower-case letters, '.', '-' and '_'"),
+        (access_key, "access_key", _ACCESS_KEY, "32 to 256 digits, letters, '+', '/' and '='"),
+    ):
+        if value is not None and (not isinstance(value, str) or not form.fullmatch(value)):
+            shown = repr(value) if name == "access_id" else "not shown"
+            raise EmsInvalidArgument(f"{name} ({shown}) has to be {rule}")

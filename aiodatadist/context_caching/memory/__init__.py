@@ -1,0 +1,1 @@
+"""The caller's side: where its KV cache is, slot by slot."""

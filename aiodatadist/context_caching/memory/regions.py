@@ -1,0 +1,345 @@
+"""Which bytes of the caller's memory each value is made of. Checked before anything starts, made into grids when they move.
+
+A call's values are those that have bytes: one per hash and layer group, or one per key of the caller's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import reprlib
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
+
+from aiodatadist.context_caching import checks as rules
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.memory.kv_layout import Group, Layout
+from aiodatadist.context_caching.memory.slots import Pieces, Runs, pieces
+from aiodatadist.context_caching.transfer.copies import PlacementsOf, Places, at_addresses
+from aiodatadist.device import first_unusable
+from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.grid import Grid
+
+
+class Memory(ABC):
+    """The caller's side of one call.
+
+    Attributes:
+        sizes: bytes of each value.
+        owners: which of the call's keys each value belongs to; ascending.
+    """
+
+    sizes: list[int]
+    owners: list[int]
+
+    @abstractmethod
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        """Find out where the bytes of these values are; once, before anything starts.
+
+        Raises:
+            EmsInvalidArgument: they are no memory of this process.
+        """
+
+    @abstractmethod
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
+        """Where the bytes of these values are; ``addresses`` says by value where it begins."""
+
+    @abstractmethod
+    def take(self, *, writes: bool) -> None:
+        """Use the memory from now on. Raises EmsInvalidArgument: another call does."""
+
+    @abstractmethod
+    def give(self) -> None:
+        """Nobody can touch it for this call any more."""
+
+
+# ---- hashes and slots ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one layer group holds of a call: so many tokens of each hash, and from which entry of ``runs`` on."""
+
+    group: Group
+    runs: Runs
+    tokens: list[int]
+    entries: list[int]
+    name: str
+
+
+class SlotMemory(Memory):
+    """Tokens in slots of the registered cache.
+
+    Attributes:
+        groups: the layer group of each value.
+    """
+
+    def __init__(self, shares: Sequence[_Share], count: int) -> None:
+        self._shares = shares
+        self.sizes, self.owners, self.groups = [], [], []
+        for i in range(count):
+            for g, share in enumerate(shares):
+                if share.tokens[i]:
+                    self.sizes.append(share.tokens[i] * share.group.token_bytes)
+                    self.owners.append(i)
+                    self.groups.append(g)
+
+    @classmethod
+    def of(cls, layout: Layout, slots: Any, offsets: Any, chunks: Any, count: int) -> Self:
+        """Said in one of the two ways.
+
+        Raises:
+            EmsInvalidArgument: said in both, in neither, or a rule is broken.
+        """
+        if chunks is not None:
+            if slots is not None or offsets is not None:
+                raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
+            return cls.chunked(layout, chunks, count)
+        if slots is None or offsets is None:
+            raise EmsInvalidArgument(
+                "slots (slot_mapping) or offsets are missing: give both, or chunks (chunk_descs) instead"
+            )
+        return cls.mapped(layout, slots, offsets, count)
+
+    @classmethod
+    def mapped(cls, layout: Layout, slots: Any, offsets: Any, count: int) -> Self:
+        """From a slot per token and a number of tokens per hash.
+
+        Raises:
+            EmsInvalidArgument: a rule is broken.
+        """
+        if len(layout.groups) != 1:
+            raise EmsInvalidArgument(
+                f"slots are given, but there are {len(layout.groups)} layer groups: use chunks, one list per group"
+            )
+        starts = rules.whole_numbers(rules.some(slots, "slots"), "slots")
+        tokens = rules.whole_numbers(rules.some(offsets, "offsets"), "offsets").tolist()
+        if len(tokens) != count:
+            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they have to be as many")
+        for i, number in enumerate(tokens):
+            if number < 1:
+                raise EmsInvalidArgument(f"offsets[{i}] is {number}: a hash has at least 1 token")
+        if sum(tokens) != len(starts):
+            raise EmsInvalidArgument(f"offsets add up to {sum(tokens)} tokens, but there are {len(starts)} slots")
+        runs, group = Runs(starts), layout.groups[0]
+        runs.check(group.slots, "slots")
+        entries = list(accumulate(tokens, initial=0))[:-1]
+        return cls([_Share(group, runs, tokens, entries, "slots")], count)
+
+    @classmethod
+    def chunked(cls, layout: Layout, chunks: Any, count: int) -> Self:
+        """From one run of slots per hash and layer group. A group that stores nothing for a hash has a run of length 0.
+
+        Raises:
+            EmsInvalidArgument: a rule is broken.
+        """
+        given = rules.some(chunks, "chunks")
+        if len(given) != len(layout.groups):
+            raise EmsInvalidArgument(
+                f"chunks has {len(given)} lists for {len(layout.groups)} layer groups: it has to have one list of "
+                "(start_slot, length) pairs for each, also if there is one group"
+            )
+        shares = []
+        for g, (group, pairs) in enumerate(zip(layout.groups, given, strict=True)):
+            name = f"chunks[{g}]"
+            runs = _runs_of(rules.some(pairs, name), count, name)
+            runs.check(group.slots, name)
+            tokens = runs.lengths.tolist() if runs.lengths is not None else []
+            shares.append(_Share(group, runs, tokens, list(range(count)), name))
+        return cls(shares, count)
+
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        """That was done when the cache was registered."""
+
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
+        found: list[Places] = []
+        for g, share in enumerate(self._shares):
+            wanted = {self.owners[v]: address for v, address in addresses.items() if self.groups[v] == g}
+            if wanted:
+                found.extend(_places_of(share, wanted))
+        return found
+
+    def take(self, *, writes: bool) -> None:
+        taken: list[_Share] = []
+        try:
+            for share in self._shares:
+                share.group.users.take(share.runs, share.name, writes=writes)
+                taken.append(share)
+        except EmsInvalidArgument:
+            for share in taken:
+                share.group.users.give(share.runs)
+            raise
+
+    def give(self) -> None:
+        for share in self._shares:
+            share.group.users.give(share.runs)
+
+
+def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
+    rule = "it has to be a list of (start_slot, length) pairs, one for each hash"
+    if not any(isinstance(pair, (tuple, list)) for pair in pairs):
+        raise EmsInvalidArgument(f"{name} is {reprlib.repr(pairs)} of type {type(pairs).__name__}: {rule}")
+    if len(pairs) != count:
+        raise EmsInvalidArgument(f"{name} has {len(pairs)} pairs for {count} hashes: {rule}")
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise EmsInvalidArgument(f"{name}[{i}] is {pair!r}: it has to be (start_slot, length)")
+    starts = rules.whole_numbers([pair[0] for pair in pairs], f"start slots of {name}")
+    lengths = rules.whole_numbers([pair[1] for pair in pairs], f"lengths of {name}")
+    for i, length in enumerate(lengths):
+        if length < 0:
+            raise EmsInvalidArgument(f"{name}[{i}] has the length {length}: it has to be at least 0")
+    return Runs(starts, lengths)
+
+
+def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[Places]:
+    """The grids of one layer group; ``wanted`` has the address of each hash's value."""
+    first, last = min(wanted), max(wanted)
+    tokens = share.tokens[first : last + 1]
+    addresses = [wanted.get(i, 0) for i in range(first, last + 1)]
+    cut: dict[int, list[Pieces]] = {}
+    found = []
+    for alike in share.group.alike:
+        nbytes = alike.token_bytes
+        if nbytes not in cut:
+            cut[nbytes] = pieces(share.runs, share.entries[first], tokens, addresses, nbytes)
+        for part in cut[nbytes]:
+            inside = array("Q", [part.tokens * before for before in alike.before])
+            size = part.run * nbytes
+            found.append(
+                Places(alike.placement, Grid(alike.addresses, inside, part.starts, part.places, nbytes, 1, size, size))
+            )
+    return found
+
+
+# ---- keys and buffers ----
+
+
+@dataclass(frozen=True)
+class KvBufferWrapper:
+    """One contiguous region of memory. Whoever gives an address keeps the memory alive, as long as a call uses it: an address
+    that is no memory when a call starts is an error, memory that goes away meanwhile ends the process.
+
+    Raises:
+        EmsInvalidArgument: the address or the length is not an int above 0.
+    """
+
+    data_ptr: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if callable(self.data_ptr):
+            raise EmsInvalidArgument("data_ptr is a function: call it, tensor.data_ptr()")
+        rules.integer(self.data_ptr, "data_ptr", 1)
+        rules.integer(self.length, "length", 1)
+        if self.data_ptr + self.length > 2**64:
+            raise EmsInvalidArgument(f"{self.length} bytes from {self.data_ptr:#x} leave the address space")
+
+    @classmethod
+    def from_buffer(cls, owner: Any) -> Self:
+        """The bytes of a writable buffer, which is kept alive as long as this is.
+
+        Raises:
+            EmsInvalidArgument: it is no buffer, read-only, empty or not contiguous, or its items are references.
+        """
+        address, length, keep = _bytes_of(owner, "the buffer")
+        made = cls(address, length)
+        object.__setattr__(made, "_keep", keep)
+        return made
+
+
+def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
+    if hasattr(owner, "dtype"):
+        rules.plain(owner, name)  # first: numpy shows no memory of some of these
+    try:
+        view = memoryview(owner)
+    except TypeError:
+        raise EmsInvalidArgument(
+            f"{name} is of type {type(owner).__name__}: it has to be a KvBufferWrapper or a writable buffer"
+        ) from None
+    rules.plain(view, name)
+    for is_wrong, what in (
+        (view.readonly, "read-only"),
+        (not view.c_contiguous, "not contiguous"),
+        (not view.nbytes, "empty"),
+    ):
+        if is_wrong:
+            raise EmsInvalidArgument(f"{name} is {what}: it has to be writable, contiguous and not empty")
+    return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view
+
+
+class _Region(NamedTuple):
+    """One of the caller's. Without an owner, which is kept alive, somebody gave an address, and that is all that is known."""
+
+    start: int
+    length: int
+    owner: object | None
+
+
+class BufferMemory(Memory):
+    """Regions of the caller's, one behind the other in the value. Nobody but the caller knows who else uses them."""
+
+    def __init__(self, buffers: Any, count: int) -> None:
+        """Raises EmsInvalidArgument: a rule is broken."""
+        given = rules.some(buffers, "buffers")
+        if len(given) != count:
+            raise EmsInvalidArgument(f"{len(given)} lists of buffers for {count} keys: they have to be as many")
+        self._regions = [self._read(inner, f"buffers[{i}]") for i, inner in enumerate(given)]
+        self._placements: list[list[Placement]] = []
+        self._writes = False
+        self.sizes = [sum(region.length for region in regions) for regions in self._regions]
+        self.owners = list(range(count))
+
+    def _read(self, inner: Any, name: str) -> list[_Region]:
+        regions = []
+        if not isinstance(inner, (list, tuple)):
+            raise EmsInvalidArgument(f"{name} is of type {type(inner).__name__}: it has to be a list of buffers")
+        for k, buffer in enumerate(rules.some(inner, name)):
+            if isinstance(buffer, KvBufferWrapper):
+                regions.append(_Region(buffer.data_ptr, buffer.length, getattr(buffer, "_keep", None)))
+            else:
+                regions.append(_Region(*_bytes_of(buffer, f"{name}[{k}]")))
+        return regions
+
+    def take(self, *, writes: bool) -> None:
+        """Nothing is known of others who use it."""
+        self._writes = writes
+
+    def give(self) -> None:
+        """See :meth:`take`."""
+
+    def look(self, values: range, placements_of: PlacementsOf) -> None:
+        regions = [(v, k, region) for v in values for k, region in enumerate(self._regions[v])]
+        placements = placements_of(region.start for _, _, region in regions)
+        found = iter(placements)
+        self._placements += [[next(found) or Placement.HOST for _ in self._regions[v]] for v in values]
+        doubtful = [
+            (v, k, region)
+            for (v, k, region), placement in zip(regions, placements, strict=True)
+            if placement is not Placement.DEVICE and region.owner is None
+        ]
+        starts, lengths = ([getattr(region, part) for _, _, region in doubtful] for part in ("start", "length"))
+        at = first_unusable(starts, lengths, writes=self._writes)
+        if at < len(doubtful):
+            v, k, region = doubtful[at]
+            raise EmsInvalidArgument(
+                f"buffers[{v}][{k}] is {region.length} bytes from {region.start:#x}: they have to be memory of this process "
+                f"that can be {'written' if self._writes else 'read'}"
+            )
+
+    def places(self, addresses: Mapping[int, int]) -> list[Places]:
+        alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
+        for v, address in addresses.items():
+            inside = address
+            for (start, length, _), placement in zip(self._regions[v], self._placements[v], strict=True):
+                local, remote = alike.setdefault((placement, length), ([], []))
+                local.append(start)
+                remote.append(inside)
+                inside += length
+        return [
+            Places(placement, at_addresses(local, remote, length))
+            for (placement, length), (local, remote) in alike.items()
+        ]

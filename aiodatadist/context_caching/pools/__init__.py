@@ -1,0 +1,1 @@
+"""Pools: the contract, how one is opened, and those that there are."""

@@ -1,0 +1,101 @@
+"""Memory that an engine may write to whenever it likes: one registered buffer, lent in pieces."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiodatadist.cache.pool import PagePool, PoolConfig
+from aiodatadist.context_caching.pools.lending import Turns, fitting
+from aiodatadist.errors import OutOfMemory
+
+PAGE_SHIFT: Final = 12
+
+
+class Piece:
+    """Memory for one value.
+
+    Attributes:
+        address, nbytes: where it is, and how long.
+    """
+
+    def __init__(self, arena: Arena, address: int, nbytes: int) -> None:
+        self._arena: Arena | None = arena
+        self.address = address
+        self.nbytes = nbytes
+
+    def view(self) -> memoryview:
+        """The bytes, writable. Raises ValueError: it was given back."""
+        if self._arena is None:
+            raise ValueError("this memory was put or released")
+        return self._arena.view(self.address, self.nbytes)
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.free(self.address)
+
+    def taken(self, arena: Arena) -> Piece:
+        """The same memory under another owner: for its present one it is released.
+
+        Raises:
+            ValueError: it was given back before, or is of another pool.
+        """
+        if self._arena is not arena:
+            raise ValueError("this stage is of another pool, or was put or released before")
+        self._arena = None
+        return Piece(arena, self.address, self.nbytes)
+
+
+class Arena:
+    """Anonymous memory of a fixed size. Pages that were never lent cost nothing.
+
+    Attributes:
+        address, nbytes: all of it. Its first page is nobody's: whoever wants a byte and not its value reads there.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        config = PoolConfig(memory_size=nbytes, page_shift=PAGE_SHIFT)
+        self._memory = mmap.mmap(-1, nbytes)
+        self._start: Any = ctypes.c_char.from_buffer(self._memory)
+        self.address = ctypes.addressof(self._start)
+        self.nbytes = nbytes
+        self._pages = PagePool("Mooncake stages", self.address, config)
+        self.scratch = self._pages.allocate(1)
+        self._turns = Turns()
+
+    @property
+    def room(self) -> int:
+        """Bytes that it lends."""
+        return self.nbytes - (1 << PAGE_SHIFT)
+
+    def fitting(self, sizes: Sequence[int]) -> list[bool]:
+        """Which of these, beginning with the first, it could lend at once if all of it were free."""
+        return fitting(sizes, self.room, self.room, 1 << PAGE_SHIFT)
+
+    async def lend(self, sizes: Sequence[int]) -> list[Piece]:
+        """All of them, when they are to be had. Cancelled: none."""
+
+        def attempt() -> list[Piece] | None:
+            pieces: list[Piece] = []
+            try:
+                for size in sizes:
+                    pieces.append(Piece(self, self._pages.allocate(size), size))
+            except OutOfMemory:
+                for piece in pieces:
+                    self._pages.free(piece.address)
+                return None
+            return pieces
+
+        return await self._turns.take(attempt)
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        at = address - self.address
+        return memoryview(self._memory)[at : at + nbytes]
+
+    def free(self, address: int) -> None:
+        self._pages.free(address)
+        self._turns.call()

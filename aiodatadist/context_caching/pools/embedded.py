@@ -1,0 +1,182 @@
+"""The embedded pool: values in memory of this process, and nothing else. It needs no server and never grows a network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+
+from aiodatadist.context_caching import checks as rules
+from aiodatadist.context_caching.pools.contract import (
+    Capabilities,
+    GetStatus,
+    KVPool,
+    NodeInfo,
+    PoolKey,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+    Stage,
+    Value,
+)
+from aiodatadist.context_caching.pools.lru_store import Lot, Shelf, in_pages
+
+AT_ONCE = 256
+"""Keys that are looked up without letting the event loop do something else."""
+
+
+class MemoryPool(KVPool):
+    """Bounded in bytes; the least recently used value gives way. Nothing is copied: stages and values are its own memory.
+
+    A value counts as used when it is stored or found by ``exists_many``, and until it is given back when it was read. One
+    that is lent is not evicted. Values take whole pages of 1 KiB. ``await MemoryPool.open(1 << 30)``, or ``async with`` that.
+
+    Attributes:
+        capacity: bytes.
+    """
+
+    capabilities = Capabilities("memory", in_process=True)
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.capacity = shelf.capacity
+        self._shelf = shelf
+        self._waiting: deque[anyio.Event] = deque()  # for room, in order
+        self._is_closed = False
+        shelf.on_room = self._call_next
+
+    @classmethod
+    async def open(cls, nbytes: int, *, device_id: int = 0) -> Self:
+        """A pool of so many bytes of the host, pinned where there is a device that wants that.
+
+        Raises:
+            EmsInvalidArgument: not at least 1 byte, more than this machine has, or no event loop here.
+            LLMException: there is no such device, or not so much memory just now.
+        """
+        rules.on_a_loop("a pool")
+        rules.integer(nbytes, "nbytes", 1)
+        return cls(await Shelf.open("memory pool", nbytes, device_id))
+
+    async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
+        """Waits only if it finds room for none of them because others have what there is; who comes first is served first."""
+        self._check_open()
+        if not sizes:
+            return []
+        for i, size in enumerate(sizes):
+            rules.integer(size, f"sizes[{i}]", 1)
+        if self._waiting or not (stages := self._find_room(sizes)):
+            stages = await self._wait_for_room(sizes, deadline)
+        return stages
+
+    def _find_room(self, sizes: Sequence[int]) -> list[Stage | None]:
+        """Room for some of them, or none for all for good; an empty list means: not now."""
+        stages: list[Stage | None] = [self._shelf.make_room(size) for size in sizes]
+        is_hopeless = all(size > self.capacity for size in sizes)
+        return stages if is_hopeless or any(stages) else []
+
+    async def _wait_for_room(self, sizes: Sequence[int], deadline: float) -> list[Stage | None]:
+        turn = anyio.Event()
+        self._waiting.append(turn)
+        try:
+            with anyio.CancelScope(deadline=deadline):
+                while True:
+                    await turn.wait()
+                    self._check_open()
+                    if stages := self._find_room(sizes):
+                        return stages
+                    turn = self._waiting[0] = anyio.Event()
+        finally:
+            self._waiting.remove(turn)
+            self._call_next()
+        raise PoolTimeout("the memory pool had no room in time: all of it is lent")
+
+    def _call_next(self) -> None:
+        if self._waiting:
+            self._waiting[0].set()
+
+    def keeps(self, sizes: Sequence[int]) -> int:
+        room = self.capacity
+        for i, size in enumerate(sizes):
+            if size <= self.capacity:
+                room -= in_pages(size)
+                if room < 0:
+                    return i
+        return len(sizes)
+
+    def why_no_room(self, nbytes: int) -> str:
+        if nbytes > self.capacity:
+            return f"the pool has {self.capacity} (bytes=)"
+        return f"the pool has {self.capacity} (bytes=), into which all that a call saves has to fit"
+
+    async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
+        self._check_open()
+        return [self._put(key, stage) for key, stage in zip(keys, stages, strict=True)]
+
+    def _put(self, key: PoolKey, stage: Stage) -> PutStatus:
+        if not isinstance(stage, Lot):
+            raise TypeError(f"{stage!r} is no stage of this pool")
+        return PutStatus.STORED if self._shelf.store(key, stage) else PutStatus.PRESENT
+
+    async def get_many(
+        self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float
+    ) -> list[Value | GetStatus]:
+        self._check_open()
+        return [self._get(key, size) for key, size in zip(keys, sizes, strict=True)]
+
+    def _get(self, key: PoolKey, size: int) -> Value | GetStatus:
+        loan = self._shelf.lend(key)
+        if loan is None:
+            return GetStatus.MISS
+        if loan.nbytes != size:
+            loan.release()
+            return GetStatus.WRONG_LENGTH
+        return loan
+
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+        """What is found counts as used now: that is all the protection there is, whatever ``lease_ms`` says."""
+        self._check_open()
+        found: list[bool] = []
+        for first in range(0, len(keys), AT_ONCE):
+            if first:
+                await anyio.lowlevel.checkpoint()
+            found += self._shelf.touch_all(keys[first : first + AT_ONCE])
+        return found
+
+    async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
+        self._check_open()
+        return sum(map(self._shelf.drop, keys))
+
+    async def nodes(self, *, deadline: float) -> list[NodeInfo]:
+        self._check_open()
+        return [NodeInfo("memory", self.capacity, self._shelf.used)]
+
+    async def healthy(self, *, deadline: float) -> bool:
+        return not self._is_closed
+
+    def __len__(self) -> int:
+        """Values in it now."""
+        return len(self._shelf)
+
+    @property
+    def evicted(self) -> int:
+        """Values that gave way to others so far."""
+        return self._shelf.evicted
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PoolUnreachable("this memory pool is closed")
+
+    async def aclose(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._call_next()
+        await self._shelf.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

@@ -1,0 +1,259 @@
+"""Values in one piece of host memory: bounded in bytes, the least recently used gives way, and what is lent stays.
+
+The memory is pinned memory of a device, which a stream can copy from and to; whoever stores and reads does it right there, so
+that nothing is copied inside. It is cut into pages: values of equal size find room as long as there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from aiodatadist.cache.pool import PagePool
+from aiodatadist.concurrency.blocking_calls import in_thread
+from aiodatadist.config.option_rules import MAX_PAGES, PoolConfig
+from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.pools.contract import PoolKey
+from aiodatadist.device import Device, Memory
+from aiodatadist.errors import OutOfMemory
+from aiodatadist.values.descriptors import Placement
+
+logger = logging.getLogger(__name__)
+
+PAGE_SHIFT = 10
+"""Values take whole pages of 1 KiB."""
+
+
+def in_pages(nbytes: int) -> int:
+    """Bytes of the whole pages that a value takes."""
+    return -(-nbytes >> PAGE_SHIFT) << PAGE_SHIFT
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Lot:
+    """Memory for one value, lent until it is stored or released: a ``Stage`` of the contract."""
+
+    __slots__ = ("_shelf", "address", "nbytes")
+
+    def __init__(self, shelf: Shelf, address: int, nbytes: int) -> None:
+        self._shelf: Shelf | None = shelf
+        self.address = address
+        self.nbytes = nbytes
+
+    def view(self) -> memoryview:
+        if self._shelf is None:
+            raise ValueError("this memory was stored or released")
+        return self._shelf.view(self.address, self.nbytes)
+
+    def release(self) -> None:
+        shelf = self._take()
+        if shelf is not None:
+            shelf.returned(self.address)
+
+    def _take(self) -> Shelf | None:
+        shelf, self._shelf = self._shelf, None
+        return shelf
+
+
+class _Entry:
+    __slots__ = ("address", "is_dropped", "nbytes", "pins")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.pins = 0
+        self.is_dropped = False
+
+
+class Loan:
+    """A stored value, pinned until it is released. A :class:`~aiodatadist.context_caching.pools.contract.Value`."""
+
+    __slots__ = ("_entry", "_key", "_shelf", "address", "nbytes")
+
+    def __init__(self, shelf: Shelf, key: PoolKey, entry: _Entry) -> None:
+        self._shelf: Shelf | None = shelf
+        self._key = key
+        self._entry = entry
+        self.address = entry.address
+        self.nbytes = entry.nbytes
+
+    def view(self) -> memoryview:
+        if self._shelf is None:
+            raise ValueError("this value was given back")
+        return self._shelf.view(self.address, self.nbytes).toreadonly()
+
+    def release(self) -> None:
+        shelf, self._shelf = self._shelf, None
+        if shelf is not None:
+            shelf.unpinned(self._key, self._entry)
+
+
+class Shelf:
+    """Belongs to the event loop it was opened on. None of its methods waits, apart from opening and closing.
+
+    Attributes:
+        capacity: bytes of the whole pages.
+        evicted: values that gave way to others.
+        on_room: called when memory came back, or a value may be evicted again.
+    """
+
+    def __init__(self, device: Device, memory: Memory, name: str, config: PoolConfig) -> None:
+        self.capacity = config.pages * config.page
+        self.evicted = 0
+        self.on_room: Callable[[], None] = lambda: None
+        self._device = device
+        self._memory = memory
+        self._name = name
+        self._pages = PagePool(name, memory.address, config)
+        self._entries: dict[PoolKey, _Entry] = {}
+        self._idle: OrderedDict[PoolKey, _Entry] = OrderedDict()  # nobody has them; the least recently used is first
+        self._lent = 0
+
+    @classmethod
+    async def open(cls, name: str, nbytes: int, device_id: int) -> Shelf:
+        """Take ``nbytes``, rounded up to pages, of the host.
+
+        Raises:
+            EmsInvalidArgument: this machine has not so much memory.
+            LLMException: there is no such device, or not so much memory just now.
+        """
+        most = min(machine_bytes(), (MAX_PAGES - 1) << PAGE_SHIFT)
+        if nbytes > most:
+            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: it has to have at most {most}, on this machine")
+        config = PoolConfig(memory_size=in_pages(nbytes), page_shift=PAGE_SHIFT)
+        device = await Device.open(device_id)
+        try:
+            memory = await in_thread(device.allocate, config.memory_size, Placement.HOST)
+        except BaseException:
+            await device.aclose()
+            raise
+        return cls(device, memory, name, config)
+
+    async def aclose(self) -> None:
+        """Give the memory back, unless somebody has some of it still: that is a leak then, and no crash."""
+        if self._lent:
+            logger.warning("%s: closed while %d values or stages are lent; its memory stays", self._name, self._lent)
+            self._memory.is_stuck = True
+        await self._device.aclose()
+
+    @property
+    def is_lent(self) -> bool:
+        """Somebody has a lot or a loan."""
+        return self._lent > 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of pages that are taken."""
+        return self.capacity - self._pages.usage().free
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: PoolKey) -> bool:
+        return key in self._entries
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        start = address - self._memory.address
+        return self._memory.view()[start : start + nbytes]
+
+    # ---- storing ----
+
+    def make_room(self, nbytes: int) -> Lot | None:
+        """Memory for a value; others are evicted for it. None: it is larger than all, or what is lent is in its way."""
+        if not 0 < nbytes <= self.capacity:
+            return None
+        while True:
+            try:
+                address = self._pages.allocate(nbytes)
+            except OutOfMemory:
+                if not self._idle:
+                    return None
+                self._evict()
+            else:
+                self._lent += 1
+                return Lot(self, address, nbytes)
+
+    def _evict(self) -> None:
+        key, entry = self._idle.popitem(last=False)
+        del self._entries[key]
+        self._pages.free(entry.address)
+        self.evicted += 1
+
+    def store(self, key: PoolKey, lot: Lot) -> bool:
+        """Keep a filled lot under a key; False, and it is given back, if there is a value already."""
+        if lot._shelf is not self:
+            raise ValueError("this memory is not lent by this pool, or was stored or released before")
+        if key in self._entries:
+            self.touch(key)
+            lot.release()
+            return False
+        lot._take()
+        self._lent -= 1
+        self._entries[key] = self._idle[key] = _Entry(lot.address, lot.nbytes)
+        self.on_room()
+        return True
+
+    def returned(self, address: int) -> None:
+        """A lot was not used."""
+        self._lent -= 1
+        self._pages.free(address)
+        self.on_room()
+
+    # ---- reading ----
+
+    def lend(self, key: PoolKey) -> Loan | None:
+        """A value, pinned; or None."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if not entry.pins:
+            del self._idle[key]
+        entry.pins += 1
+        self._lent += 1
+        return Loan(self, key, entry)
+
+    def unpinned(self, key: PoolKey, entry: _Entry) -> None:
+        """A loan came back. It counts as used until now."""
+        self._lent -= 1
+        entry.pins -= 1
+        if entry.pins:
+            return
+        if entry.is_dropped:
+            self._pages.free(entry.address)
+        else:
+            self._idle[key] = entry
+        self.on_room()
+
+    def touch(self, key: PoolKey) -> bool:
+        """Whether there is a value; if so it counts as used now."""
+        if key in self._idle:
+            self._idle.move_to_end(key)
+            return True
+        return key in self._entries
+
+    def touch_all(self, keys: Sequence[PoolKey]) -> list[bool]:
+        """The same of each, at the speed of C when all are there and nobody has them."""
+        try:
+            deque(map(self._idle.move_to_end, keys), 0)
+        except KeyError:
+            return list(map(self.touch, keys))
+        return [True] * len(keys)
+
+    def drop(self, key: PoolKey) -> bool:
+        """Forget a value; whether there was one. Those who have it keep it."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        if entry.pins:
+            entry.is_dropped = True
+        else:
+            del self._idle[key]
+            self._pages.free(entry.address)
+            self.on_room()
+        return True

@@ -1,0 +1,1 @@
+"""Mooncake Store as a pool."""

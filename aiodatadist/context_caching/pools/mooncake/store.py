@@ -1,0 +1,157 @@
+"""Mooncake's store object: one of a process, since its threads, ports and settings are the process's.
+
+Every pool that is opened in the process shares it; the last to be closed closes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from aiodatadist.context_caching.pools.contract import PoolUnreachable
+from aiodatadist.context_caching.pools.extras import how_to_install
+from aiodatadist.errors import ParamInvalid
+
+ENVIRONMENT: Final = {
+    "MC_TCP_STATUS_TIMEOUT_SEC": "3",  # a peer that hangs holds a call for 30 seconds otherwise
+    "MC_RPC_TIMEOUT_MS": "3000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
+    "MC_LOG_LEVEL": "ERROR",  # its log goes to our standard error
+}
+"""Set when Mooncake is loaded, where they are not set."""
+
+NODE_GONE: Final = -800
+NOT_FOUND: Final = -704
+NOT_READY: Final = -703
+MISSES: Final = frozenset({NOT_READY, NOT_FOUND, -707, -710, -712, NODE_GONE})
+OWNER_GONE: Final = MISSES - {NOT_READY, NOT_FOUND}
+"""Misses of keys that the master may go on listing."""
+NO_ROOM: Final = -200
+LOST_KEYS: Final = 1 << 16
+"""How many keys are remembered that could not be read."""
+WRONG_LENGTH: Final = -600
+NO_MASTER: Final = frozenset({-900, -901, -1010})
+
+
+class Settings(NamedTuple):
+    """What the store object of a process is set up with. ``segment``: bytes that this process lends to the pool."""
+
+    host: str
+    master: str
+    segment: int
+    protocol: str
+    device: str
+
+    def described(self, *names: str) -> str:
+        """Those with these names, as they are in words; all, if none is named."""
+        return ", ".join(
+            f"{name} {value!r}" for name, value in self._asdict().items() if name in (names or self._fields)
+        )
+
+
+def load() -> Any:
+    """Mooncake's module, with our defaults in the environment.
+
+    Raises:
+        ImportError: the message names the package that is missing.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module("mooncake.store")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"MooncakePool needs the package mooncake-transfer-engine-non-cuda, or another build of it ({error}): "
+            f"{how_to_install('mooncake')}"
+        ) from error
+    except ImportError as error:
+        library = str(error).partition(":")[0]
+        package = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}.get(
+            library
+        )
+        advice = f"apt-get install {package}" if package else "is this the build for this machine?"
+        raise ImportError(f"Mooncake cannot be loaded ({error}): {advice}") from error
+
+
+class Lost:
+    """Keys that are listed and cannot be read: each for some seconds, and no more than ``LOST_KEYS``, the last ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}  # the oldest first
+
+    def add(self, keys: Iterable[str]) -> None:
+        until = time.monotonic() + self._seconds
+        for key in keys:
+            self._until.pop(key, None)
+            self._until[key] = until
+        while len(self._until) > LOST_KEYS:
+            del self._until[next(iter(self._until))]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._until.pop(key, None)
+
+    def __contains__(self, key: str) -> bool:
+        return self._until.get(key, -math.inf) > time.monotonic()
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.store: Any = None
+        self.settings: Settings | None = None
+        self.users = 0
+
+
+_shared = _Shared()
+
+
+def borrow(settings: Settings) -> Any:
+    """The store object, set up. Blocks.
+
+    Raises:
+        ImportError: see :func:`load`.
+        ParamInvalid: another pool of this process has it with other settings.
+        PoolUnreachable: the master refuses.
+    """
+    with _shared.lock:
+        if _shared.store is None:
+            _shared.store, _shared.settings = _set_up(settings), settings
+        elif settings != _shared.settings:
+            theirs = _shared.settings or settings
+            names = [name for name in settings._fields if getattr(settings, name) != getattr(theirs, name)]
+            raise ParamInvalid(
+                f"this process has a Mooncake store with {theirs.described(*names)}, and there is only one: it cannot have "
+                f"{settings.described(*names)}, too"
+            )
+        _shared.users += 1
+        return _shared.store
+
+
+def _set_up(settings: Settings) -> Any:
+    store = load().MooncakeDistributedStore()
+    code = store.setup(
+        settings.host, "P2PHANDSHAKE", settings.segment, 0, settings.protocol, settings.device, settings.master
+    )
+    if code != 0:
+        store.close()
+        raise PoolUnreachable(
+            f"Mooncake's set-up failed with code {code} ({settings.described()}): start this process with "
+            "MC_LOG_LEVEL=INFO in its environment, and Mooncake says why on standard error"
+        )
+    return store
+
+
+def give_back() -> None:
+    """Blocks, about a second for the last user."""
+    with _shared.lock:
+        _shared.users -= 1
+        if _shared.users == 0:
+            store, _shared.store, _shared.settings = _shared.store, None, None
+            store.close()

@@ -1,0 +1,206 @@
+"""Blocking calls of an engine, in a few threads of our own.
+
+Such a call cannot be stopped. Whoever waits for it may give up, and it goes on: it keeps its thread, and the memory that it
+works on, until it returns. So that a peer which hangs does not get all threads, each has a share of them; and once all of a
+share are with calls that nobody waits for any more, further calls are refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+from aiodatadist.context_caching.pools.contract import PoolUnreachable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """All that this peer may have is taken by calls that hang."""
+
+
+@dataclass(eq=False)
+class _Share:
+    permits: anyio.Semaphore
+    abandoned: int = 0
+
+
+async def _until_done(future: asyncio.Future[Any], work: Callable[[], Awaitable[object]]) -> None:
+    """Await work, but no longer than until the future is done."""
+    with anyio.CancelScope() as scope:
+
+        def stop(_: object) -> None:
+            scope.cancel()
+
+        future.add_done_callback(stop)
+        try:
+            await work()
+        finally:
+            future.remove_done_callback(stop)
+
+
+class Calls:
+    """Threads for blocking calls. They start when they are first needed.
+
+    Args:
+        threads: how many at most.
+        share: how many of them are busy for one peer at most.
+    """
+
+    def __init__(self, threads: int, share: int) -> None:
+        self._limit = threads
+        self._share = share
+        self._permits = anyio.Semaphore(threads, fast_acquire=True)
+        self._shares: defaultdict[str, _Share] = defaultdict(lambda: _Share(anyio.Semaphore(share, fast_acquire=True)))
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ended = 0
+        self._all_ended = anyio.Event()
+        self._waiting: set[anyio.CancelScope] = set()
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self.running = 0
+        self.abandoned = 0
+
+    async def run(
+        self,
+        peer: str,
+        call: Callable[[], T],
+        over: Callable[[], object],
+        look: Callable[[], Awaitable[object]] | None = None,
+        every: float = 0.5,
+    ) -> T:
+        """What ``call`` returns or raises.
+
+        Args:
+            over: called once, on the event loop, when the call returned or was never made; perhaps after a cancelled wait.
+            look: awaited when the call has not returned for another ``every`` seconds. What it raises ends the wait.
+
+        Raises:
+            Refused: nothing was started.
+            PoolUnreachable: nor was it, because there are no threads any more.
+        """
+        share = self._shares[peer]
+        try:
+            if share.abandoned >= self._share or self.abandoned >= self._limit:
+                raise Refused(f"{share.abandoned} calls to {peer}, {self.abandoned} in all, hang in the engine")
+            await self._admit(share)
+        except BaseException:
+            over()
+            raise
+        future = self._start(call)
+        try:
+            while not (await asyncio.wait([future], timeout=every if look is not None else None))[0]:
+                assert look is not None
+                await _until_done(future, look)
+        except BaseException:  # cancelled, or the look has failed: the call goes on without us
+            if not future.done():
+                share.abandoned += 1
+                self.abandoned += 1
+                future.add_done_callback(lambda _: self._forgive(share))
+            raise
+        finally:
+            if future.done():
+                self._finish(share, future, over)
+            else:
+                future.add_done_callback(lambda done: self._finish(share, done, over))
+        return future.result()
+
+    async def _admit(self, share: _Share) -> None:
+        """Wait for a thread, and for the share's turn. Raises PoolUnreachable: closed, perhaps meanwhile."""
+        self._check_open()
+        with anyio.CancelScope() as wait:
+            self._waiting.add(wait)
+            try:
+                await share.permits.acquire()
+                try:
+                    await self._permits.acquire()
+                except BaseException:  # cancelled: by our caller, or because this closes
+                    share.permits.release()
+                    raise
+            finally:
+                self._waiting.discard(wait)
+        if self._is_closed and not wait.cancelled_caught:
+            share.permits.release()
+            self._permits.release()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PoolUnreachable("this pool is closed")
+
+    def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def job() -> None:
+            settle: Callable[..., None]
+            try:
+                settle, outcome = future.set_result, call()
+            except BaseException as error:
+                settle, outcome = future.set_exception, error  # type: ignore[assignment]
+            self._tell(settle, outcome)
+
+        self.running += 1
+        self._jobs.put(job)
+        if len(self._threads) < min(self._limit, self.running):
+            thread = threading.Thread(target=self._work, name="aiodatadist engine call", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def _forgive(self, share: _Share) -> None:
+        share.abandoned -= 1
+        self.abandoned -= 1
+
+    def _finish(self, share: _Share, future: asyncio.Future[Any], over: Callable[[], object]) -> None:
+        self.running -= 1
+        share.permits.release()
+        self._permits.release()
+        if (error := future.exception()) is not None:
+            logger.debug("a call of the engine raised %r", error)
+        over()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        self._tell(self._thread_ended)
+
+    def _tell(self, what: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            logger.debug("a call of the engine returned after its event loop")
+
+    def _thread_ended(self) -> None:
+        self._ended += 1
+        if self._ended == len(self._threads):
+            self._all_ended.set()
+
+    async def aclose(self, seconds: float) -> bool:
+        """End the threads: whether all ended within this time. Those whose calls hang end when these return.
+
+        What waits for a thread does not get one.
+        """
+        self._is_closed = True
+        for wait in list(self._waiting):
+            wait.cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        if self._threads:
+            with anyio.move_on_after(seconds, shield=True):
+                await self._all_ended.wait()
+            if not self._all_ended.is_set():
+                return False
+        for thread in self._threads:
+            thread.join()  # has said that it ends
+        return True

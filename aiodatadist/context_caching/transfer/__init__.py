@@ -1,0 +1,1 @@
+"""How values move between the caller's memory and a pool."""

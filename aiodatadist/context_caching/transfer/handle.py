@@ -1,0 +1,156 @@
+"""The handle of a save or load under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
+from collections.abc import Callable, Generator
+from typing import Any
+
+import anyio
+
+from aiodatadist.concurrency.in_callbacks import Event, Scope
+from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
+from aiodatadist.context_caching.results import CcResult
+from aiodatadist.device import give_way
+
+logger = logging.getLogger(__name__)
+
+QUIESCE = 6.0
+"""Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
+
+
+class Transfer:
+    """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
+
+    It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
+    whoever awaits it cancels it, and the cancellation is delivered only when it has ended. It belongs to the event loop it
+    was started on: to await or to cancel it on another one raises EmsInvalidArgument, and in a forked child EmsInternalError.
+
+    Attributes:
+        seconds: that the caller allowed for it, infinite without a limit.
+        scope: of the task that carries it out.
+        is_stuck: it has ended, but the device does not let go of the memory.
+        is_asked_to_stop: somebody cancelled it.
+    """
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.seconds = seconds
+        self.scope = Scope()
+        self.is_stuck = False
+        self.is_asked_to_stop = False
+        self.what = what
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._ended = Event()
+        self._result: CcResult | None = None
+        self._error: EmsException | None = None
+        self._callbacks: list[Callable[[Transfer], None]] = []
+
+    def __await__(self) -> Generator[Any, None, CcResult]:
+        self._check_loop()
+        yield from self._wait().__await__()
+        return self.result()
+
+    def done(self) -> bool:
+        """It has ended, one way or another."""
+        return self._ended.is_set()
+
+    def cancelled(self) -> bool:
+        return self.done() and self._result is None and self._error is None
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False if it has ended. Its memory is in use until it has: see :meth:`quiesced`."""
+        if self.done():
+            return False
+        self._check_loop()
+        self.is_asked_to_stop = True
+        self.scope.cancel()
+        return True
+
+    def result(self) -> CcResult:
+        """What was done.
+
+        Raises:
+            EmsTimeout, EmsIoError, EmsInternalError: it failed; ``partial`` says what was done.
+            asyncio.CancelledError: it was cancelled.
+            asyncio.InvalidStateError: it still runs.
+        """
+        if not self.done():
+            raise asyncio.InvalidStateError(f"{self!r} is not done")
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise asyncio.CancelledError(f"{self.what} was cancelled")
+        return self._result
+
+    async def quiesced(self) -> None:
+        """Wait, without raising for a failure, until its memory is the caller's again. Cancels nothing.
+
+        Raises:
+            EmsInternalError: the device never let go of it: the memory must not be used again.
+        """
+        self._check_loop()
+        await self._ended.wait()
+        if self.is_stuck:
+            raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
+
+    def _check_loop(self) -> None:
+        if self._pid != os.getpid():
+            raise EmsInternalError(f"{self.what} was started before a fork: start processes with spawn")
+        running = _get_running_loop()
+        if running is not self._loop:
+            where = "there is no event loop here" if running is None else "this is another event loop"
+            raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Call it on the loop when this has ended; at once if it has. What it raises is logged."""
+        if self.done():
+            self._tell(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def _tell(self, callback: Callable[[Transfer], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # its own affair: the cache and its other calls go on
+            logger.exception("%s: a done callback failed", self.what)
+
+    async def _wait(self) -> None:
+        if self.done():
+            await give_way()
+            return
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            await self._settle()
+            raise
+
+    async def _settle(self) -> None:
+        """Until it has ended, whatever else is cancelled meanwhile."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + QUIESCE):
+            while not self.done():
+                try:
+                    await self._ended.wait()
+                except asyncio.CancelledError:
+                    if anyio.current_effective_deadline() <= anyio.current_time():
+                        break
+
+    def finish(self, result: CcResult | None, error: EmsException | None) -> None:
+        """Once; neither means cancelled."""
+        if self.done():
+            return
+        self._result, self._error = result, error
+        if error is not None:
+            logger.warning("%s", error)
+        self._ended.set()
+        for callback in self._callbacks:
+            self._tell(callback)
+        self._callbacks.clear()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "cancelled" if self.cancelled() else "done"
+        return f"<Transfer {self.what} {state}>"

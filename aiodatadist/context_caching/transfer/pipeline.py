@@ -1,0 +1,503 @@
+"""Saving and loading, in waves: so many bytes of host memory at a time, whatever a call asks for.
+
+To save, the pool lends stages, the stream gathers the caller's bytes into them, and the pool takes them. To load, the pool
+lends values and the stream scatters them. An engine never sees the caller's memory: whatever it does after a deadline or a
+cancellation, it does to memory of the pool's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from aiodatadist.context_caching.memory.regions import Memory
+from aiodatadist.context_caching.pools.contract import (
+    GetStatus,
+    KVPool,
+    PoolKey,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+    Stage,
+    Value,
+)
+from aiodatadist.context_caching.pools.lru_store import Lot
+from aiodatadist.context_caching.results import CcResult, CcStatus
+from aiodatadist.context_caching.transfer.byte_budget import Budget
+from aiodatadist.context_caching.transfer.copies import Mover, Step, StreamName, copies
+from aiodatadist.context_caching.transfer.double_buffer import InTurn, some_behind
+from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
+from aiodatadist.context_caching.transfer.loans import Hold
+from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
+
+logger = logging.getLogger(__name__)
+
+WAVE = 32 << 20
+"""Bytes that a call handles at a time; a value that is larger goes alone."""
+FOREIGN_WAVE = 16 << 20
+"""The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
+WHOLE = 8 << 20
+"""Bytes of a call that go there in one wave, since more waves cost more than they hide. A larger call has two at least."""
+AT_ONCE = 512
+"""Values that the pool is asked for at a time."""
+DAMAGED = 65536
+"""Keys that are remembered at most because their values are damaged."""
+HEALTH = 1.0
+"""Seconds that a health check may take."""
+LATE = 0.02
+"""Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
+
+_PUT = {
+    PutStatus.STORED: CcStatus.OK,
+    PutStatus.PRESENT: CcStatus.OK,
+    PutStatus.REJECTED: CcStatus.REJECTED,
+    PutStatus.FAILED: CcStatus.IO_ERROR,
+}
+_PUT_COUNT = {PutStatus.PRESENT: "present", PutStatus.REJECTED: "rejected", PutStatus.FAILED: "failed"}
+_GOT = {
+    GetStatus.MISS: CcStatus.MISS,
+    GetStatus.WRONG_LENGTH: CcStatus.MISS,
+    GetStatus.FAILED: CcStatus.IO_ERROR,
+    GetStatus.NO_ROOM: CcStatus.REJECTED,
+}
+
+T = TypeVar("T")
+
+
+async def in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
+    """Raises PoolTimeout: it was not done a little after the deadline."""
+    with anyio.CancelScope(deadline=deadline + LATE):
+        return await work
+    raise PoolTimeout("not done by the deadline")
+
+
+@dataclass
+class _Found:
+    """What a wave found, from its first value without a gap.
+
+    Attributes:
+        hold: of all that was lent for it.
+        removals: from the local read cache, before it looked.
+        addresses: of the payloads.
+        remote: those of them that the pool lent.
+        is_damaged: they end before one that is.
+    """
+
+    hold: Hold
+    removals: int
+    addresses: dict[int, int] = field(default_factory=dict)
+    remote: dict[int, Value] = field(default_factory=dict)
+    is_damaged: bool = False
+
+    def end_before(self, value: int) -> None:
+        self.is_damaged = True
+        self.addresses = {v: address for v, address in self.addresses.items() if v < value}
+        self.remote = {v: lent for v, lent in self.remote.items() if v < value}
+
+
+@dataclass
+class Call:
+    """One save or load.
+
+    Attributes:
+        keys: of the values that have bytes.
+        memory: the caller's side of them.
+        total: keys of the caller's.
+        deadline: of all that waits for somebody, a time of the loop's clock.
+        copying: of the copies. Not limited where there is no time at all: what takes no waiting is done then.
+        write_local, local_only: the local read cache gets a copy of what is written; nothing else is read.
+        statuses: of each value, as far as known.
+        is_stuck: the device did not let go of its memory.
+    """
+
+    keys: list[PoolKey]
+    memory: Memory
+    total: int
+    deadline: float
+    copying: float = math.inf
+    write_local: bool = True
+    local_only: bool = False
+    is_stuck: bool = False
+    statuses: list[CcStatus | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.statuses = [None] * len(self.keys)
+
+    def result(self, unknown: CcStatus = CcStatus.SKIPPED) -> CcResult:
+        """By key of the caller's: the first thing that went wrong with one of its values. Without values all is well."""
+        details = [CcStatus.OK] * self.total
+        for owner, status in zip(self.memory.owners, self.statuses, strict=True):
+            if details[owner] is CcStatus.OK:
+                details[owner] = status or unknown
+        return CcResult.of(details)
+
+    def size(self, value: int) -> int:
+        return self.memory.sizes[value]
+
+
+class Work:
+    """What all calls of a cache share."""
+
+    def __init__(
+        self, pool: KVPool, local: LocalReadCache, mover: Mover, budget: Budget, *, fill_on_read: bool
+    ) -> None:
+        self.pool = pool
+        self.local = local
+        self.counts: Counter[str] = Counter()
+        self.budget = budget
+        self._mover = mover
+        self._fill_on_read = fill_on_read
+        self._is_here = pool.capabilities.in_process
+        self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
+        self._damaged: dict[PoolKey, None] = {}  # the oldest first
+
+    async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
+        """A question to the pool, by somebody whose own scope ends a little after the deadline. If that has passed already,
+        only what takes no waiting is done.
+
+        Raises:
+            PoolTimeout, PoolUnreachable: no answer; also for whatever else a pool raises.
+        """
+        try:
+            if anyio.current_time() < deadline:
+                return await question
+            with anyio.CancelScope(deadline=anyio.current_time() + LATE):
+                return await question
+        except (PoolTimeout, PoolUnreachable):
+            raise
+        except Exception as error:
+            logger.exception("the %s pool failed", self.pool.capabilities.name)
+            raise PoolUnreachable(f"the {self.pool.capabilities.name} pool raised {error!r}") from error
+        raise PoolTimeout(f"the {self.pool.capabilities.name} pool did not answer in time")
+
+    async def is_healthy(self) -> bool:
+        """The pool says so, within a second."""
+        deadline = anyio.current_time() + HEALTH
+        try:
+            return await in_time(self.ask(self.pool.healthy(deadline=deadline), deadline), deadline)
+        except (PoolTimeout, PoolUnreachable):
+            return False
+
+    # ---- saving ----
+
+    async def save(self, call: Call, beside: int = 0) -> None:
+        """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
+        there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
+        cannot keep together with the values before it is rejected: it would take their place, and without them nobody reads
+        it.
+
+        Args:
+            beside: bytes that have to find room, too.
+
+        Raises:
+            EmsInvalidArgument: an address is no memory. Nothing was started.
+            PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
+        """
+        await self._look(call)
+        sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
+        kept = self.pool.keeps([beside, *sizes]) - 1 if beside else self.pool.keeps(sizes)
+        wave_bytes = self._wave_bytes(call)
+        async with self._behind(call, wave_bytes) as behind:
+            for first in range(0, len(call.keys), AT_ONCE):
+                values = range(first, min(first + AT_ONCE, len(call.keys)))
+                absent = await self._absent(call, values)
+                self._reject(call, [v for v in absent if v >= kept])
+                waiting = deque(v for v in absent if v < kept)
+                while waiting:
+                    wave = self._take_wave(call, waiting, wave_bytes)
+                    is_alone = not behind.is_busy
+                    with ExitStack() as lent:
+                        await self._take_budget(call, wave, lent)
+                        stages, lots = await self._fill(call, wave, lent.enter_context(Hold()))
+                        await behind.done()
+                        if stages:
+                            put = partial(self._put, call, stages, lots, lent.pop_all())
+                            await behind.go_on(put, is_last=len(stages) == len(wave) and not waiting)
+                    if not stages and is_alone:
+                        self._reject(call, wave)
+                    elif len(stages) < len(wave):  # there may be room once all others have been put
+                        await behind.done()
+                        waiting.extendleft(v for v in reversed(wave) if v not in stages)
+        rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
+        if rejected:
+            logger.warning(
+                "no room in the %s pool for %d of %d values, the largest of %d bytes: %s",
+                self.pool.capabilities.name,
+                len(rejected),
+                len(sizes),
+                max(rejected),
+                self.pool.why_no_room(max(rejected)),
+            )
+
+    def _reject(self, call: Call, values: Sequence[int]) -> None:
+        for value in values:
+            call.statuses[value] = CcStatus.REJECTED
+        self.counts["rejected"] += len(values)
+
+    async def _absent(self, call: Call, values: Sequence[int]) -> list[int]:
+        """Those that are not there yet, or damaged."""
+        keys = [call.keys[v] for v in values]
+        present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
+        damaged = {key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._damaged}
+        if damaged:
+            self.local.remove(list(damaged))
+            await self.ask(self.pool.remove_many(list(damaged), deadline=call.deadline), call.deadline)
+            present = [is_there and key not in damaged for key, is_there in zip(keys, present, strict=True)]
+        absent: list[int] = []
+        for value, is_there in zip(values, present, strict=True):
+            if is_there:
+                call.statuses[value] = CcStatus.OK
+            else:
+                absent.append(value)
+                self._damaged.pop(call.keys[value], None)  # what is stored now is another value
+        self.counts["present"] += len(values) - len(absent)
+        return absent
+
+    async def _fill(self, call: Call, wave: list[int], hold: Hold) -> tuple[dict[int, Stage], dict[int, Lot]]:
+        """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none. And copies
+        for the local read cache, which may have them when the pool has."""
+        stages = await self._stages(call, wave, hold)
+        if not stages:
+            return {}, {}
+        addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
+        lots = self._local_room(call, addresses, hold) if call.write_local else {}
+        await self._move("save", call, [*self._gathered(call, addresses), *self._copied(call, addresses, lots)], hold)
+        await self.wrapping.seal([call.keys[v] for v in stages], list(stages.values()))
+        return stages, lots
+
+    async def _stages(self, call: Call, values: Sequence[int], hold: Hold) -> dict[int, Stage]:
+        sizes = [self._wire_size(call, v) for v in values]
+        stages = await self.ask(self.pool.stage(sizes, deadline=call.deadline), call.deadline)
+        return {v: hold.add(stage) for v, stage in zip(values, stages, strict=True) if stage is not None}
+
+    async def _put(self, call: Call, stages: Mapping[int, Stage], lots: Mapping[int, Lot], lent: ExitStack) -> None:
+        removals = self.local.removals
+        with lent:
+            put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
+            stored = set()
+            for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
+                call.statuses[value] = _PUT[status]
+                if status is PutStatus.STORED:
+                    stored.add(value)
+                    self.counts["saved"] += 1
+                    self.counts["saved_bytes"] += call.size(value)
+                else:
+                    self.counts[_PUT_COUNT[status]] += 1
+            if removals == self.local.removals:
+                self._keep_local(call, {v: lot for v, lot in lots.items() if v in stored})
+
+    # ---- loading ----
+
+    async def load(self, call: Call) -> None:
+        """Sets the statuses, up to the first value that is not there. Behind one that failed others may have landed.
+
+        Raises:
+            EmsInvalidArgument: an address is no memory. Nothing was started.
+            PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
+        """
+        await self._look(call)
+        waiting = deque(range(len(call.keys)))
+        before: _Found | None = None
+        wave_bytes = self._wave_bytes(call)
+        async with self._behind(call, wave_bytes) as behind:
+            while waiting:
+                await behind.room()
+                wave = self._take_wave(call, waiting, wave_bytes)
+                with ExitStack() as lent:
+                    await self._take_budget(call, wave, lent)
+                    found = await self._find(call, wave, lent.enter_context(Hold()))
+                    if not self._is_here:  # else two wait behind each other on the stream, and it never runs dry
+                        await behind.done()
+                    if before is not None and before.is_damaged:
+                        return
+                    before = found
+                    left = wave[len(found.addresses) :]
+                    is_last = call.statuses[left[0]] is not None if left else not waiting
+                    await behind.go_on(partial(self._land, call, found, lent.pop_all()), is_last=is_last)
+                if is_last:
+                    return
+                if left:  # the pool had no memory for them beside the others
+                    await behind.done()
+                    waiting.extendleft(reversed(left))
+
+    async def _find(self, call: Call, wave: list[int], hold: Hold) -> _Found:
+        found = _Found(hold, self.local.removals)
+        local: dict[int, int] = {}
+        for value in wave:
+            copy = self.local.find(call.keys[value], call.size(value))
+            if copy is not None:
+                local[value] = hold.add(copy).address
+        rest = [v for v in wave if v not in local]
+        remote: dict[int, Value] = {}
+        if call.local_only:
+            for value in rest:
+                call.statuses[value] = CcStatus.MISS
+            self.counts["missed"] += len(rest)
+        elif rest:
+            remote = await self._get(call, rest, hold)
+        for value in wave:
+            if value in local:
+                found.addresses[value] = local[value]
+            elif value in remote:
+                found.remote[value] = remote[value]
+                found.addresses[value] = remote[value].address + self.wrapping.nbytes
+            else:
+                break
+        return found
+
+    async def _get(self, call: Call, wanted: Sequence[int], hold: Hold) -> dict[int, Value]:
+        keys = [call.keys[v] for v in wanted]
+        sizes = [self._wire_size(call, v) for v in wanted]
+        answers = await self.ask(self.pool.get_many(keys, sizes, deadline=call.deadline), call.deadline)
+        values: dict[int, Value] = {}
+        for value, answer in zip(wanted, answers, strict=True):
+            if answer is GetStatus.NO_ROOM and value != wanted[0]:
+                continue
+            if isinstance(answer, GetStatus):
+                call.statuses[value] = _GOT[answer]
+                self.counts["failed" if answer is GetStatus.FAILED else "missed"] += 1
+            else:
+                values[value] = hold.add(answer)
+        return values
+
+    async def _land(self, call: Call, found: _Found, lent: ExitStack) -> None:
+        """Into the caller's memory, and what is new into the local read cache; up to the first that is damaged."""
+        with lent:
+            await self._prove(call, found)
+            fresh = {v: found.addresses[v] for v in found.remote}
+            lots = self._local_room(call, fresh, found.hold) if self._fill_on_read else {}
+            steps = [*self._scattered(call, found.addresses), *self._copied(call, fresh, lots)]
+            await self._move("load", call, steps, found.hold)
+            if found.removals == self.local.removals:
+                self._keep_local(call, lots)
+        for value in found.addresses:
+            call.statuses[value] = CcStatus.OK
+            self.counts["loaded_bytes"] += call.size(value)
+        self.counts["loaded"] += len(found.addresses)
+        self.counts["local"] += len(found.addresses) - len(fresh)
+
+    async def _prove(self, call: Call, found: _Found) -> None:
+        """Leave those before the first that is damaged."""
+        proven = await self.wrapping.proven([call.keys[v] for v in found.remote], list(found.remote.values()))
+        damaged = [v for v, is_proven in zip(found.remote, proven, strict=True) if not is_proven]
+        for value in damaged:
+            logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
+            call.statuses[value] = CcStatus.MISS
+            self._damaged[call.keys[value]] = None  # the next save replaces it
+            if len(self._damaged) > DAMAGED:
+                del self._damaged[next(iter(self._damaged))]
+        self.counts["missed"] += len(damaged)
+        self.counts["damaged"] += len(damaged)
+        if damaged:
+            found.end_before(damaged[0])
+
+    # ---- a few bytes of our own ----
+
+    async def read_note(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
+        """A small value, or None."""
+        header = self.wrapping.nbytes
+        with Hold() as hold:
+            (answer,) = await self.ask(self.pool.get_many([key], [nbytes + header], deadline=deadline), deadline)
+            if isinstance(answer, GetStatus):
+                return None
+            value = hold.add(answer)
+            if not all(await self.wrapping.proven([key], [value])):
+                return None
+            with value.view() as view:
+                return bytes(view[header:])
+
+    async def has_note(self, key: PoolKey, deadline: float) -> bool:
+        """Whether there is any."""
+        (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
+        return is_there
+
+    async def write_note(self, key: PoolKey, note: bytes, deadline: float) -> bool:
+        """Leave a small value in place of any other; whether it is there now."""
+        if await self.has_note(key, deadline):
+            if await self.read_note(key, len(note), deadline) == note:
+                return True
+            await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
+        header = self.wrapping.nbytes
+        with Hold() as hold:
+            (stage,) = await self.ask(self.pool.stage([len(note) + header], deadline=deadline), deadline)
+            if stage is None:
+                return False
+            hold.add(stage)
+            with stage.view() as view:
+                view[header:] = note
+            await self.wrapping.seal([key], [stage])
+            (status,) = await self.ask(self.pool.put_many([key], [stage], deadline=deadline), deadline)
+            return status is PutStatus.STORED
+
+    # ---- what both need ----
+
+    async def _look(self, call: Call) -> None:
+        placements_of = await self._mover.placements()
+        for first in range(0, len(call.keys), AT_ONCE):
+            if first:
+                await anyio.lowlevel.checkpoint()
+            call.memory.look(range(first, min(first + AT_ONCE, len(call.keys))), placements_of)
+
+    def _wave_bytes(self, call: Call) -> int:
+        """Payload of a wave, so that there is room for two, and something to do beside the first."""
+        most = WAVE if self._is_here else min(FOREIGN_WAVE, max(WHOLE, sum(call.memory.sizes) // 2))
+        return min(most, self.budget.limit // 2)
+
+    def _behind(self, call: Call, wave_bytes: int) -> AbstractAsyncContextManager[InTurn]:
+        """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
+        is_alone = sum(call.memory.sizes) <= wave_bytes or call.deadline <= anyio.current_time()
+        return nullcontext(InTurn()) if is_alone else some_behind()
+
+    def _take_wave(self, call: Call, waiting: deque[int], wave_bytes: int) -> list[int]:
+        wave = [waiting.popleft()]
+        payload, wire = call.size(wave[0]), self._wire_size(call, wave[0])
+        while waiting and len(wave) < AT_ONCE:
+            payload, wire = payload + call.size(waiting[0]), wire + self._wire_size(call, waiting[0])
+            if payload > wave_bytes or wire > self.budget.limit // 2:
+                break
+            wave.append(waiting.popleft())
+        return wave
+
+    def _wire_size(self, call: Call, value: int) -> int:
+        return call.size(value) + self.wrapping.nbytes
+
+    async def _take_budget(self, call: Call, wave: list[int], lent: ExitStack) -> None:
+        nbytes = sum(self._wire_size(call, value) for value in wave)
+        await self.budget.take(nbytes, call.deadline)
+        lent.callback(self.budget.give, nbytes)
+
+    @staticmethod
+    def _gathered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+        return [places.gathered() for places in call.memory.places(addresses)]
+
+    @staticmethod
+    def _scattered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+        return [places.scattered() for places in call.memory.places(addresses)]
+
+    async def _move(self, name: StreamName, call: Call, steps: Sequence[Step], hold: Hold) -> None:
+        try:
+            await self._mover.move(name, steps, call.copying, hold)
+        finally:
+            call.is_stuck |= hold.is_stuck
+
+    def _local_room(self, call: Call, addresses: Mapping[int, int], hold: Hold) -> dict[int, Lot]:
+        """Memory of the local read cache for those that it has not yet."""
+        lots = {v: self.local.make_room(call.keys[v], call.size(v)) for v in addresses}
+        return {v: hold.add(lot) for v, lot in lots.items() if lot is not None}
+
+    @staticmethod
+    def _copied(call: Call, addresses: Mapping[int, int], lots: Mapping[int, Lot]) -> list[Step]:
+        return copies([(lot.address, addresses[v], call.size(v)) for v, lot in lots.items()])
+
+    def _keep_local(self, call: Call, lots: Mapping[int, Lot]) -> None:
+        for value, lot in lots.items():
+            self.local.store(call.keys[value], lot)

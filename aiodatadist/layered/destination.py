@@ -1,0 +1,315 @@
+"""One destination of a layered transfer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from aiodatadist.cache.catalogue import RemoteCache
+from aiodatadist.cache.names import AddressKey
+from aiodatadist.cache.table import Entry
+from aiodatadist.device import Gate, Layering, Program, Transfer, TransferState
+from aiodatadist.errors import (
+    CacheNotFound,
+    ForkError,
+    InternalError,
+    LinkError,
+    LLMException,
+    TransferError,
+)
+from aiodatadist.layered.request import TENSORS, Wanted
+from aiodatadist.link.cost_model import group_size
+from aiodatadist.values.grid import Grid
+
+if TYPE_CHECKING:
+    from aiodatadist.link.channels import Way
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 2
+"""Portions of one destination on its stream at a time; layers that become ready meanwhile travel together."""
+
+
+class Part:
+    """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone.
+
+    Args:
+        index: the destination's place among all.
+        device_event: handle of the event behind a layer, if the device can wait for that.
+        seconds: for each layer to travel.
+        news: called when something has landed or ended.
+
+    Attributes:
+        layers: of the source.
+        group: how many of them are sent at a time, unless more are waiting.
+        landed: how many have, from the first on.
+        told: how many of those the transfer has made known.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        wanted: Wanted,
+        entry: Entry,
+        device_event: Callable[[int], int] | None,
+        seconds: float,
+        news: Callable[[Part], None],
+    ) -> None:
+        self.index = index
+        self.link = wanted.link
+        self.layers = wanted.layers
+        self.state = TransferState.PENDING
+        self.error: LLMException | None = None
+        self.group = 1
+        self.landed = 0
+        self.told = 0
+        self.nbytes = 0
+        self.ranges = 0
+        self.transfer_seconds = 0.0
+        self._device_event = device_event
+        self._wanted = wanted
+        self._entry = entry
+        self._seconds = seconds
+        self._news = news
+        self._remote: RemoteCache | None = None
+        self._grid: Grid | None = None
+        self._base = 0
+        self._ready = 0
+        self._sent = 0
+        self._transfers: dict[Transfer, int] = {}
+        self._gate: Gate | None = None
+        self._layering: Layering | None = None
+        self._is_watched = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is TransferState.PENDING
+
+    @property
+    def is_known(self) -> bool:
+        """The destination has been found, and is within reach."""
+        return self._grid is not None
+
+    @property
+    def cluster_id(self) -> int:
+        return self.link.cluster_id
+
+    # ---- the beginning ----
+
+    def prepare_at_once(self) -> bool:
+        """Whether the destination is known and within reach. What goes wrong ends this part."""
+        known = self.link.within_reach(self._entry, self._wanted.key)
+        if known is not None:
+            remote, slot, _ = known
+            try:
+                self._begin(remote, self._plan(remote, slot))
+            except LLMException as error:
+                self.fail(error)
+        return known is not None
+
+    async def prepare(self) -> None:
+        """Find the destination, and how to reach it. What goes wrong ends this part."""
+        errands, wanted = self.link.errands, self._wanted
+        try:
+            remote, _, grid = await self.link.while_it_lasts(
+                lambda: errands.locate(self._entry, wanted.key, self._plan, self._seconds)
+            )
+            self._begin(remote, grid)
+        except LLMException as error:
+            self.fail(error)
+
+    def _plan(self, remote: RemoteCache, slot: int) -> Grid:
+        self._base = self._first_layer(remote)
+        self._remote = remote  # who watches it hears also that it does not fit
+        return self._wanted.plan(remote, slot)
+
+    def _first_layer(self, remote: RemoteCache) -> int:
+        if self._wanted.first is None and isinstance(self._wanted.key, AddressKey):
+            return remote.tensor_at(self._wanted.key.address) // TENSORS
+        return self._wanted.first or 0
+
+    def _begin(self, remote: RemoteCache, grid: Grid) -> None:
+        if self.is_open:
+            self.link.check_ready()
+            self._grid = grid.mirrored()
+            self.link.arrivals.begin(self, remote.cache_id)
+
+    def choose_group(self, layer_seconds: float | None) -> None:
+        """How many layers to send at a time, as far as was measured on this link; ``layer_seconds``: to compute one."""
+        if self._grid is not None:
+            compute = None if layer_seconds is None else layer_seconds * len(self.layers)
+            self.group = group_size(len(self.layers), self._grid.total, compute, self.link.estimate.costs)
+
+    # ---- sending ----
+
+    @property
+    def unready(self) -> range:
+        """Layers that nobody has offered so far."""
+        return self.layers[self._ready :]
+
+    def offer(self, layer: int) -> None:
+        """This layer is ready, and all wanted ones before it."""
+        if self.is_open:
+            self._ready = layer - self.layers.start + 1
+            self._send()
+
+    def _send(self) -> None:
+        waiting = self._ready - self._sent
+        is_last = self._ready == len(self.layers)
+        if not waiting or len(self._transfers) >= AHEAD or (waiting < self.group and not is_last):
+            return
+        first, self._sent = self._sent, self._ready
+        started = perf_counter()
+        self._try(lambda: self._launch(first, self._ready))
+        self.link.estimate.add_interference(perf_counter() - started)
+
+    def _try(self, launch: Callable[[], None]) -> None:
+        """What goes wrong ends this part; after a fork it is the caller's."""
+        try:
+            launch()
+        except ForkError:
+            raise
+        except LLMException as error:
+            self.fail(error)
+        except Exception as error:  # a device event of somebody else's
+            logger.exception("layered transfer to cluster %d", self.cluster_id)
+            failure = InternalError(repr(error))
+            failure.__cause__ = error
+            self.fail(failure)
+
+    def _launch(self, first: int, stop: int) -> None:
+        way, remote, grid = self._usable()
+        program = Program()
+        if self._device_event is not None:
+            program.wait_number(self._device_event(self.layers.start + stop - 1))
+        way.channel.add_put(program, _layers_of(grid, first, stop))
+        seconds = self._seconds * (stop - first)
+        transfer = self.link.launch(program, "put", way, self._entry, remote, seconds, "layers")
+        self._transfers[transfer] = stop
+        transfer.add_done_callback(self._ended)
+
+    def _usable(self) -> tuple[Way, RemoteCache, Grid]:
+        self.link.check_ready()
+        remote, grid = self._remote, self._grid
+        if remote is None or grid is None or remote.is_withdrawn:
+            raise CacheNotFound("the peer took the destination back while it was being filled")
+        way = self.link.ways.find(self._entry.epoch, remote.epoch)
+        if way is None:
+            raise InternalError("the channel got older")
+        return way, remote, grid
+
+    def launch_gated(self, gate: Gate, seconds: float) -> None:
+        """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
+        self._gate = gate
+        self._try(lambda: self._launch_gated(gate, seconds))
+
+    def _launch_gated(self, gate: Gate, seconds: float) -> None:
+        way, remote, grid = self._usable()
+        program, count = Program(), len(self.layers)
+        layering = Layering(count, TENSORS, self.group, gate.notifies)
+        way.channel.add_put(program, grid, layering)
+        limit = (seconds + self._seconds) * self.group
+        stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
+        transfer = self.link.launch(program, "put", way, self._entry, remote, limit, stream)
+        self._layering = layering
+        self._sent = count
+        self._transfers[transfer] = count
+        if self._is_watched or self.link.arrivals.is_watched(remote.cache_id):
+            self.watch()
+        transfer.add_done_callback(self._ended)
+
+    def watch(self) -> None:
+        """From now on each layer is news when it lands, not only the last."""
+        self._is_watched = True
+        if self._layering is not None:
+            for transfer in self._transfers:
+                self._arrived(transfer.watch(self._arrived))
+
+    def landed_at(self, layer: int, heard: float) -> float:
+        """When a layer, counted from our first, was known to have landed; ``heard``: when the loop was told."""
+        return heard if self._layering is None else self._layering.landed_ns[layer] / 1e9
+
+    # ---- what becomes of it ----
+
+    def _ended(self, transfer: Transfer) -> None:
+        stop = self._transfers.pop(transfer)
+        self.nbytes += transfer.nbytes
+        self.ranges += transfer.ranges
+        self.transfer_seconds += transfer.transfer_seconds
+        if transfer.state is TransferState.DONE:
+            self._arrived(stop)
+            if self.is_open:
+                self._send()
+        else:
+            self._close(transfer.state, transfer.error)
+        self._news(self)
+
+    def _arrived(self, landed: int) -> None:
+        if (
+            landed <= self.landed or self._remote is None or not self.is_open
+        ):  # a portion behind one that failed says nothing
+            return
+        first, self.landed = self.landed, landed
+        self.link.arrivals.tell(self._remote.cache_id, self._base + first, self._base + landed)
+        self._news(self)
+        if landed == len(self.layers):
+            self._close(TransferState.DONE, None)
+
+    def on_watched(self) -> list[tuple[int, int]]:
+        told = self.landed
+        self.watch()
+        return [(self._base, self._base + told)] if told else []
+
+    def on_link_ended(self, failure: LinkError) -> None:
+        """What is on the device and waits for nobody may end well; the rest cannot be sent."""
+        if self._sent < len(self.layers) or (self._gate is not None and self._gate.is_shut):
+            self.fail(failure)
+
+    def fail(self, error: LLMException) -> None:
+        """It cannot go on. What is on the device is stopped."""
+        own = type(error)(*error.args, status_code=error.status_code, hint=error.hint)  # others may fail with the same
+        own.__cause__ = error.__cause__
+        self._close(TransferState.FAILED, own)
+
+    def cancel(self) -> None:
+        self._close(TransferState.CANCELLED, None)
+
+    def _close(self, state: TransferState, error: LLMException | None) -> None:
+        if self._layering is not None and state is not TransferState.DONE:
+            self._arrived(self._layering.landed)  # nobody may have watched
+        if not self.is_open:
+            return
+        self.state, self.error = state, error
+        if error is not None:
+            error.peer = self.cluster_id
+        if self._remote is not None:
+            self.link.arrivals.finish(self)
+            if state is not TransferState.DONE:
+                failure = error or TransferError("the transfer was cancelled")
+                self.link.arrivals.tell(self._remote.cache_id, 0, 0, failure)
+        if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
+            for transfer in list(self._transfers):
+                transfer.cancel()
+        self._news(self)
+
+    @property
+    def is_quiet(self) -> bool:
+        """It ended, and the device let go."""
+        return not self.is_open and not self._transfers
+
+    def give_back_gate(self) -> None:
+        """It is quiet: nobody waits at its gate any more."""
+        if self._gate is not None:
+            passed = self._layering.landed if self._layering is not None else 0
+            self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)
+
+
+def _layers_of(grid: Grid, first: int, stop: int) -> Grid:
+    """Some layers of a grid over all of them."""
+    if first == 0 and stop * TENSORS == len(grid.local):
+        return grid
+    a, b = first * TENSORS, stop * TENSORS
+    return Grid(grid.local[a:b], grid.remote[a:b], grid.local_index, grid.remote_index,
+                grid.local_stride, grid.remote_stride, grid.nbytes, grid.tail)  # fmt: skip

@@ -1,0 +1,156 @@
+"""When a layer's KV is final: the contract, and three ways to keep it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import anyio
+
+from aiodatadist.device import Device, Gate, Stream, open_gates
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.values import checks
+
+
+class LayerSynchronizer(ABC):
+    """Tells a layered transfer when a layer may be sent. Any object with this method will do; it may be a plain function,
+    which is then called in a thread, because it may block."""
+
+    @abstractmethod
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        """Wait until the layer is final: True. Or give it up: False.
+
+        Called with source layers in ascending order, those that some destination wants, one at a time. ``timeout_in_millis``
+        is always None: whoever computes knows how long that may take.
+        """
+
+
+@runtime_checkable
+class GatedByEvent(Protocol):
+    """A synchronizer whose layers the device can wait for: the host need not."""
+
+    def device_event(self, layer_index: int) -> int:
+        """Handle of an event that has been recorded behind the layer, when ``synchronize_layer`` returned True."""
+
+
+class AwaitableLayerSynchronizer(LayerSynchronizer):
+    """Model code on the same event loop says which layer is ready. ``num_layers``: of the source cache."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._said: dict[int, bool] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self._events: dict[int, anyio.Event] = {}
+
+    def ready(self, layer_index: int) -> None:
+        """The layer is final."""
+        self._say(layer_index, True)
+
+    def fail(self, layer_index: int) -> None:
+        """The layer will not come."""
+        self._say(layer_index, False)
+
+    def _say(self, layer_index: int, what: bool) -> None:
+        self._check(layer_index)
+        self._said.setdefault(layer_index, what)
+        if layer_index in self._events:
+            self._events.pop(layer_index).set()
+        for listener in list(self._listeners):
+            listener()
+
+    @property
+    def is_plain(self) -> bool:
+        """Nobody has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
+        is_ours = type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
+        return is_ours and "synchronize_layer" not in vars(self)
+
+    def said(self, layer_index: int) -> bool | None:
+        """Whether the layer is final, or will not come; None: nothing was said so far."""
+        return self._said.get(layer_index)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it whenever something was said."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Not any more, if it did."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def _check(self, layer_index: int) -> None:
+        if not 0 <= layer_index < self.num_layers:
+            raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
+        self._check(layer_index)
+        if layer_index not in self._said:
+            event = self._events.setdefault(layer_index, anyio.Event())
+            with anyio.move_on_after(None if timeout_in_millis is None else timeout_in_millis / 1000):
+                await event.wait()
+        return self._said.get(layer_index, False)
+
+
+class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
+    """Over ``torch.npu.Event`` objects, one per layer: the device waits for them, the host does not.
+
+    Record the event on the compute stream, then say so::
+
+        events[layer].record()
+        synchronizer.ready(layer)
+
+    Not run on hardware so far.
+    """
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        super().__init__(len(events))
+        self._torch_events = list(events)
+
+    def device_event(self, layer_index: int) -> int:
+        return int(self._torch_events[layer_index].npu_event)
+
+
+class EventLayerSynchronizer(LayerSynchronizer):
+    """A gate per layer on the device itself: the whole transfer is one program, without any Python per layer.
+
+    Args:
+        device: ``LLMDataDist.device``.
+        num_layers: of the source cache.
+        timeout_in_millis: for each layer to be computed; without it a layer may take ten minutes.
+
+    One synchronizer serves one transfer.
+
+    Raises:
+        FeatureNotEnabled: the runtime has no notifies (CANN before 8.5).
+    """
+
+    def __init__(self, device: Device, num_layers: int, timeout_in_millis: int = 600_000) -> None:
+        self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self.seconds = checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) / 1000
+        self._device = device
+        self._gates: list[Gate] = []
+        self._streams: dict[int, Stream | int] = {}
+        device.want_gates()
+
+    def record(self, layer_index: int, stream: Stream | int) -> None:
+        """The layer is final when everything submitted to ``stream`` so far is done: a stream of ``device.open_stream``, or
+        an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it."""
+        if not 0 <= layer_index < self.num_layers:
+            raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
+        open_gates(self._device, self._gates, layer_index, stream)
+        self._streams[layer_index] = stream
+
+    def gate(self, layers: range) -> Gate:
+        """For a destination: one more set of gates. Layers recorded already open at once, behind their streams' work."""
+        gate = Gate(self._device, layers, self._gates.remove)
+        self._gates.append(gate)
+        try:
+            for layer_index, stream in self._streams.items():
+                open_gates(self._device, [gate], layer_index, stream)
+        except BaseException:
+            gate.close(0)
+            raise
+        return gate
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
+        raise ParamInvalid("an EventLayerSynchronizer is waited for by the device, not by the host")

@@ -1,0 +1,367 @@
+"""The channels of a link: one that is in use, one that is being opened, and those that are on their way out."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
+from aiodatadist.link.questions import Calls
+from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
+from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
+
+if TYPE_CHECKING:
+    from aiodatadist.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 60.0
+"""Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
+RENEWAL = 20.0
+"""Seconds for opening a further channel."""
+MAX_FOLLOWING = 32
+"""Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
+
+
+class Way:
+    """An open channel: what it reaches at either end, and how many transfers of ours are on it."""
+
+    __slots__ = ("channel", "is_current", "mine", "name", "retired", "theirs", "uses")
+
+    def __init__(self, name: str, channel: Channel, mine: int, theirs: int) -> None:
+        self.name = name
+        self.channel = channel
+        self.mine = mine
+        self.theirs = theirs
+        self.uses = 0
+        self.is_current = True
+        self.retired = {"mine": False, "theirs": False}
+
+    def reaches(self, mine: int, theirs: int) -> bool:
+        return self.mine >= mine and self.theirs >= theirs
+
+
+class _Renewal:
+    """A further channel that is being opened. ``epoch``: what it will reach at our end, at least."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.over = Event()
+        self.error: str | None = None
+
+
+class Ways:
+    """Memory that is registered after a channel was opened is out of its reach, so a further one takes its place.
+
+    ::
+
+        client                             server
+                  <-  outdated             (if it is the server that needs it; pong when all below is over)
+        renew     ->
+        both open the channel, each says renewed when its half is open, or why it could not be
+        renewed  <->  renewed
+        new transfers take the new one; who has no transfer left on the old one says retire
+        retire   <->  retire
+        both close the old one
+
+    Only the client begins, so two renewals never meet.
+
+    Args:
+        post, calls, spawn: of the link: say something to the peer; ask it something; start a task that ends with the link.
+        name: makes the name of a channel.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        post: Callable[[Message], None],
+        calls: Calls,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        name: Callable[[], str],
+    ) -> None:
+        self._transport = transport
+        self._post = post
+        self._calls = calls
+        self._spawn = spawn
+        self._name = name
+        self._rank = 0
+        self._ends: tuple[Endpoint, Endpoint] | None = None
+        self._current: Way | None = None
+        self._old: dict[str, Way] = {}
+        self._leaving: list[Way] = []
+        self._answers: dict[str, Renewed] = {}
+        self._changed = Event()
+        self._renewal: _Renewal | None = None
+        self._expected: set[str] = set()
+        self._following = 0
+        self._openings: dict[str, anyio.CancelScope] = {}
+        self._failure = ""
+
+    # ---- the first one ----
+
+    async def open(self, name: str, rank: int, ends: tuple[Endpoint, Endpoint], seconds: float) -> None:
+        """Open the first channel, together with the peer. What the peer's end reaches is not known yet.
+
+        Raises:
+            LinkTimeout, LinkError: the peer did not come; the channel could not be made.
+        """
+        self._rank, self._ends = rank, ends
+        epoch = self._transport.epoch
+        channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, LONGEST))
+        self._current = Way(name, channel, epoch, 0)
+
+    @property
+    def current(self) -> Way:
+        if self._current is None:
+            raise NotLinked("the link has no channel")
+        return self._current
+
+    # ---- transfers ----
+
+    def find(self, mine: int, theirs: int) -> Way | None:
+        """The channel, if it reaches these epochs."""
+        way = self._current
+        return way if way is not None and way.reaches(mine, theirs) else None
+
+    def release(self, way: Way) -> None:
+        """A transfer on it ended."""
+        way.uses -= 1
+        self._retire(way)
+
+    # ---- further ones ----
+
+    async def reach(self, mine: int, theirs: int) -> Way:
+        """A channel that reaches these epochs, opened if there is none.
+
+        Raises:
+            LinkError: it could not be opened; the one that there is goes on.
+        """
+        while (way := self.find(mine, theirs)) is None:
+            if self._rank == 0:
+                await self._renew(mine, theirs)
+            else:
+                await self._have_renewed(mine, theirs)
+        return way
+
+    async def _have_renewed(self, mine: int, theirs: int) -> None:
+        """The server's part: ask for it, and wait until the client has tried."""
+        with anyio.move_on_after(RENEWAL):
+            await self._calls.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
+        if self.find(mine, theirs) is None:
+            raise LinkError(f"no further channel could be opened: {self._failure or 'the peer did not come'}")
+
+    async def _renew(self, mine: int, theirs: int) -> None:
+        """The client's part. It is done in a task of its own, once for all who want it, and whoever is cancelled."""
+        while self.find(mine, theirs) is None:
+            renewal = self._renewal
+            covers = renewal is not None and renewal.epoch >= mine
+            is_ours = renewal is None
+            if renewal is None:
+                renewal = self._renewal = _Renewal(self._transport.epoch)
+                covers = True
+                self._spawn(partial(self._carry_out, renewal))
+            await renewal.over.wait()
+            if covers and renewal.error is not None:
+                raise LinkError(renewal.error)
+            if is_ours and self.find(mine, theirs) is None:
+                raise LinkError("a further channel was opened, and does not reach as far as is asked for")
+
+    async def _carry_out(self, renewal: _Renewal) -> None:
+        try:
+            name = self._name()
+            self._expected.add(name)
+            self._post(Renew(channel=name, seconds=RENEWAL))
+            await self._open_further(name, RENEWAL)
+        except LinkError as error:
+            renewal.error = str(error.args[0])
+        finally:
+            self._renewal = None
+            renewal.over.set()
+
+    async def _open_further(self, name: str, seconds: float) -> None:
+        """Open our half, hear of the peer's, and take it into use when there are both."""
+        if self._ends is None:
+            raise NotLinked("the link has no channel yet")
+        epoch = self._transport.epoch
+        try:
+            channel = await self._open_unless_refused(ChannelOffer(name, self._rank, self._ends), min(seconds, LONGEST))
+            self._post(Renewed(channel=name, epoch=epoch))
+            way = self._old[name] = Way(name, channel, epoch, 0)  # closed with the link, unless it is taken into use
+            way.theirs = await self._hear(name, seconds)
+            self._switch(self._old.pop(name))
+        except LLMException as error:
+            self._failure = str(error.args[0])
+            if name in self._old:
+                self._spawn(partial(self._close, self._old[name]))
+            else:
+                self._post(Renewed(channel=name, epoch=0, reason=_printable(error)))
+            raise LinkError(f"no further channel could be opened: {self._failure}") from error
+        finally:
+            self._expected.discard(name)
+            self._answers.pop(name, None)
+
+    async def _open_unless_refused(self, offer: ChannelOffer, seconds: float) -> Channel:
+        """Open our half, but do not wait for a peer that says that it cannot."""
+        with anyio.CancelScope() as scope:
+            self._openings[offer.name] = scope
+            try:
+                return await self._transport.open_channel(offer, seconds)
+            finally:
+                del self._openings[offer.name]
+        raise LinkError(f"the peer could not open its half: {self._answers[offer.name].reason}")
+
+    async def _hear(self, name: str, seconds: float) -> int:
+        """What the peer's half reaches."""
+        with anyio.move_on_after(seconds):
+            while name not in self._answers:
+                await self._changed.wait()
+        answer = self._answers.get(name)
+        if answer is None or answer.reason:
+            why = answer.reason if answer is not None else "the peer did not say that its half is open"
+            raise LinkTimeout(why)
+        return answer.epoch
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = Event()
+
+    def _switch(self, way: Way) -> None:
+        old, self._current = self._current, way
+        if old is not None:
+            old.is_current = False
+            self._old[old.name] = old
+            self._retire(old)
+        self._wake()
+
+    def _retire(self, way: Way) -> None:
+        """Say so when an old one has no transfer of ours left; close it when the peer has none either."""
+        if way.is_current or way.uses:
+            return
+        if not way.retired["mine"]:
+            way.retired["mine"] = True
+            self._post(Retire(channel=way.name))
+        if way.retired["theirs"] and way.name in self._old:
+            self._spawn(partial(self._close, way))
+
+    async def _close(self, way: Way) -> None:
+        """Off the list when it is closed: what is interrupted here is closed with the link."""
+        try:
+            await way.channel.aclose()
+        except LLMException as error:
+            logger.warning("an outdated channel was not closed: %s", error)
+        else:
+            self._old.pop(way.name, None)
+
+    # ---- what the peer says ----
+
+    def on_first(self, theirs: int) -> None:
+        """The peer's half of the first channel is open, and reaches this epoch of its."""
+        self.current.theirs = theirs
+
+    def on_outdated(self, message: Outdated) -> None:
+        if self._rank != 0:
+            raise ProtocolError("only the server says 'outdated'")
+
+        async def renew() -> None:
+            try:
+                await self._renew(message.yours, message.mine)
+            except LinkError as error:
+                logger.warning("%s", error)
+            finally:
+                self._post(Pong(call=message.call))
+
+        self._spawn(renew)
+
+    def on_renew(self, message: Renew) -> None:
+        if self._rank != 1:
+            raise ProtocolError("only the client says 'renew'")
+        if self._following >= MAX_FOLLOWING:
+            raise ProtocolError(f"the peer renews its channel {self._following} times at once")
+        self._following += 1
+        self._expected.add(message.channel)
+
+        async def follow() -> None:
+            try:
+                await self._open_further(message.channel, message.seconds)
+            except LinkError as error:
+                logger.warning("%s", error)
+            finally:
+                self._following -= 1
+
+        self._spawn(follow)
+
+    def on_renewed(self, message: Renewed) -> None:
+        self._failure = message.reason
+        if message.channel in self._expected:
+            self._answers[message.channel] = message
+            if message.reason and message.channel in self._openings:
+                self._openings[message.channel].cancel()
+        self._wake()
+
+    def on_retire(self, message: Retire) -> None:
+        way = (
+            self._current if self._current and self._current.name == message.channel else self._old.get(message.channel)
+        )
+        if way is None:
+            return
+        way.retired["theirs"] = True
+        self._retire(way)
+
+    # ---- the end ----
+
+    async def aclose(self) -> None:
+        """Close all of them; their transfers have to be done.
+
+        Raises:
+            StillWritten: the peer may write for a while yet. Call it again after :meth:`wait_let_go`.
+            LLMException: the first refusal.
+        """
+        self._leaving += [*self._old.values(), *([self._current] if self._current else [])]
+        self._old.clear()
+        self._current = None
+        refused: LLMException | None = None
+        held: StillWritten | None = None
+        for way in list(self._leaving):
+            try:
+                await way.channel.aclose()
+            except StillWritten as error:
+                held = held or error
+                continue
+            except LLMException as error:
+                refused = refused or error
+            self._leaving.remove(way)
+        if refused is not None or held is not None:
+            raise refused or held  # type: ignore[misc]
+
+    async def wait_let_go(self) -> None:
+        """After ``StillWritten``: until the peer let go of all of them, however long that takes; then they are closed.
+
+        Raises:
+            LLMException: one was refused: it is never known.
+        """
+        while self._leaving:
+            await self._leaving[0].channel.wait_let_go()
+            with suppress(StillWritten):
+                await self.aclose()
+
+    def abandon(self) -> None:
+        """After ``StillWritten``: do not wait any longer. The memory that the peer may write is nobody's."""
+        for way in self._leaving:
+            way.channel.abandon()
+        self._leaving.clear()
+
+
+def _printable(error: LLMException) -> str:
+    return ascii(str(error))[1:-1][:2048]
+
+
+def channel_name(client: int, server: int) -> str:
+    """A name that no other channel has, within the vendor's 127 characters."""
+    return f"aiodatadist_{client}_{server}_{secrets.token_hex(8)}"

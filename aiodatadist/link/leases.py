@@ -1,0 +1,92 @@
+"""Which of our caches a peer was told of: it may reach them at any moment, until it gave them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+
+from aiodatadist.cache.table import Entry, Holder
+from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
+
+SLACK = 5.0
+"""Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link."""
+
+
+class Grants:
+    """The peer's leases on our caches.
+
+    Args:
+        holder: stands for the peer in ``Entry.holders``.
+        seconds: how long transfers of the peer's may go on after a cache is revoked.
+        give_up: called with what happened when the peer does not give a cache back.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        seconds: float,
+        post: Callable[[Message], None],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._holder = holder
+        self._seconds = min(seconds, MAX_SECONDS)
+        self._post = post
+        self._spawn = spawn
+        self._give_up = give_up
+        self._held: dict[int, Entry] = {}
+        self._revoked: dict[int, Event] = {}
+
+    def is_settled(self, entry: Entry) -> bool:
+        """It may be told of now: it is not being taken back."""
+        return entry.cache_id not in self._revoked
+
+    async def wait_settled(self, entry: Entry) -> None:
+        while (event := self._revoked.get(entry.cache_id)) is not None:
+            await event.wait()
+
+    def told(self, entry: Entry) -> bool:
+        """The peer is being told where it is; True if it did not know."""
+        is_new = entry.cache_id not in self._held
+        self._held[entry.cache_id] = entry
+        entry.holders.add(self._holder)
+        return is_new
+
+    def revoke(self, entry: Entry) -> Event:
+        """Take it back, in bounded time; the event is set when that is done, or the link over."""
+        if entry.cache_id in self._revoked:
+            return self._revoked[entry.cache_id]
+        event = self._revoked[entry.cache_id] = Event()
+        self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds))
+
+        async def watch() -> None:
+            with anyio.move_on_after(self._seconds + SLACK):
+                await event.wait()
+            if not event.is_set():
+                self._give_up(f"did not give cache {entry.cache_id} back within {self._seconds + SLACK:g} s")
+
+        self._spawn(watch)
+        return event
+
+    def on_revoked(self, cache_id: int) -> None:
+        """The peer gave it back. What it was not asked for is ignored."""
+        event = self._revoked.pop(cache_id, None)
+        if event is not None:
+            entry = self._held.pop(cache_id)
+            event.set()
+            entry.drop_holder(self._holder)
+
+    def end(self, settle: Callable[[Entry], object] | None = None) -> None:
+        """The link is gone. Its channels, too: the peer reaches nothing any more. Else ``settle`` what it held."""
+        for entry in self._held.values():
+            if settle is None:
+                entry.drop_holder(self._holder)
+            else:
+                settle(entry)
+        self._held.clear()
+        for event in self._revoked.values():
+            event.set()
+        self._revoked.clear()

@@ -1,0 +1,131 @@
+"""How a link begins: two ends agree, and open their channel together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiodatadist.errors import LinkError, LLMException, PeerLost
+from aiodatadist.link.channels import Ways
+from aiodatadist.link.wire import Wire
+from aiodatadist.transport import Endpoint
+from aiodatadist.wire.handshake import Handshake, refusal
+from aiodatadist.wire.messages import Connect, Hello, Message, Ready
+
+if TYPE_CHECKING:
+    from aiodatadist.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+REASON = 0.1
+"""Seconds that the peer's own reason has for arriving when the channel could not be opened."""
+
+
+async def refuse(wire: Wire, error: LinkError) -> None:
+    """Tell the peer why there is no link."""
+    if isinstance(error, PeerLost):
+        return
+    with anyio.move_on_after(1, shield=True):  # a peer that does not read is none of our business
+        try:
+            await wire.send(refusal(error))
+        except PeerLost:
+            logger.debug("the peer was gone before it could be told: %s", error)
+
+
+class Opening:
+    """One handshake over a connection. ``admit`` is called with the peer's hello as soon as it is proved; it may raise."""
+
+    def __init__(
+        self, handshake: Handshake, wire: Wire, ways: Ways, transport: Transport, admit: Callable[[Hello], None]
+    ) -> None:
+        self._handshake = handshake
+        self._wire = wire
+        self._ways = ways
+        self._transport = transport
+        self._admit = admit
+
+    async def agree(
+        self, connect: Connect | None, first: Message | None, pulse: str, bring: Callable[[str], Awaitable[None]] | None
+    ) -> Ready:
+        """To the end: both halves of the channel are open, and heartbeats come. The caller sets the deadline.
+
+        Args:
+            connect: makes us the client.
+            first: what the client said already.
+            pulse: what a connection for heartbeats has to say to us.
+            bring: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
+
+        Returns:
+            The peer's last word.
+
+        Raises:
+            LinkError: it cannot be; the peer was told, if it was our doing.
+        """
+        handshake = self._handshake
+        try:
+            if connect is not None:
+                await self._wire.send(*handshake.start(connect))
+            peer, connect = await self._converse(first)
+            await self._open_channel(peer, connect)
+            if bring is not None:
+                await bring((await self._hear_ready()).pulse)
+            await self._wire.send(*handshake.opened(self._ways.current.mine, pulse))
+            return await self._hear_ready()
+        except LinkError as error:
+            await refuse(self._wire, error)
+            raise
+        except LLMException as error:
+            failure = LinkError(str(error), status_code=error.status_code)
+            await refuse(self._wire, failure)
+            raise failure from error
+
+    async def _hear_ready(self) -> Ready:
+        """The peer's last word, which may have come already."""
+        while self._handshake.ready is None:
+            self._handshake.receive(await self._wire.receive())
+        return self._handshake.ready
+
+    async def _converse(self, first: Message | None) -> tuple[Hello, Connect]:
+        """Until both ends know who the other is and what the channel is called."""
+        while True:
+            message, first = first or await self._wire.receive(), None
+            answers = self._handshake.receive(message)
+            agreed = self._handshake.agreed
+            if agreed is not None:
+                self._admit(agreed[0])
+                self._wire.trust()
+            await self._wire.send(*answers)
+            if agreed is not None:
+                return agreed
+
+    async def _open_channel(self, peer: Hello, connect: Connect) -> None:
+        """Open our half, but do not wait for a peer that says that it cannot."""
+        theirs, mine = Endpoint(**peer.endpoint.model_dump()), self._transport.endpoint
+        rank = 0 if self._handshake.side == "client" else 1
+        ends = (mine, theirs) if rank == 0 else (theirs, mine)
+        refused: LinkError | None = None
+        failure: LinkError | None = None
+        async with anyio.create_task_group() as group:
+
+            async def hear() -> None:
+                nonlocal refused
+                try:
+                    self._handshake.receive(await self._wire.receive())
+                except LinkError as error:
+                    refused = error
+                    group.cancel_scope.cancel()
+
+            group.start_soon(hear)
+            try:
+                await self._ways.open(connect.channel, rank, ends, connect.timeout)
+            except LinkError as error:
+                failure = error
+                with anyio.move_on_after(REASON):
+                    await anyio.sleep_forever()
+            group.cancel_scope.cancel()
+        reason = refused or failure
+        if reason is not None:
+            raise reason

@@ -1,0 +1,218 @@
+"""Transfers that need words with the peer before, or instead of, moving bytes ourselves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiodatadist.cache.catalogue import RemoteCache
+from aiodatadist.cache.names import Key, name_of
+from aiodatadist.device import TransferState
+from aiodatadist.errors import (
+    CacheNotFound,
+    InternalError,
+    LinkError,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    ProtocolError,
+    TransferTimeout,
+)
+from aiodatadist.link.channels import Way
+from aiodatadist.link.questions import Call
+from aiodatadist.link.remote_operation import Job, Operation
+from aiodatadist.link.responder import status_error
+from aiodatadist.values.grid import Grid
+from aiodatadist.wire.messages import Found, Grant, KeyName, Lookup, Pulled, Stop
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.table import Entry
+    from aiodatadist.link.link import Link
+
+logger = logging.getLogger(__name__)
+
+STOP = 5.0
+"""Seconds that a peer has for answering that it stopped writing, before it loses its link."""
+CLOSE = 10.0
+"""Seconds that the end of a link may take, at which what the peer may still write is known to be over."""
+
+
+class Errands:
+    """Those of one link. Each is a task of the link's, and an outcome that its caller may wait for."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._operations: set[Operation] = set()
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way, apart from what only the end of the channel can end."""
+        return all(operation.is_doubtful for operation in self._operations)
+
+    def cancel(self) -> None:
+        for operation in list(self._operations):
+            operation.cancel()
+
+    def end(self, failure: LinkError) -> None:
+        """The link is over: so are the doubtful ones, and those whose task never began."""
+        for operation in list(self._operations):
+            operation.finish(TransferState.FAILED, failure)
+
+    def begin(self, job: Job, what: str) -> Operation:
+        """Start a job that cannot go on the stream at once. Its cache is leased until it ended."""
+        link = self._link
+        patience = STOP + CLOSE + 6 * link.grace
+        operation = Operation(f"{what} of cluster {link.cluster_id}", patience)
+        job.entry.lease()
+        self._operations.add(operation)
+        is_request = job.request is not None
+        if is_request:
+            link.counters.started()
+
+        def ended(done: Operation) -> None:
+            self._operations.discard(operation)
+            if done.state is TransferState.STUCK or (operation.is_doubtful and not link.is_shut):
+                link.lose(job.entry)
+            else:
+                job.entry.release()
+            if link.failure is not None and done.state is TransferState.CANCELLED:
+                done.replace_outcome(link.copy_of_failure())
+            elif done.error is not None:
+                done.error.peer = link.cluster_id
+            if is_request:
+                link.counters.ended("pulled", done)
+            link.check_idle()
+
+        operation.add_done_callback(ended)
+        link.spawn(lambda: self._run(operation, job, what))
+        return operation
+
+    async def _run(self, operation: Operation, job: Job, what: str) -> None:
+        try:
+            with operation.scope:
+                await (self._arrange if job.request is None else self._request)(operation, job)
+            if operation.scope.cancelled_caught and not operation.is_doubtful:
+                operation.finish(TransferState.CANCELLED)
+        except LLMException as error:
+            operation.finish(TransferState.FAILED, error)
+        except Exception as error:
+            logger.exception("%s failed", what)
+            operation.finish(TransferState.FAILED, InternalError(repr(error)))
+
+    # ---- one-sided: where is it, and how is it reached? ----
+
+    async def _arrange(self, operation: Operation, job: Job) -> None:
+        remote, way, grid = await self.locate(job.entry, job.key, job.plan, job.seconds)
+        operation.follow(self._link.submit(job.direction, way, job.entry, remote, grid, job.seconds, "ours"))
+
+    async def locate(
+        self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
+    ) -> tuple[RemoteCache, Way, Grid]:
+        """What a key stands for at the peer, a channel that reaches it from a cache of ours, and what to move.
+
+        Raises:
+            CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
+            LLMException: the plan does not fit.
+        """
+        link, wanted = self._link, ""
+        with anyio.move_on_after(seconds):
+            while True:
+                wanted = "say where its cache is"
+                remote, slot = await self._find(key)
+                grid = plan(remote, slot)
+                wanted = "open a channel that reaches both caches"
+                way = await link.ways.reach(entry.epoch, remote.epoch)
+                if not remote.is_withdrawn:
+                    return remote, way, grid
+        raise TransferTimeout(f"cluster {link.cluster_id} did not {wanted} within {seconds:g} s")
+
+    async def _find(self, key: Key) -> tuple[RemoteCache, int]:
+        """What a key stands for at the peer, which is asked if we do not know.
+
+        Raises:
+            CacheNotFound: the peer has no such cache.
+        """
+        link, name = self._link, name_of(key)
+        while (known := link.catalogue.find(key)) is None:
+            found = await link.calls.ask(lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name)
+            if not isinstance(found, Found) or found.cache is None:
+                raise CacheNotFound(
+                    f"cluster {link.cluster_id} offers no cache for {key}",
+                    hint="has it been made there? Host memory is only for peers with remote_accessible=True",
+                )
+        return known
+
+    # ---- request/response: the peer writes ----
+
+    async def _request(self, operation: Operation, job: Job) -> None:
+        """Until the peer said that it is done, or stopped, the destination is not free."""
+        if job.request is None:
+            raise InternalError("a request without words")
+        await self._grant(job.entry)
+        try:
+            with self._link.calls.open(job.request, Pulled) as call:
+                await self._answer(operation, call, job)
+        except ProtocolError as error:
+            raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
+
+    async def _answer(self, operation: Operation, call: Call, job: Job) -> None:
+        try:
+            with anyio.move_on_after(job.seconds):
+                await call.answered.wait()
+        finally:
+            if call.answer is None:
+                await self._stop(operation, call)
+            if isinstance(call.answer, Pulled):
+                self._conclude(operation, call.answer, job)
+
+    async def _grant(self, entry: Entry) -> None:
+        """Tell the peer where a cache of ours is."""
+        grants = self._link.grants
+        await grants.wait_settled(entry)
+        if not entry.is_live:
+            raise CacheNotFound(f"cache {entry.cache_id} is being given up")
+        if grants.told(entry):
+            self._link.post(Grant(cache=entry.message()))
+
+    async def _stop(self, operation: Operation, call: Call) -> None:
+        """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
+        link = self._link
+        if not link.is_open:
+            self._doubt(operation)
+            return
+        link.post(Stop(call=call.number))
+        await link.calls.insist(call, STOP)
+        if call.answer is None:
+            self._doubt(operation)
+            if not link.calls.is_over:
+                why = f"cluster {link.cluster_id} did not stop writing within {STOP:g} s"
+                link.break_off(LinkError(why, hint="link_clusters() again"))
+
+    def _doubt(self, operation: Operation) -> None:
+        """The peer may still write: it ends when the channel is closed, and not before."""
+        operation.is_doubtful = True
+        self._link.check_idle()
+
+    def _conclude(self, operation: Operation, answer: Pulled, job: Job) -> None:
+        operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
+        operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
+        if answer.status == LLMStatusCode.LLM_SUCCESS:
+            operation.finish(TransferState.DONE)
+        elif answer.stopped and not operation.scope.cancel_called:
+            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {job.seconds:g} s"))
+        elif not answer.stopped:
+            operation.finish(TransferState.FAILED, self._refused(answer, job.key))
+
+    def _refused(self, answer: Pulled, key: Key) -> LLMException:
+        if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
+            return CacheNotFound(
+                f"cluster {self._link.cluster_id} offers no cache for {key}",
+                hint="has it been made there, or has its key been consumed by a pull?",
+            )
+        return status_error(answer)

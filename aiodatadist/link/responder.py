@@ -1,0 +1,180 @@
+"""Request/response mode: what the peer asks us to write into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aiodatadist.cache.names import Name
+from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, slot_to_blocks, slot_to_slot
+from aiodatadist.device import Transfer
+from aiodatadist.errors import (
+    CacheNotFound,
+    FeatureNotEnabled,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    ProtocolError,
+    TransferError,
+    TransferTimeout,
+)
+from aiodatadist.values.grid import Grid
+from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.catalogue import RemoteCache
+    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cache.table import Entry
+    from aiodatadist.link.link import Link
+
+MAX_SERVED = 4096
+"""Requests of one peer that are under way."""
+
+_ERRORS: dict[LLMStatusCode, type[LLMException]] = {
+    LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
+    LLMStatusCode.LLM_PARAM_INVALID: ParamInvalid,
+    LLMStatusCode.LLM_TIMEOUT: TransferTimeout,
+    LLMStatusCode.LLM_FEATURE_NOT_ENABLED: FeatureNotEnabled,
+}
+
+
+def status_error(answer: Pulled) -> LLMException:
+    """What a peer's refusal is here."""
+    status = LLMStatusCode.of(answer.status)
+    return _ERRORS.get(status, TransferError)(answer.reason, status_code=status)
+
+
+class Service:
+    """The requests of one peer. Each is a task of the link's; their transfers run one after the other on its stream."""
+
+    def __init__(self, link: Link, keeper: Keeper) -> None:
+        self._link = link
+        self._keeper = keeper
+        self._running: dict[int, anyio.CancelScope] = {}
+
+    def find(self, message: Lookup) -> None:
+        """Tell the peer where a cache of ours is, but not while it is being taken back."""
+        link = self._link
+        found = self._keeper.offered(Name(**message.name.model_dump())) if link.is_ready else None
+        if found is None:
+            link.post(Found(call=message.call, cache=None))
+            return
+        entry, slot = found
+        if link.grants.is_settled(entry):
+            link.grants.told(entry)
+            link.post(Found(call=message.call, cache=entry.message(), slot=slot))
+            return
+
+        async def later() -> None:
+            await link.grants.wait_settled(entry)
+            self.find(message)
+
+        link.spawn(later)
+
+    def begin(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
+        """What to do about a request."""
+        if message.call in self._running or len(self._running) >= MAX_SERVED:
+            raise ProtocolError(f"call {message.call} is under way, or {MAX_SERVED} others are")
+        scope = self._running[message.call] = anyio.CancelScope()
+        target = self._link.catalogue.get(message.target)  # now: the peer may take it back in its next message
+        if target is not None:
+            target.use()
+
+        async def run() -> None:
+            answer: Pulled | None = None
+            try:
+                with scope:
+                    answer = await self._answer(message, target)
+            finally:
+                self._running.pop(message.call, None)
+                if target is not None:
+                    target.release()
+            self._link.post(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
+
+        return run
+
+    def stop(self, call: int) -> None:
+        """The peer gives up a request; one that is answered already is none of our business."""
+        scope = self._running.get(call)
+        if scope is not None:
+            scope.cancel()
+
+    async def _answer(self, message: Pull, target: RemoteCache | None) -> Pulled:
+        try:
+            self._link.check_ready()
+            if target is None:
+                raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
+            with self._link.turn():
+                return await self._serve(message, target)
+        except LLMException as error:
+            return _refusal(message.call, error)
+
+    async def _serve(self, message: Pull, target: RemoteCache) -> Pulled:
+        entry, name, slot = self._find(message)
+        if not self._keeper.is_consumable(entry, name, slot):
+            return await self._write(message, target, entry, name, slot)
+        async with self._keeper.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
+            return await self._write(message, target, *self._find(message))
+
+    async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
+        layers = _layers(message)
+        grid = self._plan(message, entry, slot, target, layers)
+        entry.lease()
+        try:
+            way = await self._link.ways.reach(entry.epoch, target.epoch)
+            transfer = self._link.submit("put", way, entry, target, grid, message.seconds, "served")
+        finally:
+            entry.release()
+        await transfer.join()
+        if transfer.error is not None:
+            raise transfer.error
+        if transfer.is_cancelled:
+            raise TransferError("it was stopped: the destination was taken back")
+        if message.offsets is None:
+            self._keeper.consumed(entry, name, slot, layers.of_source(entry))
+        return _report(message.call, transfer)
+
+    def _find(self, message: Pull) -> tuple[Entry, Name, int]:
+        name = Name(**message.name.model_dump())
+        found = self._keeper.offered(name)
+        if found is None:
+            raise CacheNotFound(f"there is no cache or slot of the name {tuple(name)}")
+        entry, slot = found
+        if name.kind == "id":
+            slot = message.slot
+        if slot >= (1 if entry.blocks else entry.pieces):
+            raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
+        return entry, name, slot
+
+    @staticmethod
+    def _plan(message: Pull, entry: Entry, slot: int, target: Geometry, layers: Layers) -> Grid:
+        if message.src_blocks:
+            return blocks_to_blocks(entry, target, message.src_blocks, message.dst_blocks, layers)
+        if message.dst_blocks:
+            return slot_to_blocks(entry, slot, target, message.dst_blocks, layers)
+        src_offset, dst_offset = message.offsets or (0, 0)
+        return slot_to_slot(entry, slot, target, message.dst_slot, message.nbytes, layers, src_offset, dst_offset)
+
+
+def _layers(message: Pull) -> Layers:
+    src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
+    return Layers(src, dst, message.tensors_per_layer)
+
+
+def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
+    reason = ascii(str(error.args[0] if error.args else error))[1:-1][:2048]
+    return Pulled(call=call, status=int(error.status_code), reason=reason, stopped=stopped)
+
+
+def _report(call: int, transfer: Transfer) -> Pulled:
+    return Pulled(
+        call=call,
+        status=int(LLMStatusCode.LLM_SUCCESS),
+        reason="",
+        nbytes=transfer.nbytes,
+        ranges=transfer.ranges,
+        queue_seconds=max(0.0, transfer.queue_seconds),
+        transfer_seconds=max(0.0, transfer.transfer_seconds),
+    )
