@@ -4,7 +4,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/un.h>
-#include "softnpu/share.h"
+#include "share.h"
 
 enum { SIZE = 1 << 20 };
 enum { TRUTH, UNSEALED, TOO_SHORT, NO_MEMORY, FAR_OFFSET, EMPTY, NO_DESCRIPTOR, HALF_A_REPLY, SILENCE, LIES };

@@ -1,5 +1,5 @@
 /* Host memory: every length at every alignment arrives whole and touches nothing beside it; what is not mapped is found. */
-#include "../big_copy.c"
+#include "big_copy.c"
 #include "check.h"
 #include "ring.h"
 #include <sys/auxv.h>

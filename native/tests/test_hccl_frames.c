@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/un.h>
 #include "hccl_pair.h"
-#include "softnpu/hccl_soft.h"
+#include "hccl_soft.h"
 
 /* ---- finding rank 0's listening socket: of all names in this machine, the one that its process holds ---- */
 

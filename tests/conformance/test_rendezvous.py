@@ -146,7 +146,7 @@ class TestNobodyComes:
                 ends = await asyncio.gather(
                     *(outcome(meet(devices[i], name, i, range(members), text, b"", 0.3)) for i in present)
                 )
-            assert 0.3 <= loop.time() - began < 1.3
+            assert 0.3 <= loop.time() - began < 3.3
             assert [type(end) for end in ends] == [LinkTimeout] * len(present), ends
             assert len(await meeting(devices, name)) == members
 
@@ -190,10 +190,10 @@ class TestNobodyComes:
                 began = loop.time()
                 with pytest.raises(LinkTimeout):
                     await meet(device, next(names), 0, [0, 1], text, b"", 0.2)
-                assert loop.time() - began < 1.2
+                assert loop.time() - began < 3.2
                 first.cancel()
                 await asyncio.wait([first])
-                assert loop.time() - began < 2.2
+                assert loop.time() - began < 4.2
 
 
 @pytest.mark.usefixtures("no_leaks")

@@ -1,5 +1,5 @@
 /* bytes.c: moving and filling memory, in pieces between which a task can be told to stop. */
-#include "../big_copy.h"
+#include "big_copy.h"
 #include "runtime.h"
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* fetch.c: the keys and the socket of share.c, and the side that fetches. */
+/* shared_fetch.c: the keys and the socket of share.c, and the side that fetches. */
 #include "share.h"
 #include <errno.h>
 #include <stdio.h>

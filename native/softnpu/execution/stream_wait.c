@@ -1,4 +1,4 @@
-/* settle.c: waiting for a stream's work, asking about it, ending it. queue.c tells what an abort promises. */
+/* stream_wait.c: waiting for a stream's work, asking about it, ending it. queue.c tells what an abort promises. */
 #include "runtime.h"
 #include <sys/eventfd.h>
 #include <unistd.h>

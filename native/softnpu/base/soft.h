@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #pragma GCC visibility push(default)
-#include "../acl.h"
-#include "../hccl.h"
+#include "acl.h"
+#include "hccl.h"
 #include "softnpu.h"
 #pragma GCC visibility pop
 

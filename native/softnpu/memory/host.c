@@ -1,5 +1,5 @@
 /* host.c: ordinary memory of this process that the device may use: adopted (softnpu.h) or registered (aclrtHostRegister). */
-#include "../mapped.h"
+#include "mapped.h"
 #include "runtime.h"
 
 #define MAPPED_OR_PINNED ((uint32_t)(ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED))

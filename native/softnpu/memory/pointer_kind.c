@@ -1,5 +1,5 @@
-/* place.c: what kind of memory a pointer is, and whether it may be used at all. */
-#include "../mapped.h"
+/* pointer_kind.c: what kind of memory a pointer is, and whether it may be used at all. */
+#include "mapped.h"
 #include "runtime.h"
 
 static aclError not_usable(const char *name, const void *addr, uint64_t bytes, const char *why)

@@ -168,7 +168,7 @@ soft_stream *soft_queue_inside(void);                       /* the stream whose 
 soft_task *soft_queue_detach(soft_stream *stream);          /* locked; takes all off the queue, for: */
 void     soft_queue_drop(soft_stream *stream, soft_task *list);           /* not locked */
 
-/* ---- settle.c: waiting for it, asking, ending it ---- */
+/* ---- stream_wait.c: waiting for it, asking, ending it ---- */
 void     soft_queue_init(soft_stream *stream);
 void     soft_queue_destroy(soft_stream *stream);           /* after soft_queue_close */
 aclError soft_queue_close(soft_stream *stream, bool force); /* refuse new work, let the queued end (force: abort it), end the worker */
@@ -183,7 +183,7 @@ aclError soft_queue_outside(void);                          /* nor may it end a 
 /* ---- bytes.c ---- */
 void soft_fill(soft_task *task, void *dst, int value, uint64_t bytes);    /* memset in pieces; stops when aborted */
 
-/* ---- place.c: what kind of memory a pointer is ---- */
+/* ---- pointer_kind.c: what kind of memory a pointer is ---- */
 typedef enum { SOFT_PAGEABLE, SOFT_PINNED, SOFT_DEVICE } soft_place;
 typedef struct soft_spot { soft_place place; int device; } soft_spot;
 aclError soft_place_of(const char *name, const void *addr, uint64_t bytes, soft_spot *spot); /* 107000 when it is no memory we can use */
