@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.local_copy import LONGEST
+from aiodatadist.cache.local_copy import MAX_COPY_SECONDS
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
     Layers,
@@ -28,9 +28,9 @@ from aiodatadist.device import give_way, tensors
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.link import Job, LayerReceiver
+from aiodatadist.link import LayerReceiver, TransferSpec
 from aiodatadist.link.notifications import check_payload
-from aiodatadist.link.remote_operation import Ranges, Words
+from aiodatadist.link.remote_operation import PullRequest, Ranges
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,
@@ -47,7 +47,7 @@ from aiodatadist.values.grid import Grid, indexes
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cluster.engine import Engine
     from aiodatadist.link import Link
 
@@ -65,20 +65,20 @@ class CacheManager:
     by the call itself, before anything starts; what only the peer knows is raised by awaiting the task.
     """
 
-    def __init__(self, engine: Engine, copy_seconds: float = LONGEST) -> None:
+    def __init__(self, engine: Engine, copy_seconds: float = MAX_COPY_SECONDS) -> None:
         self._engine = engine
         self._copy_seconds = copy_seconds
 
     @property
-    def _keeper(self) -> Keeper:
+    def _registry(self) -> CacheRegistry:
         self._engine.check_running()
-        return self._engine.keeper
+        return self._engine.registry
 
     @property
-    def _keeper_here(self) -> Keeper:
+    def _registry_here(self) -> CacheRegistry:
         """For what only the event loop may do. Raises ForkError, LLMException: the caller is not on it."""
         self._engine.check_here()
-        return self._keeper
+        return self._registry
 
     # ---- making caches ----
 
@@ -97,9 +97,9 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
-        keeper = self._keeper_here
+        registry = self._registry_here
         await give_way()
-        return keeper.allocate(cache_desc, False, lambda: self._keeper.table.check_slots(cache_desc, keys))
+        return registry.allocate(cache_desc, False, lambda: self._registry.table.check_slots(cache_desc, keys))
 
     async def allocate_blocks_cache(
         self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None
@@ -110,9 +110,9 @@ class CacheManager:
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         key = _blocks_key(blocks_cache_key)
-        keeper = self._keeper_here
+        registry = self._registry_here
         await give_way()
-        return keeper.allocate(cache_desc, True, lambda: self._keeper.table.check_blocks(key))
+        return registry.allocate(cache_desc, True, lambda: self._registry.table.check_blocks(key))
 
     async def register_cache(
         self,
@@ -136,7 +136,7 @@ class CacheManager:
         """
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
         return await self._register(
-            cache_desc, addrs, False, remote_accessible, lambda: self._keeper.table.check_slots(cache_desc, keys)
+            cache_desc, addrs, False, remote_accessible, lambda: self._registry.table.check_slots(cache_desc, keys)
         )
 
     async def register_blocks_cache(
@@ -152,7 +152,7 @@ class CacheManager:
         """
         key = _blocks_key(blocks_cache_key)
         return await self._register(
-            cache_desc, addrs, True, remote_accessible, lambda: self._keeper.table.check_blocks(key)
+            cache_desc, addrs, True, remote_accessible, lambda: self._registry.table.check_blocks(key)
         )
 
     async def _register(
@@ -164,7 +164,7 @@ class CacheManager:
             accessible = desc.placement is Placement.DEVICE
         checks.instance(accessible, "remote_accessible", bool)
         keep = [span.keep for span in spans if span.keep is not None]
-        return await self._keeper_here.register(
+        return await self._registry_here.register(
             desc, [span.address for span in spans], keep, blocks, naming, accessible
         )
 
@@ -194,11 +194,13 @@ class CacheManager:
 
     def _views(self, cache: Cache, make: Callable[[memoryview, CacheDesc, Sequence[int]], list[Any]]) -> list[Any]:
         entry = self._local(cache, "cache", remote=False)
-        return [make(memoryview(buffer).cast("B"), cache.cache_desc, [0])[0] for buffer in self._keeper.buffers(entry)]
+        return [
+            make(memoryview(buffer).cast("B"), cache.cache_desc, [0])[0] for buffer in self._registry.buffers(entry)
+        ]
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
         """Total, free, largest and pinned bytes of each memory pool."""
-        return self._keeper.pool_usage()
+        return self._registry.pool_usage()
 
     # ---- giving them up ----
 
@@ -214,12 +216,12 @@ class CacheManager:
             FeatureNotEnabled: there is no memory pool.
             LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
         """
-        await self._keeper_here.deallocate(checks.instance(cache, "cache", Cache), False)
+        await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), False)
         await give_way()
 
     async def deallocate_blocks_cache(self, cache: Cache) -> None:
         """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
-        await self._keeper_here.deallocate(checks.instance(cache, "cache", Cache), True)
+        await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), True)
         await give_way()
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
@@ -230,7 +232,7 @@ class CacheManager:
             FeatureNotEnabled: there is no memory pool.
         """
         checks.instance(cache_key, "cache_key", CacheKey)
-        await self._keeper_here.remove_key(name_of(cache_key))
+        await self._registry_here.remove_key(name_of(cache_key))
         await give_way()
 
     async def unregister_cache(self, cache_id: int) -> None:
@@ -247,7 +249,7 @@ class CacheManager:
         checks.integer(cache_id, "cache_id", checks.INT64)
         self._engine.check_here()
         await self._engine.wait_parted()
-        await self._keeper_here.unregister(cache_id, self._engine.has_links)
+        await self._registry_here.unregister(cache_id, self._engine.has_links)
         await give_way()
 
     # ---- pulling ----
@@ -375,10 +377,10 @@ class CacheManager:
     ) -> CacheTask:
         link, seconds = self._link(key), self._engine.timeout
         if self._engine.one_sided:
-            return self._start(what, link, Job(entry, key, plan, "get", seconds), notify)
+            return self._start(what, link, TransferSpec(entry, key, plan, "get", seconds), notify)
 
-        request = Words(key, entry.cache_id, layers, seconds, ranges)
-        return self._start(what, link, Job(entry, key, plan, "get", seconds, request), notify)
+        request = PullRequest(key, entry.cache_id, layers, seconds, ranges)
+        return self._start(what, link, TransferSpec(entry, key, plan, "get", seconds, request), notify)
 
     # ---- pushing ----
 
@@ -479,13 +481,15 @@ class CacheManager:
     ) -> CacheTask:
         link = self._link(key)
         count = max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
-        return self._start(what, link, Job(entry, key, plan, "put", self._engine.timeout * count), notify)
+        return self._start(what, link, TransferSpec(entry, key, plan, "put", self._engine.timeout * count), notify)
 
-    def _start(self, what: str, link: Link, job: Job, notify: bytes | None) -> CacheTask:
-        slip = None if notify is None else link.outbox.reserve(check_payload(notify))
+    def _start(self, what: str, link: Link, job: TransferSpec, notify: bytes | None) -> CacheTask:
+        pending = None if notify is None else link.notification_queue.reserve(check_payload(notify))
         outcome = link.start(job, what)
-        if slip is not None:
-            outcome.add_done_callback(lambda done: slip.drop() if done.error or done.is_cancelled else slip.ready())
+        if pending is not None:
+            outcome.add_done_callback(
+                lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
+            )
         return CacheTask(what, link.cluster_id, outcome)
 
     # ---- layer by layer ----
@@ -556,11 +560,11 @@ class CacheManager:
         entry = self._local(cache, "cache")
         link = self._engine.find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         link.check_ready()
-        receiver = link.arrivals.watch(entry.cache_id, max(1, len(entry.addresses) // 2))
+        receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // 2))
         try:
             yield receiver
         finally:
-            link.arrivals.unwatch(entry.cache_id)
+            link.layer_events.unwatch(entry.cache_id)
 
     # ---- copying within this cluster ----
 
@@ -635,7 +639,7 @@ class CacheManager:
 
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
         self._engine.check_here()
-        transfer = self._engine.copier.start(source, target, [grid], self._copy_seconds)
+        transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
         return CacheTask(what, self._engine.cluster_id, transfer)
 
     # ---- other ----
@@ -670,7 +674,7 @@ class CacheManager:
 
     def _local(self, cache: Cache, name: str, remote: bool = True) -> Entry:
         """The cache behind the object. ``remote``: it has to be one that takes part in transfers with peers."""
-        entry = self._keeper.local(checks.instance(cache, name, Cache), name)
+        entry = self._registry.local(checks.instance(cache, name, Cache), name)
         if remote and not entry.remote_accessible:
             raise ParamInvalid(
                 f"{name} {cache.cache_id} is not remote accessible: register it with remote_accessible=True"

@@ -239,7 +239,7 @@ class LLMDataDist:
     def statistics(self) -> Statistics:
         """What has been done so far, per link, and what the memory pools hold. Costs nothing to ask often."""
         engine = self._running()
-        return Statistics(tuple(engine.statistics()), len(engine.keeper.table), engine.keeper.pool_usage())
+        return Statistics(tuple(engine.statistics()), len(engine.registry.table), engine.registry.pool_usage())
 
     async def switch_role(self, role: LLMRole, switch_options: Mapping[str, str] | None = None) -> None:
         """Take another role, and listen as the options say: on ``llm.listenIpInfo``, or, without it, not at all.
@@ -292,7 +292,7 @@ class LLMDataDist:
 
         Each has ``cluster_id`` and ``payload``. Several iterators share them: each notification goes to one.
         """
-        return self._running_here().inbox.take()
+        return self._running_here().notification_inbox.take()
 
     # ---- links ----
 
@@ -315,19 +315,19 @@ class LLMDataDist:
             LinkTimeout: somebody did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
             LinkError: the communicator could not be made.
         """
-        return await self._running_here().communicators.link(comm_name, cluster_rank_info, rank_table)
+        return await self._running_here().rank_groups.link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
-        return self._running().communicators.status(checks.integer(comm_id, "comm_id", checks.UINT64))
+        return self._running().rank_groups.status(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Until the links of a communicator are made, or cannot be: OK or FAILED. Raises NotLinked: there is none."""
-        return await self._running_here().communicators.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
+        return await self._running_here().rank_groups.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def unlink(self, comm_id: int) -> None:
         """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
-        await self._running_here().communicators.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
+        await self._running_here().rank_groups.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
         """Exchange a word with a peer.

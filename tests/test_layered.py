@@ -110,7 +110,7 @@ class Fan:
 
     @property
     def entry(self) -> Entry:
-        entry = self.source.datadist._running().keeper.table.find(self.src.cache_id)
+        entry = self.source.datadist._running().registry.table.find(self.src.cache_id)
         assert entry is not None
         return entry
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from aiodatadist.blocking.facade import blocking, moving, starting
-from aiodatadist.cache.registry import Keeper
+from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.legacy import kv_cache_manager as awaitable
@@ -31,7 +31,7 @@ class KvCacheManager:
         return self._thread.pid == os.getpid() and self._inner.is_initialized()
 
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, Keeper]:
+    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
         """Where caches are given back."""
         return self._inner.place
 

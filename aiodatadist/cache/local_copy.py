@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.device import CopyKind, Device, Program, Stream, Transfer, TransferState
+from aiodatadist.device import CopyKind, Device, Program, Stream, StreamTransfer, TransferState
 from aiodatadist.values.grid import Grid
 
-LONGEST = 86400.0
+MAX_COPY_SECONDS = 86400.0
 """Seconds for one copy, where none of the caller's options limits it."""
 
 
-class Copier:
+class LocalCopies:
     """Copies run one after the other; each leases both of its caches."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream: Stream | None = None
 
-    def start(self, source: Entry, target: Entry, grids: Sequence[Grid], seconds: float = LONGEST) -> Transfer:
+    def start(
+        self, source: Entry, target: Entry, grids: Sequence[Grid], seconds: float = MAX_COPY_SECONDS
+    ) -> StreamTransfer:
         """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``, within so many seconds."""
         program = Program()
         for grid in grids:
@@ -31,14 +33,14 @@ class Copier:
         for entry in entries:
             entry.lease()
 
-        def ended(done: Transfer) -> None:
+        def ended(done: StreamTransfer) -> None:
             for entry in entries:
                 self._settle(done, entry)
 
         transfer.add_done_callback(ended)
         return transfer
 
-    def _settle(self, transfer: Transfer, entry: Entry) -> None:
+    def _settle(self, transfer: StreamTransfer, entry: Entry) -> None:
         if transfer.state is not TransferState.STUCK:
             entry.release()
             return

@@ -15,7 +15,7 @@ import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
-from aiodatadist.cache.table import CacheTable, Entry, Holder, check_desc
+from aiodatadist.cache.table import CacheTable, Entry, LeaseHolder, check_desc
 from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device, Memory
@@ -51,7 +51,7 @@ class _Pool:
         self.epoch = epoch
 
 
-class _Leaving:
+class Deallocation:
     """A cache whose memory is being given back."""
 
     def __init__(self, entry: Entry) -> None:
@@ -65,7 +65,7 @@ class _Leaving:
             raise self.error
 
 
-class Keeper:
+class CacheRegistry:
     """The caches of one cluster.
 
     ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, whoever is cancelled.
@@ -85,7 +85,7 @@ class Keeper:
         self._spawn = spawn
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
-        self._leaving: dict[int, _Leaving] = {}
+        self._leaving: dict[int, Deallocation] = {}
         self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
 
     # ---- pools ----
@@ -380,7 +380,7 @@ class Keeper:
 
     # ---- peers that are lost, and may still write ----
 
-    def withhold(self, entries: Sequence[Entry], peer: Holder, writes: Writes) -> None:
+    def withhold(self, entries: Sequence[Entry], peer: LeaseHolder, writes: Writes) -> None:
         """The link to a peer is gone, but it was stopped while it wrote. These caches are not used, nor is their memory given
         on, before it let go."""
         for entry in entries:
@@ -388,7 +388,7 @@ class Keeper:
         if not self._spawn(partial(self._free_when_let_go, list(entries), peer, writes)):
             self._hold_on_to(entries, writes)
 
-    async def _free_when_let_go(self, entries: list[Entry], peer: Holder, writes: Writes) -> None:
+    async def _free_when_let_go(self, entries: list[Entry], peer: LeaseHolder, writes: Writes) -> None:
         try:
             await writes.wait_let_go()
         except LLMException as error:
@@ -422,7 +422,7 @@ class Keeper:
 
     def _start_leaving(self, entry: Entry) -> None:
         entry.is_live = False
-        leaving = self._leaving[entry.cache_id] = _Leaving(entry)
+        leaving = self._leaving[entry.cache_id] = Deallocation(entry)
         leaving.error = LLMException(
             f"cache {entry.cache_id} was in use until the cluster was finalized",
             status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
@@ -447,7 +447,7 @@ class Keeper:
     def _revoke(entry: Entry) -> list[Event]:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
-    async def _give_back(self, entry: Entry, leaving: _Leaving) -> None:
+    async def _give_back(self, entry: Entry, leaving: Deallocation) -> None:
         """Wait until nothing touches it, then give its memory back. A caller does not wait for pages that are withheld."""
         if entry.pool is not None:
             self.table.remove(entry)

@@ -17,7 +17,7 @@ from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, Cac
 from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 
 
-class Holder(Protocol):
+class LeaseHolder(Protocol):
     """A peer that may reach a cache at any moment, because it was told where it is."""
 
     def revoke(self, entry: Entry) -> Event:
@@ -85,8 +85,8 @@ class Entry:
         self.nbytes, self.stride, self.pieces, self.placement = desc.size, desc.stride, desc.shape[0], desc.placement
         self.epoch = 0
         self.leases = 0
-        self.holders: set[Holder] = set()
-        self.writers: set[Holder] = set()
+        self.holders: set[LeaseHolder] = set()
+        self.writers: set[LeaseHolder] = set()
         self.coverage: dict[Name, int] = {}  # tensors that were pulled by this name, a bit each
         self.is_poisoned = False
         self.is_live = False
@@ -116,14 +116,14 @@ class Entry:
         if self.leases == 0:
             self._changed()
 
-    def drop_holder(self, holder: Holder) -> None:
+    def drop_holder(self, holder: LeaseHolder) -> None:
         """The peer cannot reach it any more."""
         self.holders.discard(holder)
         self.writers.discard(holder)
         if not self.holders:
             self._changed()
 
-    def withhold(self, holder: Holder) -> None:
+    def withhold(self, holder: LeaseHolder) -> None:
         """The link to a peer is gone, but the peer may still write: until it is dropped, nobody may use the memory."""
         self.holders.discard(holder)
         self.writers.add(holder)

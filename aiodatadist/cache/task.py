@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from aiodatadist.device import Outcome, TransferState
+from aiodatadist.device import Completion, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
 
@@ -44,7 +44,7 @@ class CacheTask:
 
     __slots__ = ("_is_told", "_operation", "_transfer", "peer")
 
-    def __init__(self, operation: str, peer: int, transfer: Outcome) -> None:
+    def __init__(self, operation: str, peer: int, transfer: Completion) -> None:
         self._is_told = False
         self._operation = operation
         self._transfer = transfer

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
-from aiodatadist.cache.local_copy import Copier
-from aiodatadist.cache.registry import Keeper
+from aiodatadist.cache.local_copy import LocalCopies
+from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.cluster.listener import Listening
+from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
-from aiodatadist.cluster.rank_groups import Communicators
+from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.device import Device
@@ -36,12 +36,12 @@ from aiodatadist.errors import (
 )
 from aiodatadist.layered import LayeredTransfer
 from aiodatadist.link import (
-    DRAIN,
+    DRAIN_TIMEOUT,
     Connection,
-    Inbox,
     Link,
     LinkStatistics,
     Notification,
+    NotificationInbox,
     Wire,
     channel_name,
     connected,
@@ -59,11 +59,11 @@ logger = logging.getLogger(__name__)
 MAX_LINKS = 512
 HANDSHAKE = 60.0
 """Seconds that a client has, from connecting to the end of the handshake, whatever it asks for."""
-STRANGER = 5.0
+CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is."""
-MAX_STRANGERS = 64
+MAX_PENDING_CLIENTS = 64
 """Connections that have not said so yet, before the next one gets a fiftieth of the time."""
-PARTING = 2 * DRAIN
+PART_TIMEOUT = 2 * DRAIN_TIMEOUT
 """Seconds that links which are being ended have for it, before somebody who needs them gone is told that they are not."""
 
 
@@ -76,21 +76,21 @@ class _Attempt:
         self.error: LinkError | None = None
 
 
-class _Stranger:
+class PendingClient:
     """A client that has not said yet who it is: it has little time for that, and less when many others have not either."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seconds = STRANGER / 50 if engine.strangers >= MAX_STRANGERS else STRANGER
+        self._seconds = CLIENT_TIMEOUT / 50 if engine.pending_clients >= MAX_PENDING_CLIENTS else CLIENT_TIMEOUT
         self._is_known = False
         self.scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
-        engine.strangers += 1
+        engine.pending_clients += 1
 
     def is_known(self) -> None:
         """It proved who it is, or is gone: from here on it has the time of a handshake."""
         if not self._is_known:
             self._is_known = True
-            self._engine.strangers -= 1
+            self._engine.pending_clients -= 1
             self.scope.deadline = anyio.current_time() + HANDSHAKE
 
     @property
@@ -119,11 +119,11 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.device: Device
         self.transport: Transport
-        self.keeper: Keeper
-        self.copier: Copier
+        self.registry: CacheRegistry
+        self.local_copies: LocalCopies
         self.cache_manager: CacheManager
-        self.communicators: Communicators
-        self.inbox = Inbox()
+        self.rank_groups: RankGroups
+        self.notification_inbox = NotificationInbox()
         self.turns: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
         self.jobs: set[LayeredTransfer] = set()
         self._owner = owner
@@ -135,11 +135,11 @@ class Engine:
         self._opening = 0
         self._refusals: dict[int, str] = {}  # why the last attempt of ours at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
-        self._listening: Listening | None = None
-        self._listenings: set[Listening] = set()
+        self._listener: Listener | None = None
+        self._listeners: set[Listener] = set()
         self._stopping = anyio.Event()
         self._is_over = False
-        self.strangers = 0
+        self.pending_clients = 0
 
     # ---- life ----
 
@@ -149,17 +149,17 @@ class Engine:
             self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
             self.transport = open_transport(self._config.transport, self.device, self._config.local_comm_res or None)
             stack.push_async_callback(self.transport.aclose)
-            self.keeper = Keeper(self.device, self.transport, self.spawn, self.cluster_id)
+            self.registry = CacheRegistry(self.device, self.transport, self.spawn, self.cluster_id)
             await self._open_pools()
-            self.copier = Copier(self.device)
-            stack.push_async_callback(self.copier.aclose)
+            self.local_copies = LocalCopies(self.device)
+            stack.push_async_callback(self.local_copies.aclose)
             self.cache_manager = CacheManager(self)
-            self.communicators = Communicators(self, self._config.link_total_time, self._key())
+            self.rank_groups = RankGroups(self, self._config.link_total_time, self._key())
             stack.callback(self._heartbeats.close)
             address = self._config.listen_address
-            listening = None if address is None else await Listening.open(*address, self._key(), "init")
+            listener = None if address is None else await Listener.open(*address, self._key(), "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
-            self._listen_on(listening)
+            self._replace_listener(listener)
             started.set_result(None)
             try:
                 await self._stopping.wait()
@@ -169,18 +169,18 @@ class Engine:
             self._group.cancel_scope.cancel()
         for job in list(self.jobs):  # those whose task never began
             job.abandon()
-        self.keeper.end()
+        self.registry.end()
 
     def _end_all(self) -> None:
         """Nothing new begins from here on, and who waits for it is told."""
         self._is_over = True
         self._stopping.set()
         self._linked.set()
-        self.inbox.close()
+        self.notification_inbox.close()
         for job in list(self.jobs):
             job.fail(LinkClosed("the cluster was finalized"))
-        for listening in list(self._listenings):
-            self.stop_listening(listening)
+        for listener in list(self._listeners):
+            self.close_listener(listener)
 
     def start_job(self, job: LayeredTransfer) -> None:
         """Start a layered transfer; it ends when we do, at the latest."""
@@ -193,7 +193,7 @@ class Engine:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):
             text = getattr(self._config, name)
             if text:
-                await self.keeper.open_pool(placement, PoolConfig.parse(text, name))
+                await self.registry.open_pool(placement, PoolConfig.parse(text, name))
 
     async def _part_from_all(self) -> None:
         self._linked.set()
@@ -244,82 +244,82 @@ class Engine:
         return self.turns(cluster_id)
 
     def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
-        self.inbox.put(Notification(link.cluster_id, payload), taken)
+        self.notification_inbox.put(Notification(link.cluster_id, payload), taken)
 
     # ---- peers that come to us ----
 
-    def _listen_on(self, fresh: Listening | None) -> None:
+    def _replace_listener(self, fresh: Listener | None) -> None:
         """From now on, and no more on the old one."""
-        old, self._listening = self._listening, fresh
+        old, self._listener = self._listener, fresh
         if old is not None:
-            self.stop_listening(old)
+            self.close_listener(old)
         if fresh is not None:
             self._serve_on(fresh)
 
-    def _serve_on(self, listening: Listening) -> None:
-        self._listenings.add(listening)
-        self._tasks().start_soon(listening.serve, self._serve_client, self._tasks())
+    def _serve_on(self, listener: Listener) -> None:
+        self._listeners.add(listener)
+        self._tasks().start_soon(listener.serve, self._serve_client, self._tasks())
 
-    def stop_listening(self, listening: Listening) -> None:
-        self._listenings.discard(listening)
-        listening.close()
+    def close_listener(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        listener.close()
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
         """Where clients find us, with the real port."""
-        return None if self._listening is None else self._listening.address
+        return None if self._listener is None else self._listener.address
 
     async def listen_elsewhere(self, address: tuple[str, int] | None) -> None:
         """Listen on this address from now on; None: do not listen.
 
         Raises LLMException: the port cannot be had; the old one goes on."""
-        self._listen_on(None if address is None else await Listening.open(*address, self._key(), "switch_role"))
+        self._replace_listener(None if address is None else await Listener.open(*address, self._key(), "switch_role"))
 
-    async def listen_for_members(self, host: str, key: bytes) -> Listening:
-        """Serve clients that have this key, on a port of their own, until :meth:`stop_listening`."""
-        listening = await Listening.open(host, 0, key, "link")
-        self._serve_on(listening)
-        return listening
+    async def listen_for_members(self, host: str, key: bytes) -> Listener:
+        """Serve clients that have this key, on a port of their own, until :meth:`close_listener`."""
+        listener = await Listener.open(host, 0, key, "link")
+        self._serve_on(listener)
+        return listener
 
-    async def _serve_client(self, sock: socket.socket, listening: Listening) -> None:
+    async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
-        stranger = _Stranger(self)
+        client = PendingClient(self)
         link: Link | None = None
         try:
             first: Message | None = None
-            with stranger.scope:
+            with client.scope:
                 first = await hear_first(sock)
                 if not isinstance(first, PulseMessage):
-                    link = await self._welcome(sock, first, stranger, listening)
-            if stranger.scope.cancelled_caught:
-                raise LinkTimeout(f"the client did not {stranger.wanted}")
+                    link = await self._welcome(sock, first, client, listener)
+            if client.scope.cancelled_caught:
+                raise LinkTimeout(f"the client did not {client.wanted}")
             if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
-                stranger.is_known()
-                beating = self._heartbeats.claim(first)
+                client.is_known()
+                beating = self._heartbeats.accept(first)
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
             logger.exception("cluster %d: a client was not linked", self.cluster_id)
         finally:
-            stranger.is_known()
+            client.is_known()
             if link is None:
                 sock.close()
         if link is not None:
             await self._serve(link)
 
-    async def _welcome(self, sock: socket.socket, first: Message, stranger: _Stranger, listening: Listening) -> Link:
+    async def _welcome(self, sock: socket.socket, first: Message, client: PendingClient, listener: Listener) -> Link:
         """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
         link = Link(Wire(await Connection.over(sock)), self.device, self.transport, self)
         self._heartbeats.expect(link)
         try:
-            handshake = Handshake("server", self._hello(listening.key), listening.key)
-            await self._make(link, handshake, first=first, stranger=stranger, listening=listening)
+            handshake = Handshake("server", self._hello(listener.key), listener.key)
+            await self._make(link, handshake, first=first, client=client, listener=listener)
             self._tasks()  # raises where no new link may begin
             self._file(link)
         finally:
             self._heartbeats.forget(link)
-            if not link.is_filed:
+            if not link.is_registered:
                 await link.discard()
         return link
 
@@ -329,9 +329,9 @@ class Engine:
         handshake: Handshake,
         connect: Connect | None = None,
         first: Message | None = None,
-        stranger: _Stranger | None = None,
-        listening: Listening | None = None,
-        bring: Callable[[str], Awaitable[None]] | None = None,
+        client: PendingClient | None = None,
+        listener: Listener | None = None,
+        attach: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """From the first word to a ready link, whose heartbeats are exchanged.
 
@@ -340,14 +340,14 @@ class Engine:
 
         def admit(peer: Hello) -> None:
             self._admit(peer, handshake.side)
-            if stranger is not None:
-                stranger.is_known()
+            if client is not None:
+                client.is_known()
 
         self._opening += 1
         try:
-            await link.shake_hands(handshake, connect, first, admit, bring)
+            await link.shake_hands(handshake, connect, first, admit, attach)
             self._heartbeats.check(link)
-            if listening is not None and listening.is_over:
+            if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
         finally:
             self._opening -= 1
@@ -377,7 +377,7 @@ class Engine:
         if old is not None:
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
-        link.is_filed = True
+        link.is_registered = True
         self._linked.set()
         self._linked = anyio.Event()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
@@ -427,7 +427,7 @@ class Engine:
             await attempt.settled.wait()
         except asyncio.CancelledError:
             attempt.scope.cancel()
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN):
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
@@ -461,14 +461,14 @@ class Engine:
         handshake = Handshake("client", self._hello(key), key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
 
-        async def bring(token: str) -> None:
-            await self._heartbeats.bring(link, address, token, self._tasks())
+        async def attach(token: str) -> None:
+            await self._heartbeats.attach(link, address, token, self._tasks())
 
         try:
-            await self._make(link, handshake, connect, bring=bring)
+            await self._make(link, handshake, connect, attach=attach)
             self._file(link)
         finally:
-            if not link.is_filed:
+            if not link.is_registered:
                 await link.discard()
         return link
 
@@ -569,7 +569,7 @@ class Engine:
 
     async def wait_parted(self) -> None:
         """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
-        with anyio.move_on_after(PARTING):
+        with anyio.move_on_after(PART_TIMEOUT):
             for link in [link for link in self._links.values() if not link.is_ready]:
                 await link.wait_closed()
 

@@ -39,11 +39,12 @@ _libc.send.argtypes = _libc.recv.argtypes = (ctypes.c_int, ctypes.c_char_p, ctyp
 _libc.send.restype = _libc.recv.restype = ctypes.c_ssize_t
 
 
-class Pulse:
+class HeartbeatThread:
     """The heartbeats of one LLMDataDist. All of it is called on the event loop.
 
-    The thread, which starts with the first watch, runs ``_Heart``. The two share nothing but its queue of connections to take
-    up and to let go. A socket is the thread's from watch() on: nobody closes a descriptor that the thread is about to use.
+    The thread, which starts with the first watch, runs ``_HeartbeatLoop``. The two share nothing but its queue of connections
+    to take up and to let go. A socket is the thread's from watch() on: no other code closes a descriptor that the thread is
+    about to use.
     """
 
     def __init__(self, interval: float) -> None:
@@ -51,7 +52,7 @@ class Pulse:
         if not interval > 0:
             raise ValueError(f"interval is {interval}: it has to be more than 0 s")
         self._interval = interval
-        self._heart: _Heart | None = None
+        self._loop: _HeartbeatLoop | None = None
         self.closed = False
 
     def watch(
@@ -61,7 +62,7 @@ class Pulse:
         lost: Callable[[str], object],
         begun: Callable[[], object] | None = None,
         patience: float = 0.0,
-    ) -> Watch:
+    ) -> HeartbeatWatch:
         """Beat on a connected stream socket and listen to the peer's beats. The socket is ours now, whatever is raised: no
         event loop may read from it any more.
 
@@ -78,11 +79,11 @@ class Pulse:
         """
         try:
             if self.closed:
-                raise RuntimeError("the heartbeats have ended: this Pulse is closed")
+                raise RuntimeError("the heartbeats have ended: this HeartbeatThread is closed")
             if not silence > 0:
                 raise ValueError(f"silence is {silence}: it has to be more than 0 s")
-            watch = Watch(self, lost, begun)
-            line = _Line(
+            watch = HeartbeatWatch(self, lost, begun)
+            line = _Connection(
                 sock, sock.fileno(), silence, asyncio.get_running_loop(), watch._deliver, monotonic(), patience
             )
             watch._on = (self._post(line), line)
@@ -91,51 +92,53 @@ class Pulse:
             raise
         return watch
 
-    def _post(self, line: _Line) -> _Heart:
+    def _post(self, line: _Connection) -> _HeartbeatLoop:
         """To the thread, which is a new one at first and after a failure."""
-        if self._heart is None or not self._heart.post(line, watched=True):
-            self._heart = _Heart(self._interval)
-            self._heart.post(line, watched=True)
-        return self._heart
+        if self._loop is None or not self._loop.post(line, watched=True):
+            self._loop = _HeartbeatLoop(self._interval)
+            self._loop.post(line, watched=True)
+        return self._loop
 
     def close(self) -> None:
         """Stop all watches, end the thread and close all sockets. Waits for the thread, for milliseconds. Idempotent."""
         self.closed = True
-        heart, self._heart = self._heart, None
-        if heart is not None:
-            heart.close()
+        heartbeat_loop, self._loop = self._loop, None
+        if heartbeat_loop is not None:
+            heartbeat_loop.close()
 
 
-class Watch:
+class HeartbeatWatch:
     """A peer that is watched. Touched on its event loop only."""
 
-    def __init__(self, pulse: Pulse, lost: Callable[[str], object], begun: Callable[[], object] | None) -> None:
-        self._pulse = pulse
+    def __init__(
+        self, heartbeats: HeartbeatThread, lost: Callable[[str], object], begun: Callable[[], object] | None
+    ) -> None:
+        self._owner = heartbeats
         self._lost: Callable[[str], object] | None = lost
         self._begun = begun
-        self._on: tuple[_Heart, _Line] | None = None
+        self._on: tuple[_HeartbeatLoop, _Connection] | None = None
 
     def stop(self) -> None:
         """Never call ``lost`` or ``begun`` from now on; the thread closes the socket presently. Idempotent."""
         on, self._on, self._lost, self._begun = self._on, None, None, None
         if on is not None:
-            heart, line = on
-            heart.post(line, watched=False)
+            heartbeat_loop, line = on
+            heartbeat_loop.post(line, watched=False)
 
     def _deliver(self, reason: str | None) -> None:
         """What the thread has queued on the loop: why the peer is lost, or None for its first byte. By now the watch may have
         been stopped, or everything closed."""
         if reason is None:
-            if self._begun is not None and not self._pulse.closed:
+            if self._begun is not None and not self._owner.closed:
                 self._begun()
             return
         lost, self._on, self._lost = self._lost, None, None
-        if lost is not None and not self._pulse.closed:
+        if lost is not None and not self._owner.closed:
             lost(reason)
 
 
 @dataclass(eq=False, slots=True)
-class _Line:
+class _Connection:
     """A connection as the thread knows it. Made on the event loop, touched by the thread only."""
 
     sock: socket.socket
@@ -149,7 +152,7 @@ class _Line:
     has_begun: bool = False
 
 
-class _Heart:
+class _HeartbeatLoop:
     """The thread. post() and close() are called on the event loop, everything else by the thread.
 
     Shared under the lock: the queue (the thread empties it without: a deque's popleft is atomic), ``_ended`` and the life of
@@ -162,9 +165,9 @@ class _Heart:
         self._closing = False
         self._interval = interval
         self._lock = threading.Lock()
-        self._posted: deque[tuple[_Line, bool]] = deque()
+        self._posted: deque[tuple[_Connection, bool]] = deque()
         self._ended = False
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _Connection] = {}
         self._buffer = ctypes.create_string_buffer(READ)
         self._next_beat = math.inf
         self._next_judgement = math.inf
@@ -181,7 +184,7 @@ class _Heart:
 
     # ---- on the event loop ----
 
-    def post(self, line: _Line, *, watched: bool) -> bool:
+    def post(self, line: _Connection, *, watched: bool) -> bool:
         """Have a connection taken up or let go. False if the thread has ended, and with it all connections."""
         with self._lock:
             if not self._ended:
@@ -247,7 +250,7 @@ class _Heart:
             else:
                 self._let_go(line)
 
-    def _take_up(self, line: _Line) -> None:
+    def _take_up(self, line: _Connection) -> None:
         self._lines[line.fd] = line
         try:
             line.sock.setblocking(False)
@@ -263,7 +266,7 @@ class _Heart:
         self._next_beat = min(self._next_beat, now + self._interval)
         self._send(line)
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: _Connection) -> None:
         count = _libc.recv(line.sock.fileno(), self._buffer, READ, socket.MSG_DONTWAIT)
         if count > 0:
             line.heard = monotonic()  # not earlier: the thread may have been stopped right before it read
@@ -290,22 +293,22 @@ class _Heart:
             self._send(line)
         self._next_beat = now + self._interval if self._lines else math.inf
 
-    def _send(self, line: _Line) -> None:
+    def _send(self, line: _Connection) -> None:
         """A beat that cannot be sent is left out: the buffer of a stopped peer is full, and a broken socket tells _read."""
         _libc.send(line.sock.fileno(), BEAT, 1, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    def _lose(self, line: _Line, reason: str) -> None:
+    def _lose(self, line: _Connection, reason: str) -> None:
         if self._let_go(line):
             self._say(line, reason)
 
     @staticmethod
-    def _say(line: _Line, reason: str | None) -> None:
+    def _say(line: _Connection, reason: str | None) -> None:
         try:
             line.loop.call_soon_threadsafe(line.tell, reason)
         except RuntimeError:  # the loop is closed: nobody is interested any more
             logger.debug("a peer was %s after its event loop", "heard" if reason is None else f"lost ({reason})")
 
-    def _let_go(self, line: _Line) -> bool:
+    def _let_go(self, line: _Connection) -> bool:
         """False if it was let go before."""
         if self._lines.get(line.fd) is not line:
             return False

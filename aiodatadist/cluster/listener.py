@@ -22,7 +22,7 @@ ACCEPT_PAUSE = 0.1
 """Seconds before accepting is tried again when the process has run out of file descriptors."""
 
 
-class Listening:
+class Listener:
     """One listener, the key that its clients have to prove, and its end.
 
     Attributes:
@@ -41,7 +41,7 @@ class Listening:
         self._scope = anyio.CancelScope()
 
     @classmethod
-    async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listening:
+    async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listener:
         """Port 0 is any free one. Raises LLMException: it cannot be had."""
         try:
             return cls(await anyio.create_tcp_listener(local_host=host, local_port=port), host, key)
@@ -55,7 +55,7 @@ class Listening:
             ) from error
 
     async def serve(
-        self, client: Callable[[socket.socket, Listening], Coroutine[Any, Any, None]], group: anyio.abc.TaskGroup
+        self, client: Callable[[socket.socket, Listener], Coroutine[Any, Any, None]], group: anyio.abc.TaskGroup
     ) -> None:
         """Serve clients, in tasks of the group, until closed; a client's task closes its socket."""
         with self._scope:
@@ -66,7 +66,7 @@ class Listening:
     async def _accept(
         self,
         sock: socket.socket,
-        client: Callable[[socket.socket, Listening], Coroutine[Any, Any, None]],
+        client: Callable[[socket.socket, Listener], Coroutine[Any, Any, None]],
         group: anyio.abc.TaskGroup,
     ) -> None:
         """Running out of file descriptors makes clients wait, no more."""

@@ -11,7 +11,7 @@ import socket
 import anyio
 import anyio.abc
 
-from aiodatadist.cluster.heartbeat_thread import CLOSED, Pulse
+from aiodatadist.cluster.heartbeat_thread import CLOSED, HeartbeatThread
 from aiodatadist.errors import LinkError
 from aiodatadist.link import Link, connected
 from aiodatadist.wire.frames import encode
@@ -24,7 +24,7 @@ EOF_PATIENCE = 1.0
 
 
 class Heartbeats:
-    """The beating itself is a thread's business (``pulse``): a busy event loop must not look dead.
+    """The beating itself is a thread's business (``heartbeat_token``): a busy event loop must not look dead.
 
     Args:
         interval: seconds between two beats of ours.
@@ -32,13 +32,13 @@ class Heartbeats:
     """
 
     def __init__(self, interval: float, misses: int) -> None:
-        self._pulse = Pulse(interval)
+        self._thread = HeartbeatThread(interval)
         self._misses = misses
         self._expected: dict[str, Link] = {}
         self._watched: set[Link] = set()
 
     def close(self) -> None:
-        self._pulse.close()
+        self._thread.close()
 
     def check(self, link: Link) -> None:
         """Before it counts as made. Raises LinkError: it has no heartbeats, or they ended already."""
@@ -49,12 +49,12 @@ class Heartbeats:
 
     def expect(self, link: Link) -> None:
         """A client may bring them from now on: it knows the link's token as soon as the handshake says it."""
-        self._expected[link.pulse] = link
+        self._expected[link.heartbeat_token] = link
 
     def forget(self, link: Link) -> None:
-        self._expected.pop(link.pulse, None)
+        self._expected.pop(link.heartbeat_token, None)
 
-    def claim(self, message: PulseMessage) -> Link:
+    def accept(self, message: PulseMessage) -> Link:
         """The link that a connection brings heartbeats for. Raises LinkError: there is none that waits for them."""
         link = self._expected.pop(message.token, None)
         if link is None:
@@ -63,7 +63,7 @@ class Heartbeats:
 
     # ---- the client's end ----
 
-    async def bring(self, link: Link, address: tuple[str, int], token: str, group: anyio.abc.TaskGroup) -> None:
+    async def attach(self, link: Link, address: tuple[str, int], token: str, group: anyio.abc.TaskGroup) -> None:
         """Connect once more to where a link's connection goes, and exchange heartbeats in a task of the group.
 
         Returns when the server's first came: a link that is made is watched.
@@ -106,7 +106,7 @@ class Heartbeats:
             over.set()
 
         try:
-            watch = self._pulse.watch(sock, link.heartbeat * (self._misses + 1), lost, begun.set, patience)
+            watch = self._thread.watch(sock, link.heartbeat * (self._misses + 1), lost, begun.set, patience)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error
         self._watched.add(link)

@@ -22,7 +22,7 @@ from aiodatadist.values.descriptors import RegisterMemStatus
 
 if TYPE_CHECKING:
     from aiodatadist.cluster.engine import Engine
-    from aiodatadist.cluster.listener import Listening
+    from aiodatadist.cluster.listener import Listener
     from aiodatadist.link import Link
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ class _Card(BaseModel):
 class _Communicator:
     """One call of ``link``: links to all other members, and the listener through which half of them are made."""
 
-    listening: Listening
+    listener: Listener
     status: RegisterMemStatus = RegisterMemStatus.PREPARING
     settled: anyio.Event = field(default_factory=anyio.Event)
     making: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     links: dict[int, Link] = field(default_factory=dict)
 
 
-class Communicators:
+class RankGroups:
     """The symmetric links of one cluster.
 
     Members meet through HCCL itself and tell each other where they listen; of each pair the lower rank listens and the
@@ -79,8 +79,8 @@ class Communicators:
         async with self._one_at_a_time:
             address = self._own_address(rank_table, rank)
             secret = secrets.token_hex(32)
-            listening = await self._engine.listen_for_members(address, self._key(secret))
-            host, port = listening.address
+            listener = await self._engine.listen_for_members(address, self._key(secret))
+            host, port = listener.address
             card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
             try:
                 blobs = await meet(
@@ -94,10 +94,10 @@ class Communicators:
                 )
                 cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
             except BaseException:
-                self._engine.stop_listening(listening)
+                self._engine.close_listener(listener)
                 raise
         number = next(self._ids)
-        communicator = self._all[number] = _Communicator(listening)
+        communicator = self._all[number] = _Communicator(listener)
         self._engine.spawn(lambda: self._link_all(communicator, rank, cards))
         return number
 
@@ -173,7 +173,7 @@ class Communicators:
         """End its links, and forget it whatever comes of that."""
         communicator = self._find(comm_id)
         del self._all[comm_id]
-        self._engine.stop_listening(communicator.listening)
+        self._engine.close_listener(communicator.listener)
         communicator.making.cancel()
         await communicator.settled.wait()
         for cluster_id, link in communicator.links.items():

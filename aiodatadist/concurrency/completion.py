@@ -27,7 +27,7 @@ class TransferState(Enum):
     STUCK = "stuck"
 
 
-class Outcome(ABC):
+class Completion(ABC):
     """Something under way that moves bytes. Await it with :meth:`wait`; or keep it, and ask.
 
     Attributes:

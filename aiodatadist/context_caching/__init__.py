@@ -25,9 +25,10 @@ from aiodatadist.context_caching.pools.contract import KVPool
 from aiodatadist.context_caching.pools.embedded import MemoryPool
 from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer.handle import Transfer
+from aiodatadist.context_caching.transfer.handle import BlockTransfer
 
 __all__ = [
+    "BlockTransfer",
     "CcCacheConfig",
     "CcConfig",
     "CcConfig_v1",
@@ -49,6 +50,5 @@ __all__ = [
     "MemoryPool",
     "PrimaryKey",
     "Statistics",
-    "Transfer",
     "open_pool",
 ]

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from aiodatadist.context_caching.identity.names import NOTE, Names, Shape
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.transfer.pipeline import LATE, Call, Work, in_time
+from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Question:
+class ExistsQuery:
     """What about blocks is asked for.
 
     Attributes:
@@ -61,13 +61,13 @@ class Question:
         return self.groups is None or max(self.groups) < shape.groups
 
 
-class Presence:
+class BlockIndex:
     """What is there of one rank's blocks, or of all ranks'.
 
     Every call raises PoolTimeout or PoolUnreachable when there is no answer; ``deadline`` is a time of the loop's clock.
     """
 
-    def __init__(self, names: Names, work: Work) -> None:
+    def __init__(self, names: Names, work: TransferPipeline) -> None:
         self._names = names
         self._work = work
         self._own: Shape | None = None
@@ -80,7 +80,7 @@ class Presence:
         """This rank's blocks have this layout from now on; None: no layout of ours."""
         self._own, self._noted, self._not_before = shape, -math.inf, 0.0
 
-    def note_bytes(self, call: Call) -> int:
+    def note_bytes(self, call: SaveLoadCall) -> int:
         """What the note takes beside the values of a call; 0 if it would take the place of one of them."""
         header, pool = self._work.wrapping.nbytes, self._work.pool
         has_room = all(pool.keeps([NOTE + header, size + header]) > 1 for size in set(call.memory.sizes))
@@ -96,7 +96,7 @@ class Presence:
             return  # of many who notice one is enough
         self._is_noting = True
         try:
-            deadline = min(deadline - 2 * LATE, now + NOTE_PATIENCE)  # before the call is late
+            deadline = min(deadline - 2 * LATE_TOLERANCE, now + NOTE_PATIENCE)  # before the call is late
             is_there = await in_time(self._leave_note(self._own, is_due, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             logger.info("the layout could not be noted down: %s", problem)
@@ -115,7 +115,7 @@ class Presence:
             return True
         return await self._work.write_note(key, shape.note(), deadline)
 
-    async def exists(self, hashes: Sequence[int], question: Question) -> CcResult:
+    async def exists(self, hashes: Sequence[int], question: ExistsQuery) -> CcResult:
         """A part at a time, up to the one with the first gap."""
         details = [CcStatus.SKIPPED] * len(hashes)
         for first in range(0, len(hashes), AT_ONCE):
@@ -128,7 +128,7 @@ class Presence:
             await anyio.lowlevel.checkpoint()
         return CcResult.of(details)
 
-    async def _find(self, hashes: Sequence[int], question: Question) -> list[bool]:
+    async def _find(self, hashes: Sequence[int], question: ExistsQuery) -> list[bool]:
         """Which of them are there in each of the shards. One without a layout has nothing; those behind it do not matter."""
         shards = question.shards
         shapes = await self._shapes_of(shards, question.local_only, question.deadline)

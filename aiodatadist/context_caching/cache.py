@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.context_caching import checks as rules
-from aiodatadist.context_caching.block_index import Presence, Question
+from aiodatadist.context_caching.block_index import BlockIndex, ExistsQuery
 from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
@@ -30,17 +30,17 @@ from aiodatadist.context_caching.identity.names import Names, PrimaryKey, check_
 from aiodatadist.context_caching.life import Life
 from aiodatadist.context_caching.memory.kv_layout import LayerGroup, Layout
 from aiodatadist.context_caching.memory.regions import BufferMemory, KvBufferWrapper, Memory, SlotMemory
-from aiodatadist.context_caching.pool_guard import Watch
+from aiodatadist.context_caching.pool_guard import PoolGuard
 from aiodatadist.context_caching.pools.contract import KVPool, PoolKey, PoolTimeout, PoolUnreachable
-from aiodatadist.context_caching.pools.deferred import open_late
+from aiodatadist.context_caching.pools.deferred import open_deferred
 from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer.byte_budget import Budget
-from aiodatadist.context_caching.transfer.copies import Mover
-from aiodatadist.context_caching.transfer.handle import Transfer
-from aiodatadist.context_caching.transfer.pipeline import LATE, Call, Work, in_time
+from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
+from aiodatadist.context_caching.transfer.copies import CopyStreams
+from aiodatadist.context_caching.transfer.handle import BlockTransfer
+from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
-from aiodatadist.context_caching.transfer.start_limiter import Turns
+from aiodatadist.context_caching.transfer.start_limiter import StartLimiter
 from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
 
@@ -74,17 +74,17 @@ class ContextCache:
         self._config = config
         self._settings = settings
         self._names = Names(config, access_id)
-        self._life = Life()
-        self._watch: Watch
-        self._work: Work
-        self._presence: Presence
-        self._mover = Mover(config.device_id)
-        self._budget = Budget(settings.bytes_in_flight)
+        self._resident = Life()
+        self._watch: PoolGuard
+        self._work: TransferPipeline
+        self._block_index: BlockIndex
+        self._copy_streams = CopyStreams(config.device_id)
+        self._budget = ByteBudget(settings.bytes_in_flight)
         self._layout: Layout | None = None
-        self._transfers: set[Transfer] = set()
-        self._in_slots: set[Transfer] = set()  # of the registered cache; those that got stuck stay
+        self._transfers: set[BlockTransfer] = set()
+        self._in_slots: set[BlockTransfer] = set()  # of the registered cache; those that got stuck stay
         self._group: anyio.abc.TaskGroup | None = None
-        self._turns = Turns()
+        self._turns = StartLimiter()
 
     # ---- life ----
 
@@ -130,7 +130,7 @@ class ContextCache:
         check_access(access_id, None)
         cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id)
         try:
-            await cache._life.start(partial(cache._live, pool, gate))
+            await cache._resident.start(partial(cache._live, pool, gate))
         except EmsException:
             raise
         except Exception as error:
@@ -140,32 +140,34 @@ class ContextCache:
     async def _live(self, pool: KVPool | str, gate: HealthGate | None, started: asyncio.Future[None]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                self._watch = Watch(gate)
+                self._watch = PoolGuard(gate)
                 stack.callback(self._watch.give)
                 if isinstance(pool, str):
-                    pool = await (open_pool(pool) if gate is None else open_late(pool))
+                    pool = await (open_pool(pool) if gate is None else open_deferred(pool))
                     stack.push_async_callback(pool.aclose)
                 settings = self._settings
                 local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
                 stack.push_async_callback(local.aclose)
-                self._work = Work(pool, local, self._mover, self._budget, fill_on_read=settings.fill_on_read)
+                self._work = TransferPipeline(
+                    pool, local, self._copy_streams, self._budget, fill_on_read=settings.fill_on_read
+                )
                 stack.callback(self._work.wrapping.close)
-                self._presence = Presence(self._names, self._work)
-                stack.push_async_callback(self._mover.aclose)
+                self._block_index = BlockIndex(self._names, self._work)
+                stack.push_async_callback(self._copy_streams.aclose)
                 self._group = await stack.enter_async_context(anyio.create_task_group())
                 if gate is not None:
                     self._watch.begin(self._work)
                     probe = partial(self._watch.probe, self._work)
-                    self._group.start_soon(self._life.keep, probe, name="aiodatadist health probe")
+                    self._group.start_soon(self._resident.keep, probe, name="aiodatadist health probe")
                 started.set_result(None)
                 try:
-                    await self._life.stopping.wait()
+                    await self._resident.stopping.wait()
                 finally:
-                    self._life.stopping.set()
+                    self._resident.stopping.set()
                     self._group.cancel_scope.cancel()
         finally:  # also when closing something has failed, which aclose() will say
             for transfer in list(self._transfers):  # those whose task never began
-                transfer.finish(None, self._life.failure())
+                transfer.finish(None, self._resident.failure())
             if not self._in_slots:
                 self._layout = None
 
@@ -179,9 +181,9 @@ class ContextCache:
             EmsInternalError: the device did not let go of memory, while everything else was given back; or the cache had
                 ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
         """
-        if self._life.is_abandoned:
+        if self._resident.is_abandoned:
             self._watch.give()
-        await self._life.aclose()
+        await self._resident.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -211,14 +213,14 @@ class ContextCache:
         self._check_v1()
         self._check_quiet()
         try:
-            placements_of = await self._mover.placements()
-            self._life.check()
+            placements_of = await self._copy_streams.placements()
+            self._resident.check()
             self._check_quiet()
             layout = Layout(layers, groups, placements_of)
         except LLMException as error:
             raise EmsInternalError(f"the device cannot be used: {error}") from error
         self._layout = layout
-        self._presence.register(layout.shape)
+        self._block_index.register(layout.shape)
 
     def unregister_kvcache(self) -> None:
         """Forget the KV cache; its memory is not used any more. Without one this does nothing.
@@ -229,7 +231,7 @@ class ContextCache:
         self._check_v1()
         self._check_quiet()
         self._layout = None
-        self._presence.register(None)
+        self._block_index.register(None)
 
     def _check_quiet(self) -> None:
         if self._in_slots:
@@ -238,7 +240,7 @@ class ContextCache:
             )
 
     def _check_v1(self) -> CcConfig_v1:
-        self._life.check()
+        self._resident.check()
         if not isinstance(self._config, CcConfig_v1):
             raise EmsInvalidArgument("block hashes need a CcConfig_v1: this cache was opened with a CcConfig")
         return self._config
@@ -286,7 +288,7 @@ class ContextCache:
         chunks: Chunks | None = None,
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
-    ) -> Transfer:
+    ) -> BlockTransfer:
         """Start :meth:`save`. The slots must not be written before it has ended.
 
         Raises:
@@ -337,7 +339,7 @@ class ContextCache:
         chunks: Chunks | None = None,
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
-    ) -> Transfer:
+    ) -> BlockTransfer:
         """Start :meth:`load`. The slots must be neither read nor written before it has ended.
 
         Raises:
@@ -371,12 +373,12 @@ class ContextCache:
         keys = self._names.of_blocks(zip(owners, memory.groups, strict=True), layout.shape)
         return keys, memory, len(wanted)
 
-    async def _save_blocks(self, call: Call) -> None:
-        beside = self._presence.note_bytes(call)
+    async def _save_blocks(self, call: SaveLoadCall) -> None:
+        beside = self._block_index.note_bytes(call)
         before = self._work.counts["saved"]  # by other calls, too: that costs a question more
         await self._work.save(call, beside)
         if beside:
-            await self._presence.note_down(self._work.counts["saved"] > before, call.deadline)
+            await self._block_index.note_down(self._work.counts["saved"] > before, call.deadline)
 
     # ---- saving and loading by key ----
 
@@ -407,13 +409,13 @@ class ContextCache:
         *,
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
-    ) -> Transfer:
+    ) -> BlockTransfer:
         """Start :meth:`save_values`. The regions must not be written before it has ended.
 
         Raises:
             EmsInvalidArgument: an argument is wrong.
         """
-        self._life.check()
+        self._resident.check()
         seconds = rules.seconds(timeout)
         rules.flag(write_rcache, "write_rcache")
         call = self._call(*self._checked_values(keys, buffers), seconds)
@@ -441,13 +443,13 @@ class ContextCache:
         *,
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
-    ) -> Transfer:
+    ) -> BlockTransfer:
         """Start :meth:`load_values`. The regions must be neither read nor written before it has ended; nobody checks that.
 
         Raises:
             EmsInvalidArgument: an argument is wrong.
         """
-        self._life.check()
+        self._resident.check()
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         call = self._call(*self._checked_values(keys, buffers), seconds)
@@ -473,7 +475,7 @@ class ContextCache:
             EmsInvalidArgument: the cache is closed, or the timeout no time.
             EmsTimeout: none. What is wanted was not looked at, and the pool not asked.
         """
-        self._life.check()
+        self._resident.check()
         seconds = rules.seconds(timeout)
         left = await self._turns.wait(seconds)
         if left is None:
@@ -481,16 +483,16 @@ class ContextCache:
             raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
         return seconds, left
 
-    def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> Call:
+    def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> SaveLoadCall:
         deadline = asyncio.get_running_loop().time() + seconds  # a done callback may start it, too: no task is needed
-        return Call(keys, memory, total, deadline, deadline if seconds else math.inf)
+        return SaveLoadCall(keys, memory, total, deadline, deadline if seconds else math.inf)
 
     def _begin(
-        self, what: str, seconds: float, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]
-    ) -> Transfer:
+        self, what: str, seconds: float, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
+    ) -> BlockTransfer:
         """Run it in a task of ours."""
 
-        def ended(done: Transfer) -> None:
+        def ended(done: BlockTransfer) -> None:
             self._transfers.discard(done)
             if not done.is_stuck:
                 self._in_slots.discard(done)
@@ -499,7 +501,7 @@ class ContextCache:
         group = self._group
         if group is None:
             raise EmsInternalError("the cache has no task group")
-        transfer = Transfer(f"{what} of {call.total} keys", seconds)
+        transfer = BlockTransfer(f"{what} of {call.total} keys", seconds)
         if not self._watch.is_open:
             transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
             return transfer
@@ -508,14 +510,16 @@ class ContextCache:
         self._transfers.add(transfer)
         if isinstance(call.memory, SlotMemory):
             self._in_slots.add(transfer)
-        Spawner(group).start_soon(self._life.keep, partial(self._drive, transfer, call, work), name=transfer.what)
+        Spawner(group).start_soon(self._resident.keep, partial(self._drive, transfer, call, work), name=transfer.what)
         return transfer
 
-    async def _drive(self, transfer: Transfer, call: Call, work: Callable[[Call], Coroutine[Any, Any, None]]) -> None:
+    async def _drive(
+        self, transfer: BlockTransfer, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
+    ) -> None:
         result: CcResult | None = None
         error: EmsException | None = None
         try:
-            transfer.scope.deadline = call.copying + LATE
+            transfer.scope.deadline = call.copying + LATE_TOLERANCE
             with transfer.scope:
                 await self._turns.wait()
                 if not transfer.is_asked_to_stop:
@@ -537,13 +541,13 @@ class ContextCache:
                 transfer.is_stuck, result = True, None
                 error = EmsInternalError("the device did not let go of the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
-                error = self._life.failure(call.result())
+                error = self._resident.failure(call.result())
             transfer.finish(result, error)
 
     def _failed(self, seconds: float) -> None:
         """The pool, as far as anybody can say. A call without any time did not ask it for much, and a gate may be another
         cache's when this one is closed."""
-        if seconds and not self._life.stopping.is_set():
+        if seconds and not self._resident.stopping.is_set():
             self._watch.failed(self._work)
 
     # ---- what is there ----
@@ -589,8 +593,8 @@ class ContextCache:
         deadline = anyio.current_time() + left
         shards = self._names.shards() if all_ranks else [self._names.shard]
         try:
-            question = Question(shards, groups, read_local_only, lease_ms, deadline)
-            return await in_time(self._presence.exists(wanted, question), deadline)
+            question = ExistsQuery(shards, groups, read_local_only, lease_ms, deadline)
+            return await in_time(self._block_index.exists(wanted, question), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
             logger.warning("%s", _translated(problem, what, seconds).message())
@@ -615,17 +619,17 @@ class ContextCache:
         seconds = rules.seconds(timeout)
         await give_way()
         deadline = anyio.current_time() + seconds
-        work = self._presence.remove(wanted, deadline)
+        work = self._block_index.remove(wanted, deadline)
         return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
         processes keep their copies. Errors as :meth:`remove`."""
-        self._life.check()
+        self._resident.check()
         names = self._pool_keys(keys)
         seconds = rules.seconds(timeout)
         deadline = anyio.current_time() + seconds
-        work = self._presence.remove_keys(names, deadline)
+        work = self._block_index.remove_keys(names, deadline)
         return await self._in_time(f"remove of {len(names)} keys", seconds, work, deadline)
 
     async def _in_time(self, what: str, seconds: float, work: Coroutine[Any, Any, int], deadline: float) -> int:
@@ -643,9 +647,9 @@ class ContextCache:
         Raises:
             EmsException: the cache belongs to another event loop, or to another process.
         """
-        if self._life.is_over:
+        if self._resident.is_over:
             return False
-        self._life.check()
+        self._resident.check()
         await give_way()
         return await self._work.is_healthy()
 

@@ -8,13 +8,13 @@ import math
 import anyio
 
 from aiodatadist.context_caching.health_gate import HealthGate
-from aiodatadist.context_caching.pools.deferred import LatePool
-from aiodatadist.context_caching.transfer.pipeline import Work
+from aiodatadist.context_caching.pools.deferred import DeferredPool
+from aiodatadist.context_caching.transfer.pipeline import TransferPipeline
 
 logger = logging.getLogger(__name__)
 
 
-class Watch:
+class PoolGuard:
     """Takes the gate, and has it until :meth:`give`. Without one the pool is always used.
 
     Raises:
@@ -32,25 +32,25 @@ class Watch:
         """The pool may be used."""
         return self._gate is None or self._gate.is_open
 
-    def failed(self, work: Work) -> None:
+    def failed(self, work: TransferPipeline) -> None:
         """The pool, as far as anybody can say."""
         if self._gate is not None:
             was_open = self._gate.is_open
             self._gate.failed(anyio.current_time())
             self._say(self._gate, work, was_open)
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: TransferPipeline) -> None:
         """The pool is there, or late."""
         if self._gate is not None:
             self._next_probe = anyio.current_time() + self._gate.rules.probe_every
-        if isinstance(work.pool, LatePool):
+        if isinstance(work.pool, DeferredPool):
             self.failed(work)
 
-    async def probe(self, work: Work) -> None:
+    async def probe(self, work: TransferPipeline) -> None:
         """Ask the pool for its health, as often as the gate wants it; without one this ends at once."""
         while (gate := self._gate) is not None:
             await anyio.sleep_until(self._next_probe)
-            if isinstance(work.pool, LatePool):
+            if isinstance(work.pool, DeferredPool):
                 await work.pool.arrive()
             is_healthy = await work.is_healthy()
             self._next_probe = anyio.current_time() + gate.rules.probe_every
@@ -58,7 +58,7 @@ class Watch:
             gate.probed(is_healthy, anyio.current_time())
             self._say(gate, work, was_open)
 
-    def _say(self, gate: HealthGate, work: Work, was_open: bool) -> None:
+    def _say(self, gate: HealthGate, work: TransferPipeline, was_open: bool) -> None:
         """Once, when the gate has changed."""
         name = work.pool.capabilities.name
         if was_open and not gate.is_open:

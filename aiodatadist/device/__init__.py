@@ -5,13 +5,27 @@ interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, p
 thread; streams belong to the event loop they were opened on.
 """
 
-from aiodatadist.concurrency.completion import Outcome, TransferState
+from aiodatadist.concurrency.completion import Completion, TransferState
 from aiodatadist.concurrency.loop_time import give_way
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import CopyKind, Layering, Program
-from aiodatadist.device.stream import Stream, StreamLimits, Transfer
+from aiodatadist.device.stream import Stream, StreamLimits, StreamTransfer
 
-__all__ = ["CopyKind", "Device", "Gate", "Layering", "Memory", "Outcome", "Program", "Stream", "StreamLimits",
-           "Transfer", "TransferState", "first_unusable", "give_way", "open_gates"]  # fmt: skip
+__all__ = [
+           "Completion",
+           "CopyKind",
+           "Device",
+           "Gate",
+           "Layering",
+           "Memory",
+           "Program",
+           "Stream",
+           "StreamLimits",
+           "StreamTransfer",
+           "TransferState",
+           "first_unusable",
+           "give_way",
+           "open_gates",
+]  # fmt: skip

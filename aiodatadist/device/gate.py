@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.device.program import Program
-from aiodatadist.device.stream import Stream, Transfer
+from aiodatadist.device.stream import Stream, StreamTransfer
 
 if TYPE_CHECKING:
     from aiodatadist.device.device import Device
@@ -30,7 +30,7 @@ class Gate:
         self._layers = layers
         self._forget = forget
         self._shut = set(layers)
-        self._records: dict[int, Transfer] = {}
+        self._records: dict[int, StreamTransfer] = {}
         self.notifies: list[Handle] = device.take_notifies(len(layers))
 
     @property
@@ -44,7 +44,7 @@ class Gate:
     def notify(self, layer: int) -> Handle:
         return self.notifies[layer - self._layers.start]
 
-    def opened(self, layer: int, record: Transfer | None) -> None:
+    def opened(self, layer: int, record: StreamTransfer | None) -> None:
         """Its notify has been, or is being recorded; None: on a stream of somebody else's."""
         self._shut.discard(layer)
         if record is not None:
@@ -68,7 +68,7 @@ class Gate:
         self._shut.clear()
         self._records.clear()
 
-    def _destroy(self, notify: Handle, _: Transfer) -> None:
+    def _destroy(self, notify: Handle, _: StreamTransfer) -> None:
         self._device.destroy_notify(notify)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, acl_error, completion_error
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.concurrency.completion import Outcome, TransferState
+from aiodatadist.concurrency.completion import Completion, TransferState
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
@@ -50,11 +50,11 @@ class StreamLimits:
     grace: float = 1.0
 
 
-_stuck: list[Transfer] = []
+_stuck: list[StreamTransfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
 
-class Transfer(Outcome):
+class StreamTransfer(Completion):
     """One program under way on a stream.
 
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
@@ -123,8 +123,8 @@ class Stream:
         self._loop = asyncio.get_running_loop()
         self.loop_time = loop_time(self._loop)
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Transfer] = {}
-        self._backlog: deque[tuple[Transfer, int]] = deque()
+        self._pending: dict[int, StreamTransfer] = {}
+        self._backlog: deque[tuple[StreamTransfer, int]] = deque()
         self._ran = ffi.new("ring_completion *")
         self._reaped = ffi.new("ring_completion *")
         self._ring = self._open(context)
@@ -151,7 +151,7 @@ class Stream:
     def is_idle(self) -> bool:
         return not self._pending and not self._backlog
 
-    def submit(self, program: Program, timeout: float) -> Transfer:
+    def submit(self, program: Program, timeout: float) -> StreamTransfer:
         """Start a program. Its time limit, in seconds, counts from when it begins to run.
 
         Raises:
@@ -161,7 +161,7 @@ class Stream:
             raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"{self.name} is closed")
-        transfer = Transfer(self, next(self._numbers), program)
+        transfer = StreamTransfer(self, next(self._numbers), program)
         timeout_ms = max(1, round(timeout * 1000))
         if self._backlog:
             self._backlog.append((transfer, timeout_ms))
@@ -169,7 +169,7 @@ class Stream:
             self._start(transfer, timeout_ms)
         return transfer
 
-    def _start(self, transfer: Transfer, timeout_ms: int) -> bool:
+    def _start(self, transfer: StreamTransfer, timeout_ms: int) -> bool:
         """Hand it to C; False when C is full, and it waits in the backlog."""
         program = transfer._program
         if program is None:
@@ -198,13 +198,13 @@ class Stream:
             raise ParamInvalid(f"{self.name} refused the program: status {status} of ring_submit")
         return True
 
-    def _cancel(self, transfer: Transfer) -> bool:
+    def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             return bool(ring.ring_cancel(self._ring, transfer._id))
         transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
         return True
 
-    def _watch(self, transfer: Transfer) -> int:
+    def _watch(self, transfer: StreamTransfer) -> int:
         if transfer._id not in self._pending:
             return 0
         return int(ring.ring_watch(self._ring, transfer._id))

@@ -5,8 +5,8 @@ says that a layer is ready. Promises: one destination's failure is its own, and 
 know: who else uses the caches.
 """
 
-from aiodatadist.layered.destination import Part
+from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import LayeredRequest
 from aiodatadist.layered.transfer import LayerDone, LayeredTransfer
 
-__all__ = ["LayerDone", "LayeredRequest", "LayeredTransfer", "Part"]
+__all__ = ["Destination", "LayerDone", "LayeredRequest", "LayeredTransfer"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey
 from aiodatadist.cache.table import Entry
-from aiodatadist.device import Gate, Layering, Program, Transfer, TransferState
+from aiodatadist.device import Gate, Layering, Program, StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     ForkError,
@@ -24,15 +24,15 @@ from aiodatadist.link.cost_model import group_size
 from aiodatadist.values.grid import Grid
 
 if TYPE_CHECKING:
-    from aiodatadist.link.channels import Way
+    from aiodatadist.link.channels import LinkChannel
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 2
+MAX_IN_FLIGHT = 2
 """Portions of one destination on its stream at a time; layers that become ready meanwhile travel together."""
 
 
-class Part:
+class Destination:
     """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone.
 
     Args:
@@ -55,7 +55,7 @@ class Part:
         entry: Entry,
         device_event: Callable[[int], int] | None,
         seconds: float,
-        news: Callable[[Part], None],
+        news: Callable[[Destination], None],
     ) -> None:
         self.index = index
         self.link = wanted.link
@@ -78,7 +78,7 @@ class Part:
         self._base = 0
         self._ready = 0
         self._sent = 0
-        self._transfers: dict[Transfer, int] = {}
+        self._transfers: dict[StreamTransfer, int] = {}
         self._gate: Gate | None = None
         self._layering: Layering | None = None
         self._is_watched = False
@@ -111,10 +111,10 @@ class Part:
 
     async def prepare(self) -> None:
         """Find the destination, and how to reach it. What goes wrong ends this part."""
-        errands, wanted = self.link.errands, self._wanted
+        requester, wanted = self.link.requester, self._wanted
         try:
             remote, _, grid = await self.link.while_it_lasts(
-                lambda: errands.locate(self._entry, wanted.key, self._plan, self._seconds)
+                lambda: requester.locate(self._entry, wanted.key, self._plan, self._seconds)
             )
             self._begin(remote, grid)
         except LLMException as error:
@@ -134,7 +134,7 @@ class Part:
         if self.is_open:
             self.link.check_ready()
             self._grid = grid.mirrored()
-            self.link.arrivals.begin(self, remote.cache_id)
+            self.link.layer_events.begin(self, remote.cache_id)
 
     def choose_group(self, layer_seconds: float | None) -> None:
         """How many layers to send at a time, as far as was measured on this link; ``layer_seconds``: to compute one."""
@@ -158,7 +158,7 @@ class Part:
     def _send(self) -> None:
         waiting = self._ready - self._sent
         is_last = self._ready == len(self.layers)
-        if not waiting or len(self._transfers) >= AHEAD or (waiting < self.group and not is_last):
+        if not waiting or len(self._transfers) >= MAX_IN_FLIGHT or (waiting < self.group and not is_last):
             return
         first, self._sent = self._sent, self._ready
         started = perf_counter()
@@ -180,25 +180,25 @@ class Part:
             self.fail(failure)
 
     def _launch(self, first: int, stop: int) -> None:
-        way, remote, grid = self._usable()
+        link_channel, remote, grid = self._usable()
         program = Program()
         if self._device_event is not None:
             program.wait_number(self._device_event(self.layers.start + stop - 1))
-        way.channel.add_put(program, _layers_of(grid, first, stop))
+        link_channel.channel.add_put(program, _layers_of(grid, first, stop))
         seconds = self._seconds * (stop - first)
-        transfer = self.link.launch(program, "put", way, self._entry, remote, seconds, "layers")
+        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, "layers")
         self._transfers[transfer] = stop
         transfer.add_done_callback(self._ended)
 
-    def _usable(self) -> tuple[Way, RemoteCache, Grid]:
+    def _usable(self) -> tuple[LinkChannel, RemoteCache, Grid]:
         self.link.check_ready()
         remote, grid = self._remote, self._grid
         if remote is None or grid is None or remote.is_withdrawn:
             raise CacheNotFound("the peer took the destination back while it was being filled")
-        way = self.link.ways.find(self._entry.epoch, remote.epoch)
-        if way is None:
+        link_channel = self.link.channels.find(self._entry.epoch, remote.epoch)
+        if link_channel is None:
             raise InternalError("the channel got older")
-        return way, remote, grid
+        return link_channel, remote, grid
 
     def launch_gated(self, gate: Gate, seconds: float) -> None:
         """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
@@ -206,17 +206,17 @@ class Part:
         self._try(lambda: self._launch_gated(gate, seconds))
 
     def _launch_gated(self, gate: Gate, seconds: float) -> None:
-        way, remote, grid = self._usable()
+        link_channel, remote, grid = self._usable()
         program, count = Program(), len(self.layers)
         layering = Layering(count, TENSORS, self.group, gate.notifies)
-        way.channel.add_put(program, grid, layering)
+        link_channel.channel.add_put(program, grid, layering)
         limit = (seconds + self._seconds) * self.group
         stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
-        transfer = self.link.launch(program, "put", way, self._entry, remote, limit, stream)
+        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, limit, stream)
         self._layering = layering
         self._sent = count
         self._transfers[transfer] = count
-        if self._is_watched or self.link.arrivals.is_watched(remote.cache_id):
+        if self._is_watched or self.link.layer_events.is_watched(remote.cache_id):
             self.watch()
         transfer.add_done_callback(self._ended)
 
@@ -233,7 +233,7 @@ class Part:
 
     # ---- what becomes of it ----
 
-    def _ended(self, transfer: Transfer) -> None:
+    def _ended(self, transfer: StreamTransfer) -> None:
         stop = self._transfers.pop(transfer)
         self.nbytes += transfer.nbytes
         self.ranges += transfer.ranges
@@ -252,7 +252,7 @@ class Part:
         ):  # a portion behind one that failed says nothing
             return
         first, self.landed = self.landed, landed
-        self.link.arrivals.tell(self._remote.cache_id, self._base + first, self._base + landed)
+        self.link.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
         self._news(self)
         if landed == len(self.layers):
             self._close(TransferState.DONE, None)
@@ -285,10 +285,10 @@ class Part:
         if error is not None:
             error.peer = self.cluster_id
         if self._remote is not None:
-            self.link.arrivals.finish(self)
+            self.link.layer_events.finish(self)
             if state is not TransferState.DONE:
                 failure = error or TransferError("the transfer was cancelled")
-                self.link.arrivals.tell(self._remote.cache_id, 0, 0, failure)
+                self.link.layer_events.tell(self._remote.cache_id, 0, 0, failure)
         if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
             for transfer in list(self._transfers):
                 transfer.cancel()

@@ -15,9 +15,9 @@ import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.in_callbacks import Event, Scope
-from aiodatadist.device import Outcome, TransferState, give_way
+from aiodatadist.device import Completion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
-from aiodatadist.layered.destination import Part
+from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import Wanted
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 
@@ -41,7 +41,7 @@ class LayerDone:
     seconds: float
 
 
-class LayeredTransfer(Outcome):
+class LayeredTransfer(Completion):
     """It ends when all destinations have; one that fails, or is slow to be found, does not concern the others."""
 
     __slots__ = ("_changed", "_entry", "_has_concluded", "_has_task", "_landed", "_ready_seconds", "_scope", "_started",
@@ -55,11 +55,13 @@ class LayeredTransfer(Outcome):
         self._changed: Event | None = None
         self._started = perf_counter()
         self._has_task = self._has_concluded = False
-        self._landed: list[tuple[Part, int, int, float]] = []  # some layers of a part: first, stop, when we heard of it
+        self._landed: list[
+            tuple[Destination, int, int, float]
+        ] = []  # some layers of a part: first, stop, when we heard of it
         self._verdicts: dict[int, LLMException | None] = {}
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
-        self.parts = [Part(i, each, entry, event, seconds, self._news) for i, each in enumerate(wanted)]
+        self.parts = [Destination(i, each, entry, event, seconds, self._news) for i, each in enumerate(wanted)]
         entry.lease()
 
     @property
@@ -112,7 +114,7 @@ class LayeredTransfer(Outcome):
         """Somebody has to wait for the layers."""
         return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
-    async def _run(self, unknown: Sequence[Part]) -> None:
+    async def _run(self, unknown: Sequence[Destination]) -> None:
         """In a task of the engine's."""
         try:
             with self._scope:
@@ -128,11 +130,11 @@ class LayeredTransfer(Outcome):
             self._has_task = False
             self._check_end()
 
-    async def _find(self, part: Part) -> None:
+    async def _find(self, part: Destination) -> None:
         await part.prepare()
         self._prepared(part)
 
-    def _prepared(self, part: Part) -> None:
+    def _prepared(self, part: Destination) -> None:
         """The destination is known, or has failed: what is ready goes out."""
         part.choose_group(self._entry.layer_seconds)
         if part.is_open and isinstance(self._synchronizer, EventLayerSynchronizer):
@@ -153,7 +155,7 @@ class LayeredTransfer(Outcome):
             if part.is_open and part.is_known:
                 self._offer(part)
 
-    def _offer(self, part: Part) -> None:
+    def _offer(self, part: Destination) -> None:
         for layer in part.unready:
             if layer not in self._verdicts and self._listens:
                 said = self._listener.said(layer)
@@ -199,7 +201,7 @@ class LayeredTransfer(Outcome):
 
     # ---- the end ----
 
-    def _news(self, part: Part) -> None:
+    def _news(self, part: Destination) -> None:
         if part.told < part.landed:
             self._landed.append((part, part.told, part.landed, perf_counter()))
             part.told = part.landed

@@ -21,7 +21,7 @@ from aiodatadist.legacy.model import LLMModel
 from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq
 from aiodatadist.legacy.runner import ModelRunner
-from aiodatadist.legacy.running_models import Calls
+from aiodatadist.legacy.running_models import RunningModels
 from aiodatadist.legacy.statuses import v1_errors, v1_status
 from aiodatadist.values import checks
 from aiodatadist.values.cluster_info import LLMClusterInfo
@@ -53,7 +53,7 @@ class LLMDataDist(datadist.LLMDataDist):
         self._is_v1 = False
         self._manager: KvCacheManager | None = None
         self._models: list[LLMModel] = []
-        self._calls = Calls()
+        self._calls = RunningModels()
         self._linking = anyio.Lock()
         self._adding = anyio.Lock()
 
@@ -69,7 +69,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
     def _engine_config(self) -> configuration.LLMConfig:
         self._is_v1 = not self._config.enable_cache_manager
-        self._manager, self._models, self._calls = None, [], Calls()
+        self._manager, self._models, self._calls = None, [], RunningModels()
         if not self._is_v1:
             return super()._engine_config()
         if self._role is LLMRole.PROMPT and not self._config.listen_ip_info:
@@ -89,7 +89,7 @@ class LLMDataDist(datadist.LLMDataDist):
     async def _end_models(self) -> None:
         if not await self._calls.end():
             logger.error("cluster %d: a model still runs: its memory is never given back", self.cluster_id)
-            self._running().keeper.keep_pools()
+            self._running().registry.keep_pools()
         models, self._models = self._models, []
         cancelled: asyncio.CancelledError | None = None
         for model in models:
@@ -336,7 +336,7 @@ class LLMDataDist(datadist.LLMDataDist):
         if llm_req.is_idle:
             return
         for key in [model.complete(llm_req) for model in self._models]:
-            if self._role is LLMRole.PROMPT and manager.keeper.table.is_bound(key):
+            if self._role is LLMRole.PROMPT and manager.registry.table.is_bound(key):
                 await manager.remove_cache_key(key)
 
     def check_capacity(self, seq_len: int) -> CapacityState:

@@ -13,14 +13,14 @@ from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Cache, CacheDesc, Placement
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cache.registry import CacheRegistry
 
 
 class Manager(Protocol):
     """A ``KvCacheManager``, awaitable or not."""
 
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, Keeper]: ...
+    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]: ...
 
 
 class KvCache(Cache):
@@ -47,10 +47,10 @@ class KvCache(Cache):
         super().__init__(cache_id, cache_desc, first, is_blocks_cache)
         self._per_device = [list(addresses) for addresses in per_device_tensor_addrs]
         if kv_cache_manager is not None:
-            loop, keeper = kv_cache_manager.place
-            self._home = keeper.home
-            cache = Cache(cache_id, cache_desc, first, is_blocks_cache, keeper.home)
-            weakref.finalize(self, _dropped, loop, keeper, cache).atexit = False
+            loop, registry = kv_cache_manager.place
+            self._home = registry.home
+            cache = Cache(cache_id, cache_desc, first, is_blocks_cache, registry.home)
+            weakref.finalize(self, _dropped, loop, registry, cache).atexit = False
 
     @classmethod
     def create_cpu_cache(cls, cache_desc: CacheDesc, addrs: list[int] | list[list[int]]) -> KvCache:
@@ -88,10 +88,10 @@ class KvCache(Cache):
         return f"<KvCache {self.cache_id} {kind} {self.cache_desc}>"
 
 
-def _dropped(loop: asyncio.AbstractEventLoop, keeper: Keeper, cache: Cache) -> None:
+def _dropped(loop: asyncio.AbstractEventLoop, registry: CacheRegistry, cache: Cache) -> None:
     """From whatever thread the garbage collector runs in."""
     with suppress(RuntimeError):  # the loop is closed: everything was given back
-        loop.call_soon_threadsafe(keeper.drop, cache)
+        loop.call_soon_threadsafe(registry.drop, cache)
 
 
 def want_device(cache_desc: Any) -> CacheDesc:

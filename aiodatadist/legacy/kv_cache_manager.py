@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from aiodatadist.cache.pool import PoolUsage
-from aiodatadist.cache.registry import Keeper
+from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.errors import LLMException, ParamInvalid, TransferTimeout
 from aiodatadist.legacy.kv_cache import KvCache, want_device
-from aiodatadist.legacy.link_locks import Turns
+from aiodatadist.legacy.link_locks import LinkLocks
 from aiodatadist.legacy.statuses import KvTask, v1_errors
 from aiodatadist.legacy.tensor import Tensor, TensorDesc
 from aiodatadist.values import checks
@@ -58,7 +58,7 @@ class KvCacheManager:
         self._engine = llm_engine
         self._role = role
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
-        self.turns = Turns()
+        self.turns = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
         """For the LLMDataDist: told of each transfer that begins here, whoever began it."""
 
@@ -75,14 +75,14 @@ class KvCacheManager:
         self._role = role
 
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, Keeper]:
+    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
         """Where caches are given back."""
-        return self._engine.loop, self.keeper
+        return self._engine.loop, self.registry
 
     @property
-    def keeper(self) -> Keeper:
+    def registry(self) -> CacheRegistry:
         self._engine.check_running()
-        return self._engine.keeper
+        return self._engine.registry
 
     @property
     def role(self) -> LLMRole:
@@ -90,7 +90,7 @@ class KvCacheManager:
 
     def room_for(self, nbytes: int) -> int:
         """How many tensors of so many bytes the pool has room for now."""
-        return self.keeper.room_for(Placement.DEVICE, nbytes)
+        return self.registry.room_for(Placement.DEVICE, nbytes)
 
     def check_here(self) -> None:
         """Raises ForkError, LLMException: the caller is not on the event loop that the LLMDataDist belongs to."""
@@ -164,9 +164,9 @@ class KvCacheManager:
     async def give_up(self, cache: KvCache) -> None:
         """As :meth:`deallocate_cache`, also where arrays over it are alive, and without raising: while one of them is, or a
         peer does not let go of it for ``GIVE_BACK`` seconds, the memory goes back later."""
-        self.keeper.drop(cache)
+        self.registry.drop(cache)
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GIVE_BACK):
-            await self.keeper.wait_given_back(cache.cache_id)
+            await self.registry.wait_given_back(cache.cache_id)
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
         """PROMPT: unbind a key from its slot. Unknown ones are left alone. Waits and raises as :meth:`deallocate_cache`."""
@@ -389,7 +389,7 @@ class KvCacheManager:
         checks.instance(cache, "cache", KvCache)
         checks.integer(tensor_index, "tensor_index", checks.INT32)
         self.check_here()
-        entry = self.keeper.local(cache, "cache")
+        entry = self.registry.local(cache, "cache")
         if not 0 <= tensor_index < len(entry.addresses):
             raise ParamInvalid(f"tensor_index is {tensor_index}: the cache has {len(entry.addresses)} tensors")
         desc = cache.cache_desc
@@ -407,7 +407,7 @@ class KvCacheManager:
         host = Entry(Cache(-1, flat, [address], False), False, {}, None)
         source = array("Q", [entry.addresses[tensor_index]])
         grid = Grid(array("Q", [address]), source, first, first, nbytes, nbytes, nbytes, nbytes)
-        transfer = self._engine.copier.start(entry, host, [grid], self._engine.timeout)
+        transfer = self._engine.local_copies.start(entry, host, [grid], self._engine.timeout)
         await KvTask(CacheTask("get_cache_tensors", self._engine.cluster_id, transfer))
 
     def arrays(self, cache: KvCache) -> list[Any]:

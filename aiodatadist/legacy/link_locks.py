@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aiodatadist.legacy.statuses import busy
 
 
-class Turns:
+class LinkLocks:
     """What each link is used for now, by cluster id."""
 
     def __init__(self) -> None:

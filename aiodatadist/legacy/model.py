@@ -16,7 +16,7 @@ from aiodatadist.legacy.kv_cache_manager import KvCacheManager
 from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq, check_requests
 from aiodatadist.legacy.runner import ModelRunner, call
-from aiodatadist.legacy.running_models import Calls
+from aiodatadist.legacy.running_models import RunningModels
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import UNSET, BlocksCacheKey, CacheDesc, CacheKey, LLMRole
 
@@ -44,7 +44,13 @@ class LLMModel:
     """
 
     def __init__(
-        self, manager: KvCacheManager, calls: Calls, cluster_id: int, model_id: int, layout: Layout, runner: ModelRunner
+        self,
+        manager: KvCacheManager,
+        calls: RunningModels,
+        cluster_id: int,
+        model_id: int,
+        layout: Layout,
+        runner: ModelRunner,
     ) -> None:
         self._manager = manager
         self._calls = calls
@@ -111,7 +117,7 @@ class LLMModel:
         self._cache = self._staging = self._staged = None
         self._prefixes.clear()
         for cache in mine:
-            self._manager.keeper.drop(cache)
+            self._manager.registry.drop(cache)
         for cache in mine:
             await self._manager.give_up(cache)
 
@@ -212,7 +218,7 @@ class LLMModel:
     def _check_new(self, req_ids: set[int], keys: list[CacheKey]) -> None:
         for req_id in sorted(req_ids & self._scheduled):
             raise _repeated(req_id, "it is being predicted")
-        table = self._manager.keeper.table
+        table = self._manager.registry.table
         for key in keys:
             if not key.is_placeholder and table.is_bound(key):
                 raise _repeated(key.req_id, "it has a cache that was not pulled yet")
@@ -235,8 +241,8 @@ class LLMModel:
 
     def _leave(self, cache: KvCache, desc: CacheDesc, keys: list[CacheKey]) -> None:
         """From now on peers find it."""
-        keeper = self._manager.keeper
-        keeper.bind(cache, lambda: keeper.table.check_slots(desc, keys))
+        registry = self._manager.registry
+        registry.bind(cache, lambda: registry.table.check_slots(desc, keys))
 
     def _prefix(self, request: LLMReq) -> KvCache:
         prefix = self._prefixes.get(request.prefix_id)
@@ -329,7 +335,7 @@ class LLMModel:
         if cache is None:
             raise _no_prefix(llm_req.prefix_id)
         del self._prefixes[llm_req.prefix_id]
-        self._manager.keeper.drop(cache)
+        self._manager.registry.drop(cache)
         await self._manager.remove_cache_key(self._prefix_key(llm_req.prefix_id))
 
     # ---- DECODER ----

@@ -13,7 +13,7 @@ PATIENCE = 60.0
 """Seconds that calls have to end, before finalize() goes on without them."""
 
 
-class Calls:
+class RunningModels:
     """Those of one LLMDataDist that run a model, or wait for bytes on behalf of one."""
 
     def __init__(self) -> None:

@@ -11,12 +11,28 @@ more. Refuses to know: other links.
 from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
 from aiodatadist.link.layer_events import LayerReceiver
-from aiodatadist.link.link import DRAIN, Link
-from aiodatadist.link.notifications import Inbox, Notification
-from aiodatadist.link.remote_operation import Job, Operation
-from aiodatadist.link.state import Home, LinkState
+from aiodatadist.link.link import DRAIN_TIMEOUT, Link
+from aiodatadist.link.notifications import Notification, NotificationInbox
+from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.wire import Wire
 
-__all__ = ["DRAIN", "Connection", "Home", "Inbox", "Job", "LayerReceiver", "Link", "LinkCounters", "LinkState",
-           "LinkStatistics", "Notification", "Operation", "Wire", "channel_name", "connected", "hear_first"]  # fmt: skip
+__all__ = [
+           "DRAIN_TIMEOUT",
+           "Connection",
+           "LayerReceiver",
+           "Link",
+           "LinkCounters",
+           "LinkHost",
+           "LinkState",
+           "LinkStatistics",
+           "Notification",
+           "NotificationInbox",
+           "RemoteOperation",
+           "TransferSpec",
+           "Wire",
+           "channel_name",
+           "connected",
+           "hear_first",
+]  # fmt: skip

@@ -13,7 +13,7 @@ import anyio
 
 from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
-from aiodatadist.link.questions import Calls
+from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 60.0
+MAX_OPEN_SECONDS = 60.0
 """Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
 RENEWAL = 20.0
 """Seconds for opening a further channel."""
@@ -30,7 +30,7 @@ MAX_FOLLOWING = 32
 """Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
 
 
-class Way:
+class LinkChannel:
     """An open channel: what it reaches at either end, and how many transfers of ours are on it."""
 
     __slots__ = ("channel", "is_current", "mine", "name", "retired", "theirs", "uses")
@@ -57,7 +57,7 @@ class _Renewal:
         self.error: str | None = None
 
 
-class Ways:
+class Channels:
     """Memory that is registered after a channel was opened is out of its reach, so a further one takes its place.
 
     ::
@@ -82,7 +82,7 @@ class Ways:
         self,
         transport: Transport,
         post: Callable[[Message], None],
-        calls: Calls,
+        calls: PendingQuestions,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
     ) -> None:
@@ -93,9 +93,9 @@ class Ways:
         self._name = name
         self._rank = 0
         self._ends: tuple[Endpoint, Endpoint] | None = None
-        self._current: Way | None = None
-        self._old: dict[str, Way] = {}
-        self._leaving: list[Way] = []
+        self._current: LinkChannel | None = None
+        self._old: dict[str, LinkChannel] = {}
+        self._leaving: list[LinkChannel] = []
         self._answers: dict[str, Renewed] = {}
         self._changed = Event()
         self._renewal: _Renewal | None = None
@@ -114,41 +114,41 @@ class Ways:
         """
         self._rank, self._ends = rank, ends
         epoch = self._transport.epoch
-        channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, LONGEST))
-        self._current = Way(name, channel, epoch, 0)
+        channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
+        self._current = LinkChannel(name, channel, epoch, 0)
 
     @property
-    def current(self) -> Way:
+    def current(self) -> LinkChannel:
         if self._current is None:
             raise NotLinked("the link has no channel")
         return self._current
 
     # ---- transfers ----
 
-    def find(self, mine: int, theirs: int) -> Way | None:
+    def find(self, mine: int, theirs: int) -> LinkChannel | None:
         """The channel, if it reaches these epochs."""
-        way = self._current
-        return way if way is not None and way.reaches(mine, theirs) else None
+        link_channel = self._current
+        return link_channel if link_channel is not None and link_channel.reaches(mine, theirs) else None
 
-    def release(self, way: Way) -> None:
+    def release(self, link_channel: LinkChannel) -> None:
         """A transfer on it ended."""
-        way.uses -= 1
-        self._retire(way)
+        link_channel.uses -= 1
+        self._retire(link_channel)
 
     # ---- further ones ----
 
-    async def reach(self, mine: int, theirs: int) -> Way:
+    async def reach(self, mine: int, theirs: int) -> LinkChannel:
         """A channel that reaches these epochs, opened if there is none.
 
         Raises:
             LinkError: it could not be opened; the one that there is goes on.
         """
-        while (way := self.find(mine, theirs)) is None:
+        while (link_channel := self.find(mine, theirs)) is None:
             if self._rank == 0:
                 await self._renew(mine, theirs)
             else:
                 await self._have_renewed(mine, theirs)
-        return way
+        return link_channel
 
     async def _have_renewed(self, mine: int, theirs: int) -> None:
         """The server's part: ask for it, and wait until the client has tried."""
@@ -191,10 +191,14 @@ class Ways:
             raise NotLinked("the link has no channel yet")
         epoch = self._transport.epoch
         try:
-            channel = await self._open_unless_refused(ChannelOffer(name, self._rank, self._ends), min(seconds, LONGEST))
+            channel = await self._open_unless_refused(
+                ChannelOffer(name, self._rank, self._ends), min(seconds, MAX_OPEN_SECONDS)
+            )
             self._post(Renewed(channel=name, epoch=epoch))
-            way = self._old[name] = Way(name, channel, epoch, 0)  # closed with the link, unless it is taken into use
-            way.theirs = await self._hear(name, seconds)
+            link_channel = self._old[name] = LinkChannel(
+                name, channel, epoch, 0
+            )  # closed with the link, unless it is taken into use
+            link_channel.theirs = await self._hear(name, seconds)
             self._switch(self._old.pop(name))
         except LLMException as error:
             self._failure = str(error.args[0])
@@ -232,32 +236,32 @@ class Ways:
         self._changed.set()
         self._changed = Event()
 
-    def _switch(self, way: Way) -> None:
-        old, self._current = self._current, way
+    def _switch(self, link_channel: LinkChannel) -> None:
+        old, self._current = self._current, link_channel
         if old is not None:
             old.is_current = False
             self._old[old.name] = old
             self._retire(old)
         self._wake()
 
-    def _retire(self, way: Way) -> None:
+    def _retire(self, link_channel: LinkChannel) -> None:
         """Say so when an old one has no transfer of ours left; close it when the peer has none either."""
-        if way.is_current or way.uses:
+        if link_channel.is_current or link_channel.uses:
             return
-        if not way.retired["mine"]:
-            way.retired["mine"] = True
-            self._post(Retire(channel=way.name))
-        if way.retired["theirs"] and way.name in self._old:
-            self._spawn(partial(self._close, way))
+        if not link_channel.retired["mine"]:
+            link_channel.retired["mine"] = True
+            self._post(Retire(channel=link_channel.name))
+        if link_channel.retired["theirs"] and link_channel.name in self._old:
+            self._spawn(partial(self._close, link_channel))
 
-    async def _close(self, way: Way) -> None:
+    async def _close(self, link_channel: LinkChannel) -> None:
         """Off the list when it is closed: what is interrupted here is closed with the link."""
         try:
-            await way.channel.aclose()
+            await link_channel.channel.aclose()
         except LLMException as error:
             logger.warning("an outdated channel was not closed: %s", error)
         else:
-            self._old.pop(way.name, None)
+            self._old.pop(link_channel.name, None)
 
     # ---- what the peer says ----
 
@@ -306,13 +310,13 @@ class Ways:
         self._wake()
 
     def on_retire(self, message: Retire) -> None:
-        way = (
+        link_channel = (
             self._current if self._current and self._current.name == message.channel else self._old.get(message.channel)
         )
-        if way is None:
+        if link_channel is None:
             return
-        way.retired["theirs"] = True
-        self._retire(way)
+        link_channel.retired["theirs"] = True
+        self._retire(link_channel)
 
     # ---- the end ----
 
@@ -328,15 +332,15 @@ class Ways:
         self._current = None
         refused: LLMException | None = None
         held: StillWritten | None = None
-        for way in list(self._leaving):
+        for link_channel in list(self._leaving):
             try:
-                await way.channel.aclose()
+                await link_channel.channel.aclose()
             except StillWritten as error:
                 held = held or error
                 continue
             except LLMException as error:
                 refused = refused or error
-            self._leaving.remove(way)
+            self._leaving.remove(link_channel)
         if refused is not None or held is not None:
             raise refused or held  # type: ignore[misc]
 
@@ -353,8 +357,8 @@ class Ways:
 
     def abandon(self) -> None:
         """After ``StillWritten``: do not wait any longer. The memory that the peer may write is nobody's."""
-        for way in self._leaving:
-            way.channel.abandon()
+        for link_channel in self._leaving:
+            link_channel.channel.abandon()
         self._leaving.clear()
 
 

@@ -16,8 +16,8 @@ MAX_WATCHED = 65536
 class LayerReceiver:
     """The layers of one cache as a peer's transfer fills them. From ``CacheManager.receive_layers``."""
 
-    def __init__(self, arrivals: Arrivals, cache_id: int, num_layers: int) -> None:
-        self._arrivals = arrivals
+    def __init__(self, layer_events: LayerEvents, cache_id: int, num_layers: int) -> None:
+        self._layer_events = layer_events
         self._cache_id = cache_id
         self._events = [Event() for _ in range(num_layers)]
         self._failure: LLMException | None = None
@@ -41,7 +41,7 @@ class LayerReceiver:
         while not event.is_set():
             if self._failure is not None:
                 raise type(self._failure)(*self._failure.args, status_code=self._failure.status_code)
-            await self._arrivals.wait_news()
+            await self._layer_events.wait_news()
         await give_way()
 
     def _take(self, message: Landed) -> None:
@@ -61,7 +61,7 @@ class Sender(Protocol):
         """No new transfer starts on the link."""
 
 
-class Arrivals:
+class LayerEvents:
     """Both sides of it: what we watch, and what the peer watches of ours."""
 
     def __init__(self, post: Callable[[Message], None]) -> None:

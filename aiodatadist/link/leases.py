@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from aiodatadist.cache.table import Entry, Holder
+from aiodatadist.cache.table import Entry, LeaseHolder
 from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
@@ -15,7 +15,7 @@ SLACK = 5.0
 """Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link."""
 
 
-class Grants:
+class PeerLeases:
     """The peer's leases on our caches.
 
     Args:
@@ -26,7 +26,7 @@ class Grants:
 
     def __init__(
         self,
-        holder: Holder,
+        holder: LeaseHolder,
         seconds: float,
         post: Callable[[Message], None],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],

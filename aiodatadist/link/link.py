@@ -15,7 +15,7 @@ import anyio.abc
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name
 from aiodatadist.concurrency.in_callbacks import Event, Spawner
-from aiodatadist.device import Program, Stream, Transfer, TransferState, give_way
+from aiodatadist.device import Program, Stream, StreamTransfer, TransferState, give_way
 from aiodatadist.errors import (
     CacheNotFound,
     LinkClosed,
@@ -28,17 +28,17 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.channels import Way, Ways, channel_name
+from aiodatadist.link.channels import Channels, LinkChannel, channel_name
 from aiodatadist.link.cost_model import Estimate
-from aiodatadist.link.layer_events import Arrivals
-from aiodatadist.link.leases import Grants
-from aiodatadist.link.link_handshake import Opening
-from aiodatadist.link.notifications import Outbox, decode
-from aiodatadist.link.questions import Calls
-from aiodatadist.link.remote_operation import Job, Operation, failed
-from aiodatadist.link.requester import Errands
-from aiodatadist.link.responder import Service
-from aiodatadist.link.state import Home, LinkState
+from aiodatadist.link.layer_events import LayerEvents
+from aiodatadist.link.leases import PeerLeases
+from aiodatadist.link.link_handshake import LinkHandshake
+from aiodatadist.link.notifications import NotificationQueue, decode
+from aiodatadist.link.questions import PendingQuestions
+from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
+from aiodatadist.link.requester import Requester
+from aiodatadist.link.responder import Responder
+from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DRAIN = 5.0
+DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
 ALONE = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
@@ -98,21 +98,21 @@ class Link:
         cluster_id: the peer's; known once the link is ready.
         failure: why it is closed or broken.
         instance, heartbeat: the peer's, from its hello.
-        pulse: what a connection for this link's heartbeats has to say to us.
+        heartbeat_token: what a connection for this link's heartbeats has to say to us.
         is_filed: it was made, and somebody serves it.
         is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
     """
 
-    def __init__(self, wire: Wire, device: Device, transport: Transport, home: Home) -> None:
+    def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
         self._wire = wire
         self._device = device
         self._transport = transport
-        self._home = home
+        self._host = host
         self._tasks: Spawner | None = None
         self._streams: dict[str, Stream] = {}
-        self._transfers: dict[Transfer, RemoteCache] = {}
+        self._transfers: dict[StreamTransfer, RemoteCache] = {}
         self.is_shut = self._is_written = False
-        self._taken_back: set[Transfer] = set()
+        self._taken_back: set[StreamTransfer] = set()
         self._idle = Event()
         self._closed = Event()
         self._leaving = Event()
@@ -120,24 +120,24 @@ class Link:
         self._reason = ""
         self._patience = 0.0
         self._vanished = False
-        self.calls = Calls(wire.post)
+        self.calls = PendingQuestions(wire.post)
         self._waiting: set[anyio.CancelScope] = set()
         self._untaken = 0
-        self.ways = Ways(transport, wire.post, self.calls, self.spawn, self._channel_name)
-        self.grants = Grants(self, home.timeout, wire.post, self.spawn, self._give_up)
-        self.errands = Errands(self)
-        self._service = Service(self, home.keeper)
+        self.channels = Channels(transport, wire.post, self.calls, self.spawn, self._channel_name)
+        self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
+        self.requester = Requester(self)
+        self._service = Responder(self, host.registry)
         self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
         self.heartbeat = 0.0
-        self.pulse = secrets.token_hex(32)
-        self.is_filed = False
+        self.heartbeat_token = secrets.token_hex(32)
+        self.is_registered = False
         self.state = LinkState.OPENING
         self.failure: LinkError | None = None
         self.catalogue = Catalogue()
-        self.outbox = Outbox(wire.post)
-        self.arrivals = Arrivals(wire.post)
+        self.notification_queue = NotificationQueue(wire.post)
+        self.layer_events = LayerEvents(wire.post)
         self.counters = LinkCounters()
         self.estimate = Estimate()
 
@@ -171,7 +171,7 @@ class Link:
         connect: Connect | None,
         first: Message | None,
         admit: Callable[[Hello], None],
-        bring: Callable[[str], Awaitable[None]] | None,
+        attach: Callable[[str], Awaitable[None]] | None,
     ) -> None:
         """Agree with the peer and open the channel. The caller sets the deadline.
 
@@ -189,9 +189,9 @@ class Link:
             self._names = (handshake.me, peer.cluster_id)
             admit(peer)
 
-        opening = Opening(handshake, self._wire, self.ways, self._transport, met)
-        ready = await opening.agree(connect, first, self.pulse, bring)
-        self.ways.on_first(ready.epoch)
+        opening = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
+        ready = await opening.agree(connect, first, self.heartbeat_token, attach)
+        self.channels.on_first(ready.epoch)
         self.state = LinkState.READY
 
     # ---- transfers ----
@@ -204,60 +204,76 @@ class Link:
             raise type(self.failure)(*self.failure.args, peer=self.cluster_id, hint="link again")
         raise NotLinked(f"the link to cluster {self.cluster_id} is {self.state.value}", peer=self.cluster_id)
 
-    def start(self, job: Job, what: str) -> Transfer | Operation:
+    def start(self, job: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
         """Start a job. Whatever goes wrong with it, it is in the outcome.
 
         When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
         peer first.
         """
         if job.request is not None:
-            return self.errands.begin(job, what)
+            return self.requester.begin(job, what)
         known = self.within_reach(job.entry, job.key)
         if known is None:
-            return self.errands.begin(job, what)
-        remote, slot, way = known
+            return self.requester.begin(job, what)
+        remote, slot, link_channel = known
         try:
-            return self.submit(job.direction, way, job.entry, remote, job.plan(remote, slot), job.seconds, "ours")
+            return self.submit(
+                job.direction, link_channel, job.entry, remote, job.plan(remote, slot), job.seconds, "ours"
+            )
         except LLMException as error:
             error.peer = self.cluster_id
             return failed(what, error)
 
-    def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, Way] | None:
+    def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
         """What a key stands for at the peer, and a channel that reaches it from a cache of ours; None: the peer has to be
         asked first."""
         found = self.catalogue.find(key)
-        way = None if found is None else self.ways.find(entry.epoch, found[0].epoch)
-        return None if found is None or way is None else (*found, way)
+        link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
+        return None if found is None or link_channel is None else (*found, link_channel)
 
     def submit(
-        self, direction: str, way: Way, entry: Entry, remote: RemoteCache, grid: Grid, seconds: float, stream: str
-    ) -> Transfer:
+        self,
+        direction: str,
+        link_channel: LinkChannel,
+        entry: Entry,
+        remote: RemoteCache,
+        grid: Grid,
+        seconds: float,
+        stream: str,
+    ) -> StreamTransfer:
         """Hand bytes to the device; the destination is the grid's local side."""
         program = Program()
         if direction == "get":
-            way.channel.add_get(program, grid)
+            link_channel.channel.add_get(program, grid)
         else:
-            way.channel.add_put(program, grid.mirrored())
-        return self.launch(program, direction, way, entry, remote, seconds, stream)
+            link_channel.channel.add_put(program, grid.mirrored())
+        return self.launch(program, direction, link_channel, entry, remote, seconds, stream)
 
     def launch(
-        self, program: Program, direction: str, way: Way, entry: Entry, remote: RemoteCache, seconds: float, stream: str
-    ) -> Transfer:
+        self,
+        program: Program,
+        direction: str,
+        link_channel: LinkChannel,
+        entry: Entry,
+        remote: RemoteCache,
+        seconds: float,
+        stream: str,
+    ) -> StreamTransfer:
         """Start a program on one of the link's streams: both caches are leased until the device let go."""
         if stream not in self._streams:
             self._streams[stream] = self._device.open_stream(f"link to {self.cluster_id}, {stream}")
         transfer = self._streams[stream].submit(program, seconds)
         entry.lease()
         remote.use()
-        way.uses += 1
+        link_channel.uses += 1
         self._transfers[transfer] = remote
         self.counters.started()
 
-        def ended(done: Transfer) -> None:
+        def ended(done: StreamTransfer) -> None:
             self._settle(done, entry)
             del self._transfers[transfer]
             remote.release()
-            self.ways.release(way)
+            self.channels.release(link_channel)
             if done.state is TransferState.DONE and done.queue_seconds < ALONE:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
             self.counters.ended("served" if stream == "served" else _DONE[direction], done)
@@ -274,7 +290,7 @@ class Link:
                 return name
         raise AssertionError
 
-    def _settle(self, transfer: Transfer, entry: Entry) -> None:
+    def _settle(self, transfer: StreamTransfer, entry: Entry) -> None:
         """Give the lease back, if the device let go, and say what a failure means for the link."""
         if transfer.state is TransferState.STUCK:
             self.lose(entry)
@@ -311,7 +327,7 @@ class Link:
     @property
     def _is_idle(self) -> bool:
         """Nothing is under way, apart from what only the end of the channel can end."""
-        return not self._transfers and self.errands.is_idle
+        return not self._transfers and self.requester.is_idle
 
     def check_idle(self) -> None:
         if self._is_idle:
@@ -343,13 +359,13 @@ class Link:
     async def notify(self, payload: bytes) -> None:
         """Behind everything that was asked for before. If cancelled, it is sent or not."""
         self.check_ready()
-        slip = self.outbox.reserve(payload)
-        slip.ready()
+        pending = self.notification_queue.reserve(payload)
+        pending.ready()
         try:
-            await self._or_the_end(slip.sent)
+            await self._or_the_end(pending.sent)
         finally:
-            if not slip.sent.is_set():
-                slip.drop()
+            if not pending.sent.is_set():
+                pending.drop()
 
     async def _or_the_end(self, event: Event) -> None:
         """Until it is set. Raises what ended the link."""
@@ -367,11 +383,11 @@ class Link:
 
     def revoke(self, entry: Entry) -> Event:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
-        return self.grants.revoke(entry)
+        return self.peer_leases.revoke(entry)
 
     def turn(self) -> AbstractContextManager[None]:
         """Around what the peer asked us to write. Raises LLMException: not now."""
-        return self._home.turn(self.cluster_id)
+        return self._host.turn(self.cluster_id)
 
     def post(self, message: Message) -> None:
         self._wire.post(message)
@@ -387,18 +403,18 @@ class Link:
             Pong: self._on_answer,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
-            Revoked: lambda message: self.grants.on_revoked(message.cache_id),
+            Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id),
             Pull: lambda message: self.spawn(self._service.begin(message)),
             Stop: lambda message: self._service.stop(message.call),
             Note: self._on_note,
-            Watch: lambda message: self.arrivals.on_watch(message.cache_id, message.on),
-            Landed: self.arrivals.on_landed,
-            Taken: lambda _: self.outbox.taken(),
+            Watch: lambda message: self.layer_events.on_watch(message.cache_id, message.on),
+            Landed: self.layer_events.on_landed,
+            Taken: lambda _: self.notification_queue.taken(),
             Ping: lambda message: self._wire.post(Pong(call=message.call)),
-            Renew: self.ways.on_renew,
-            Renewed: self.ways.on_renewed,
-            Retire: self.ways.on_retire,
-            Outdated: self.ways.on_outdated,
+            Renew: self.channels.on_renew,
+            Renewed: self.channels.on_renewed,
+            Retire: self.channels.on_retire,
+            Outdated: self.channels.on_outdated,
         }
 
     def _on_answer(self, message: Found | Pulled | Pong) -> None:
@@ -441,7 +457,7 @@ class Link:
             if self.is_open:
                 self._wire.post(Taken())
 
-        self._home.heard(self, decode(message), taken)
+        self._host.heard(self, decode(message), taken)
 
     # ---- until it ends ----
 
@@ -502,9 +518,9 @@ class Link:
 
     async def _say_bye(self) -> None:
         """The peer leaves: it hears on while our transfers end."""
-        await self._drain(DRAIN)
+        await self._drain(DRAIN_TIMEOUT)
         self._wire.post(Bye())
-        with anyio.move_on_after(DRAIN):
+        with anyio.move_on_after(DRAIN_TIMEOUT):
             await self._wire.flush()
         self._broken.set()
 
@@ -518,7 +534,7 @@ class Link:
         """Decide that it is over, and why: no new transfer starts."""
         if self.failure is None:
             self.failure = failure
-            self.arrivals.stop_sending(self.copy_of_failure())
+            self.layer_events.stop_sending(self.copy_of_failure())
             for scope in self._waiting:
                 scope.cancel()
             level = logging.WARNING if state is LinkState.BROKEN else logging.INFO
@@ -544,14 +560,14 @@ class Link:
         """Ask what is under way to stop; it ends with ``failure``."""
         for transfer in list(self._transfers):
             transfer.cancel()
-        self.errands.cancel()
+        self.requester.cancel()
 
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""
         with anyio.move_on_after(seconds):
             while not self._is_idle:
                 await self._idle.wait()
-            await self.outbox.wait_empty()
+            await self.notification_queue.wait_empty()
         self._stop()
         while not self._is_idle:  # bounded: they answer a cancellation within their grace
             await self._idle.wait()
@@ -593,22 +609,22 @@ class Link:
             self.state = LinkState.CLOSED
         self._stop()
         try:
-            with anyio.move_on_after(DRAIN + 3 * self.grace, shield=True):
+            with anyio.move_on_after(DRAIN_TIMEOUT + 3 * self.grace, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
                     self.is_shut = await self._shut()
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
-            self.errands.end(self.copy_of_failure())
-            self._end_grants()
-            self.arrivals.end(self.copy_of_failure())
+            self.requester.end(self.copy_of_failure())
+            self._end_peer_leases()
+            self.layer_events.end(self.copy_of_failure())
             self._closed.set()
 
     async def _shut(self) -> bool:
         """Close the channels; False when it is not known what the peer can reach."""
         try:
-            await self.ways.aclose()
+            await self.channels.aclose()
         except StillWritten as error:
             logger.warning("link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error)
             self._is_written = True
@@ -621,14 +637,14 @@ class Link:
             return False
         return True
 
-    def _end_grants(self) -> None:
+    def _end_peer_leases(self) -> None:
         """What the peer held is free, withheld while it may be writing there, or lost."""
         written: list[Entry] = []
         if self._is_written:
-            self.grants.end(written.append)
-            self._home.keeper.withhold(written, self, self.ways)
+            self.peer_leases.end(written.append)
+            self._host.registry.withhold(written, self, self.channels)
         else:
-            self.grants.end(None if self.is_shut else self.lose)
+            self.peer_leases.end(None if self.is_shut else self.lose)
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part; False when it may still be in use."""
@@ -656,5 +672,5 @@ class Link:
         return self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
 
     def __repr__(self) -> str:
-        busy = len(self._transfers) + len(self.errands)
+        busy = len(self._transfers) + len(self.requester)
         return f"<Link to cluster {self.cluster_id} {self.state.value} {busy} transfers>"

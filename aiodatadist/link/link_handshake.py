@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiodatadist.errors import LinkError, LLMException, PeerLost
-from aiodatadist.link.channels import Ways
+from aiodatadist.link.channels import Channels
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import Endpoint
 from aiodatadist.wire.handshake import Handshake, refusal
@@ -35,27 +35,31 @@ async def refuse(wire: Wire, error: LinkError) -> None:
             logger.debug("the peer was gone before it could be told: %s", error)
 
 
-class Opening:
+class LinkHandshake:
     """One handshake over a connection. ``admit`` is called with the peer's hello as soon as it is proved; it may raise."""
 
     def __init__(
-        self, handshake: Handshake, wire: Wire, ways: Ways, transport: Transport, admit: Callable[[Hello], None]
+        self, handshake: Handshake, wire: Wire, channels: Channels, transport: Transport, admit: Callable[[Hello], None]
     ) -> None:
         self._handshake = handshake
         self._wire = wire
-        self._ways = ways
+        self._channels = channels
         self._transport = transport
         self._admit = admit
 
     async def agree(
-        self, connect: Connect | None, first: Message | None, pulse: str, bring: Callable[[str], Awaitable[None]] | None
+        self,
+        connect: Connect | None,
+        first: Message | None,
+        heartbeat_token: str,
+        attach: Callable[[str], Awaitable[None]] | None,
     ) -> Ready:
         """To the end: both halves of the channel are open, and heartbeats come. The caller sets the deadline.
 
         Args:
             connect: makes us the client.
             first: what the client said already.
-            pulse: what a connection for heartbeats has to say to us.
+            heartbeat_token: what a connection for heartbeats has to say to us.
             bring: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
 
         Returns:
@@ -70,9 +74,9 @@ class Opening:
                 await self._wire.send(*handshake.start(connect))
             peer, connect = await self._converse(first)
             await self._open_channel(peer, connect)
-            if bring is not None:
-                await bring((await self._hear_ready()).pulse)
-            await self._wire.send(*handshake.opened(self._ways.current.mine, pulse))
+            if attach is not None:
+                await attach((await self._hear_ready()).pulse)
+            await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
             return await self._hear_ready()
         except LinkError as error:
             await refuse(self._wire, error)
@@ -120,7 +124,7 @@ class Opening:
 
             group.start_soon(hear)
             try:
-                await self._ways.open(connect.channel, rank, ends, connect.timeout)
+                await self._channels.open(connect.channel, rank, ends, connect.timeout)
             except LinkError as error:
                 failure = error
                 with anyio.move_on_after(REASON):

@@ -26,13 +26,13 @@ def check_payload(payload: bytes) -> bytes:
     return payload
 
 
-class Slip:
+class PendingNotification:
     """One notification's place in the queue. It goes out when it is ready and everything before it is out or dropped."""
 
-    __slots__ = ("_outbox", "is_dropped", "is_ready", "payload", "sent")
+    __slots__ = ("_queue", "is_dropped", "is_ready", "payload", "sent")
 
-    def __init__(self, outbox: Outbox, payload: bytes) -> None:
-        self._outbox = outbox
+    def __init__(self, notification_queue: NotificationQueue, payload: bytes) -> None:
+        self._queue = notification_queue
         self.payload = payload
         self.is_ready = False
         self.is_dropped = False
@@ -41,20 +41,20 @@ class Slip:
     def ready(self) -> None:
         """What it speaks of is in place."""
         self.is_ready = True
-        self._outbox.advance()
+        self._queue.advance()
 
     def drop(self) -> None:
         """What it speaks of will not be. Nothing happens if it is out already."""
         self.is_dropped = True
-        self._outbox.advance()
+        self._queue.advance()
 
 
-class Outbox:
+class NotificationQueue:
     """What a link's peer is to be notified of."""
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
-        self._slips: deque[Slip] = deque()
+        self._slips: deque[PendingNotification] = deque()
         self._window = WINDOW
         self._emptied = Event()
 
@@ -63,11 +63,11 @@ class Outbox:
         while self._slips:
             await self._emptied.wait()
 
-    def reserve(self, payload: bytes) -> Slip:
+    def reserve(self, payload: bytes) -> PendingNotification:
         """A place behind all that were reserved before."""
-        slip = Slip(self, payload)
-        self._slips.append(slip)
-        return slip
+        pending = PendingNotification(self, payload)
+        self._slips.append(pending)
+        return pending
 
     def taken(self) -> None:
         """The peer's user took one."""
@@ -104,7 +104,7 @@ class Notification:
     payload: bytes
 
 
-class Inbox:
+class NotificationInbox:
     """What all peers notified us of, until somebody takes it."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from aiodatadist.wire.messages import Found, Message, Pong, Pulled
 Answer = Found | Pulled | Pong
 
 
-class Call:
+class Question:
     """A question that is under way.
 
     Attributes:
@@ -33,13 +33,13 @@ class Call:
         self.answer: Answer | None = None
 
 
-class Calls:
+class PendingQuestions:
     """All of one link, by the numbers that we gave them. ``is_over``: no answer comes any more."""
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
         self._numbers = itertools.count(1)
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, Question] = {}
         self._insisting: set[anyio.CancelScope] = set()
         self.is_over = False
 
@@ -47,9 +47,11 @@ class Calls:
         return len(self._open)
 
     @contextmanager
-    def open(self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None) -> Iterator[Call]:
+    def open(
+        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None
+    ) -> Iterator[Question]:
         """Say something; an answer that comes within is in the call. Raises ProtocolError: it is too long to be said."""
-        call = Call(next(self._numbers), kind, name)
+        call = Question(next(self._numbers), kind, name)
         self._post(question(call.number))
         self._open[call.number] = call
         try:
@@ -65,7 +67,7 @@ class Calls:
             await call.answered.wait()
             return call.answer
 
-    async def insist(self, call: Call, seconds: float) -> None:
+    async def insist(self, call: Question, seconds: float) -> None:
         """Wait for an answer even if cancelled: for so long, and not when none can come any more."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
             if self.is_over:
@@ -82,7 +84,7 @@ class Calls:
         for scope in self._insisting:
             scope.cancel()
 
-    def find(self, message: Answer) -> Call | None:
+    def find(self, message: Answer) -> Question | None:
         """What a message answers; None: nobody waits any more.
 
         Raises:

@@ -11,7 +11,7 @@ from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import Layers
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.in_callbacks import Scope
-from aiodatadist.device import Outcome, TransferState
+from aiodatadist.device import Completion, TransferState
 from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
@@ -33,7 +33,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PullRequest:
     """A request, as the peer is told it. ``target``: the cache at this end that the peer is to write."""
 
     key: Key
@@ -65,7 +65,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TransferSpec:
     """What a caller wants of a link.
 
     Attributes:
@@ -86,7 +86,7 @@ class Job:
     request: Callable[[int], Pull] | None = None
 
 
-class Operation(Outcome):
+class RemoteOperation(Completion):
     """Under way in a task of the link's; from some moment on, perhaps, as a transfer on its stream.
 
     Attributes:
@@ -100,7 +100,7 @@ class Operation(Outcome):
         super().__init__()
         self._name = name
         self._patience = patience
-        self._transfer: Outcome | None = None
+        self._transfer: Completion | None = None
         self.is_doubtful = False
         self.scope = Scope()
 
@@ -114,14 +114,14 @@ class Operation(Outcome):
         self.scope.cancel()
         return True
 
-    def follow(self, transfer: Outcome) -> None:
+    def follow(self, transfer: Completion) -> None:
         """From now on this is what happens to it."""
         self._transfer = transfer
         transfer.add_done_callback(self._take_over)
         if self.scope.cancel_called:  # in the tick in which the last answer came: nothing was left to be interrupted
             transfer.cancel()
 
-    def _take_over(self, transfer: Outcome) -> None:
+    def _take_over(self, transfer: Completion) -> None:
         self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
         self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
         self._transfer = None
@@ -137,8 +137,8 @@ class Operation(Outcome):
         return self._name
 
 
-def failed(name: str, error: LLMException) -> Operation:
+def failed(name: str, error: LLMException) -> RemoteOperation:
     """One that ended before it began."""
-    operation = Operation(name, 0)
+    operation = RemoteOperation(name, 0)
     operation.finish(TransferState.FAILED, error)
     return operation

@@ -21,9 +21,9 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
-from aiodatadist.link.channels import Way
-from aiodatadist.link.questions import Call
-from aiodatadist.link.remote_operation import Job, Operation
+from aiodatadist.link.channels import LinkChannel
+from aiodatadist.link.questions import Question
+from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.values.grid import Grid
 from aiodatadist.wire.messages import Found, Grant, KeyName, Lookup, Pulled, Stop
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STOP = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that a peer has for answering that it stopped writing, before it loses its link."""
-CLOSE = 10.0
+CLOSE_TIMEOUT = 10.0
 """Seconds that the end of a link may take, at which what the peer may still write is known to be over."""
 
 
-class Errands:
+class Requester:
     """Those of one link. Each is a task of the link's, and an outcome that its caller may wait for."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._operations: set[Operation] = set()
+        self._operations: set[RemoteOperation] = set()
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -64,18 +64,18 @@ class Errands:
         for operation in list(self._operations):
             operation.finish(TransferState.FAILED, failure)
 
-    def begin(self, job: Job, what: str) -> Operation:
+    def begin(self, job: TransferSpec, what: str) -> RemoteOperation:
         """Start a job that cannot go on the stream at once. Its cache is leased until it ended."""
         link = self._link
-        patience = STOP + CLOSE + 6 * link.grace
-        operation = Operation(f"{what} of cluster {link.cluster_id}", patience)
+        patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * link.grace
+        operation = RemoteOperation(f"{what} of cluster {link.cluster_id}", patience)
         job.entry.lease()
         self._operations.add(operation)
         is_request = job.request is not None
         if is_request:
             link.counters.started()
 
-        def ended(done: Operation) -> None:
+        def ended(done: RemoteOperation) -> None:
             self._operations.discard(operation)
             if done.state is TransferState.STUCK or (operation.is_doubtful and not link.is_shut):
                 link.lose(job.entry)
@@ -93,7 +93,7 @@ class Errands:
         link.spawn(lambda: self._run(operation, job, what))
         return operation
 
-    async def _run(self, operation: Operation, job: Job, what: str) -> None:
+    async def _run(self, operation: RemoteOperation, job: TransferSpec, what: str) -> None:
         try:
             with operation.scope:
                 await (self._arrange if job.request is None else self._request)(operation, job)
@@ -107,13 +107,13 @@ class Errands:
 
     # ---- one-sided: where is it, and how is it reached? ----
 
-    async def _arrange(self, operation: Operation, job: Job) -> None:
-        remote, way, grid = await self.locate(job.entry, job.key, job.plan, job.seconds)
-        operation.follow(self._link.submit(job.direction, way, job.entry, remote, grid, job.seconds, "ours"))
+    async def _arrange(self, operation: RemoteOperation, job: TransferSpec) -> None:
+        remote, link_channel, grid = await self.locate(job.entry, job.key, job.plan, job.seconds)
+        operation.follow(self._link.submit(job.direction, link_channel, job.entry, remote, grid, job.seconds, "ours"))
 
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
-    ) -> tuple[RemoteCache, Way, Grid]:
+    ) -> tuple[RemoteCache, LinkChannel, Grid]:
         """What a key stands for at the peer, a channel that reaches it from a cache of ours, and what to move.
 
         Raises:
@@ -127,9 +127,9 @@ class Errands:
                 remote, slot = await self._find(key)
                 grid = plan(remote, slot)
                 wanted = "open a channel that reaches both caches"
-                way = await link.ways.reach(entry.epoch, remote.epoch)
+                link_channel = await link.channels.reach(entry.epoch, remote.epoch)
                 if not remote.is_withdrawn:
-                    return remote, way, grid
+                    return remote, link_channel, grid
         raise TransferTimeout(f"cluster {link.cluster_id} did not {wanted} within {seconds:g} s")
 
     async def _find(self, key: Key) -> tuple[RemoteCache, int]:
@@ -150,7 +150,7 @@ class Errands:
 
     # ---- request/response: the peer writes ----
 
-    async def _request(self, operation: Operation, job: Job) -> None:
+    async def _request(self, operation: RemoteOperation, job: TransferSpec) -> None:
         """Until the peer said that it is done, or stopped, the destination is not free."""
         if job.request is None:
             raise InternalError("a request without words")
@@ -161,7 +161,7 @@ class Errands:
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
 
-    async def _answer(self, operation: Operation, call: Call, job: Job) -> None:
+    async def _answer(self, operation: RemoteOperation, call: Question, job: TransferSpec) -> None:
         try:
             with anyio.move_on_after(job.seconds):
                 await call.answered.wait()
@@ -173,33 +173,33 @@ class Errands:
 
     async def _grant(self, entry: Entry) -> None:
         """Tell the peer where a cache of ours is."""
-        grants = self._link.grants
-        await grants.wait_settled(entry)
+        peer_leases = self._link.peer_leases
+        await peer_leases.wait_settled(entry)
         if not entry.is_live:
             raise CacheNotFound(f"cache {entry.cache_id} is being given up")
-        if grants.told(entry):
+        if peer_leases.told(entry):
             self._link.post(Grant(cache=entry.message()))
 
-    async def _stop(self, operation: Operation, call: Call) -> None:
+    async def _stop(self, operation: RemoteOperation, call: Question) -> None:
         """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
         link = self._link
         if not link.is_open:
             self._doubt(operation)
             return
         link.post(Stop(call=call.number))
-        await link.calls.insist(call, STOP)
+        await link.calls.insist(call, STOP_TIMEOUT)
         if call.answer is None:
             self._doubt(operation)
             if not link.calls.is_over:
-                why = f"cluster {link.cluster_id} did not stop writing within {STOP:g} s"
+                why = f"cluster {link.cluster_id} did not stop writing within {STOP_TIMEOUT:g} s"
                 link.break_off(LinkError(why, hint="link_clusters() again"))
 
-    def _doubt(self, operation: Operation) -> None:
+    def _doubt(self, operation: RemoteOperation) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""
         operation.is_doubtful = True
         self._link.check_idle()
 
-    def _conclude(self, operation: Operation, answer: Pulled, job: Job) -> None:
+    def _conclude(self, operation: RemoteOperation, answer: Pulled, job: TransferSpec) -> None:
         operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
         operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
         if answer.status == LLMStatusCode.LLM_SUCCESS:

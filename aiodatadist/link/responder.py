@@ -9,7 +9,7 @@ import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, slot_to_blocks, slot_to_slot
-from aiodatadist.device import Transfer
+from aiodatadist.device import StreamTransfer
 from aiodatadist.errors import (
     CacheNotFound,
     FeatureNotEnabled,
@@ -25,7 +25,7 @@ from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
-    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
     from aiodatadist.link.link import Link
 
@@ -46,29 +46,29 @@ def status_error(answer: Pulled) -> LLMException:
     return _ERRORS.get(status, TransferError)(answer.reason, status_code=status)
 
 
-class Service:
+class Responder:
     """The requests of one peer. Each is a task of the link's; their transfers run one after the other on its stream."""
 
-    def __init__(self, link: Link, keeper: Keeper) -> None:
+    def __init__(self, link: Link, registry: CacheRegistry) -> None:
         self._link = link
-        self._keeper = keeper
+        self._registry = registry
         self._running: dict[int, anyio.CancelScope] = {}
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of ours is, but not while it is being taken back."""
         link = self._link
-        found = self._keeper.offered(Name(**message.name.model_dump())) if link.is_ready else None
+        found = self._registry.offered(Name(**message.name.model_dump())) if link.is_ready else None
         if found is None:
             link.post(Found(call=message.call, cache=None))
             return
         entry, slot = found
-        if link.grants.is_settled(entry):
-            link.grants.told(entry)
+        if link.peer_leases.is_settled(entry):
+            link.peer_leases.told(entry)
             link.post(Found(call=message.call, cache=entry.message(), slot=slot))
             return
 
         async def later() -> None:
-            await link.grants.wait_settled(entry)
+            await link.peer_leases.wait_settled(entry)
             self.find(message)
 
         link.spawn(later)
@@ -113,9 +113,9 @@ class Service:
 
     async def _serve(self, message: Pull, target: RemoteCache) -> Pulled:
         entry, name, slot = self._find(message)
-        if not self._keeper.is_consumable(entry, name, slot):
+        if not self._registry.is_consumable(entry, name, slot):
             return await self._write(message, target, entry, name, slot)
-        async with self._keeper.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
+        async with self._registry.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
             return await self._write(message, target, *self._find(message))
 
     async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
@@ -123,8 +123,8 @@ class Service:
         grid = self._plan(message, entry, slot, target, layers)
         entry.lease()
         try:
-            way = await self._link.ways.reach(entry.epoch, target.epoch)
-            transfer = self._link.submit("put", way, entry, target, grid, message.seconds, "served")
+            link_channel = await self._link.channels.reach(entry.epoch, target.epoch)
+            transfer = self._link.submit("put", link_channel, entry, target, grid, message.seconds, "served")
         finally:
             entry.release()
         await transfer.join()
@@ -133,12 +133,12 @@ class Service:
         if transfer.is_cancelled:
             raise TransferError("it was stopped: the destination was taken back")
         if message.offsets is None:
-            self._keeper.consumed(entry, name, slot, layers.of_source(entry))
+            self._registry.consumed(entry, name, slot, layers.of_source(entry))
         return _report(message.call, transfer)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(**message.name.model_dump())
-        found = self._keeper.offered(name)
+        found = self._registry.offered(name)
         if found is None:
             raise CacheNotFound(f"there is no cache or slot of the name {tuple(name)}")
         entry, slot = found
@@ -168,7 +168,7 @@ def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
     return Pulled(call=call, status=int(error.status_code), reason=reason, stopped=stopped)
 
 
-def _report(call: int, transfer: Transfer) -> Pulled:
+def _report(call: int, transfer: StreamTransfer) -> Pulled:
     return Pulled(
         call=call,
         status=int(LLMStatusCode.LLM_SUCCESS),

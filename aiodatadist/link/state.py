@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.registry import Keeper
+    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.link.link import Link
 
 
@@ -27,11 +27,11 @@ class LinkState(Enum):
     BROKEN = "broken"
 
 
-class Home(Protocol):
+class LinkHost(Protocol):
     """What a link has to know of the cluster that it belongs to."""
 
     @property
-    def keeper(self) -> Keeper: ...
+    def registry(self) -> CacheRegistry: ...
     @property
     def timeout(self) -> float: ...
     def turn(self, cluster_id: int) -> AbstractContextManager[None]:

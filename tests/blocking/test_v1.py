@@ -184,7 +184,7 @@ def test_a_cache_that_nobody_has_any_more_is_given_back_in_whatever_thread_it_is
         before = free(datadist)
         caches = [manager.allocate_cache(SLOTS)]
         caches.append(KvCache(caches[0].cache_id, SLOTS, [caches[0].tensor_addrs], manager))
-        keeper, cache_id = manager._inner.keeper, caches[0].cache_id
+        registry, cache_id = manager._inner.registry, caches[0].cache_id
         assert free(datadist) < before
         cycle: dict[str, Any] = {"caches": caches}
         cycle["self"] = cycle
@@ -204,7 +204,7 @@ def test_a_cache_that_nobody_has_any_more_is_given_back_in_whatever_thread_it_is
                 datadist._thread.call(collect)
         finally:
             gc.enable()
-        datadist._thread.call(lambda: keeper.wait_given_back(cache_id))
+        datadist._thread.call(lambda: registry.wait_given_back(cache_id))
         assert free(datadist) == before
 
 

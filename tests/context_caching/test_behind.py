@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.context_caching.transfer.double_buffer import Behind, some_behind
+from aiodatadist.context_caching.transfer.double_buffer import DoubleBuffer, some_behind
 
 
 class Gates:
@@ -25,7 +25,7 @@ class Gates:
         finally:
             self.ended.append(number)
 
-    async def begin(self, behind: Behind, number: int) -> None:
+    async def begin(self, behind: DoubleBuffer, number: int) -> None:
         await behind.go_on(lambda: self.work(number), is_last=False)
         assert self.begun[-1] == number
 

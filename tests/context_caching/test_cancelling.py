@@ -11,18 +11,18 @@ import anyio
 import pytest
 
 from aiodatadist.context_caching import (
+    BlockTransfer,
     CcResult,
     ContextCache,
     EmsInternalError,
     EmsTimeout,
     MemoryPool,
-    Transfer,
 )
 from aiodatadist.context_caching.pools.contract import PoolTimeout
-from aiodatadist.context_caching.transfer.byte_budget import Budget
+from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
 from aiodatadist.context_caching.transfer.envelope import Envelope
-from aiodatadist.context_caching.transfer.pipeline import Call
-from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, Turns
+from aiodatadist.context_caching.transfer.pipeline import SaveLoadCall
+from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, StartLimiter
 from aiodatadist.errors import FeatureNotEnabled
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from aiodatadist.testing.cancelling import CancelAt
@@ -54,7 +54,7 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
             while await cancelled_at(k, cache, what, how):
                 assert cache.statistics.bytes_in_flight == 0
                 assert not cache._transfers
-                assert not inner._shelf.is_lent
+                assert not inner._store.is_lent
                 before = kv.image()
                 again = cache.load if what == "load" else cache.save
                 assert (await again([3], **by_slots([3]))).success == 1
@@ -70,7 +70,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
     """Cancel a save or load when its work waits for the k-th time; False when it ended before."""
     work, lens = getattr(cache._work, what), None
 
-    async def watched(call: Call, *note: Any) -> None:
+    async def watched(call: SaveLoadCall, *note: Any) -> None:
         nonlocal lens
         await anyio.lowlevel.checkpoint()  # whoever waits for it has begun to
         lens = CancelAt(k, work(call, *note), transfer.cancel if how == "handle" else waiting.cancel)
@@ -90,7 +90,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
     return was_cancelled
 
 
-async def _wait(transfer: Transfer) -> None:
+async def _wait(transfer: BlockTransfer) -> None:
     await transfer
 
 
@@ -177,7 +177,7 @@ def test_memory_that_a_device_never_lets_go_of_is_never_used_again() -> None:
 
 
 async def test_a_budget_is_given_in_order_and_those_who_give_up_do_not_count() -> None:
-    budget, order = Budget(10), []
+    budget, order = ByteBudget(10), []
     await budget.take(8, 0)
     with pytest.raises(PoolTimeout):
         await budget.take(3, 0)
@@ -201,7 +201,7 @@ async def test_a_budget_is_given_in_order_and_those_who_give_up_do_not_count() -
 
 
 async def test_turns_let_the_loop_breathe() -> None:
-    turns, begun, rounds = Turns(), 0, []
+    turns, begun, rounds = StartLimiter(), 0, []
 
     async def begin() -> None:
         nonlocal begun

@@ -10,7 +10,7 @@ import pytest
 
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
 from aiodatadist.context_caching.pools.contract import PoolTimeout
-from aiodatadist.context_caching.transfer.pipeline import LATE
+from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.stopwatch import lasting
@@ -121,8 +121,8 @@ async def test_without_time_a_turn_is_waited_for_all_the_same(monkeypatch: pytes
     async with opened("memory:", Kv(), read_cache_bytes=ROOM) as cache:
         await cache.save([1], **by_slots([0]))
         async with anyio.create_task_group() as group:
-            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE)
+            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE_TOLERANCE)
             assert (await cache.exists([1], timeout=0)).success == 1
         async with anyio.create_task_group() as group:
-            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE)
+            group.start_soon(Turnstile(cache, monkeypatch).open_after, 2 * LATE_TOLERANCE)
             assert (await cache.load([1], **by_slots([1]), timeout=0)).success == 1

@@ -17,20 +17,20 @@ import pytest
 from aiodatadist.context_caching.pools.arena import Arena
 from aiodatadist.context_caching.pools.buffers import Buffers
 from aiodatadist.context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
-from aiodatadist.context_caching.pools.lending import Budget
+from aiodatadist.context_caching.pools.lending import ByteBudget
 from aiodatadist.context_caching.pools.mooncake import pool as mooncake
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.context_caching.pools.mooncake.place import Place
 from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.context_caching.pools.redis.nodes import parse_nodes
-from aiodatadist.context_caching.pools.worker_threads import Calls, Refused
+from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
 
 KIB = 1024
 
 
 async def test_nobody_overtakes_and_a_cancelled_wait_lets_the_next_one_have_its_turn() -> None:
-    budget, order = Budget(10), []
+    budget, order = ByteBudget(10), []
     await budget.take(8)
 
     async def take(name: str, nbytes: int) -> None:
@@ -142,14 +142,14 @@ class Hanging:
         return "done"
 
 
-async def abandon(call: Callable[[], object], calls: Calls, peer: str, over: Callable[[], object]) -> None:
+async def abandon(call: Callable[[], object], calls: WorkerThreads, peer: str, over: Callable[[], object]) -> None:
     with anyio.move_on_after(0.01):
         await calls.run(peer, call, over)
         raise AssertionError("it did not hang")
 
 
 async def test_a_peer_that_hangs_has_its_share_of_threads_and_no_more() -> None:
-    calls, hanging, fine = Calls(4, 2), Hanging(), Hanging()
+    calls, hanging, fine = WorkerThreads(4, 2), Hanging(), Hanging()
     fine.go_on.set()
     for _ in range(2):
         await abandon(hanging.call, calls, "hangs", hanging.count)
@@ -168,7 +168,7 @@ async def test_a_peer_that_hangs_has_its_share_of_threads_and_no_more() -> None:
 
 @pytest.mark.usefixtures("no_leaks")
 async def test_calls_give_what_they_give_and_their_threads_end() -> None:
-    calls, threads = Calls(3, 3), threading.active_count()
+    calls, threads = WorkerThreads(3, 3), threading.active_count()
 
     def fail() -> None:
         raise OSError("no")
@@ -210,7 +210,7 @@ def test_what_a_cluster_says_of_itself() -> None:
 
 
 async def test_a_look_that_hangs_holds_up_no_call_that_has_returned() -> None:
-    calls, go_on, over = Calls(1, 1), threading.Event(), []
+    calls, go_on, over = WorkerThreads(1, 1), threading.Event(), []
 
     async def look() -> None:
         go_on.set()
@@ -223,7 +223,7 @@ async def test_a_look_that_hangs_holds_up_no_call_that_has_returned() -> None:
 
 
 async def test_a_look_that_fails_ends_the_wait() -> None:
-    calls, go_on = Calls(1, 1), threading.Event()
+    calls, go_on = WorkerThreads(1, 1), threading.Event()
 
     async def look() -> None:
         raise ConnectionError("gone")
@@ -236,7 +236,7 @@ async def test_a_look_that_fails_ends_the_wait() -> None:
 
 
 async def test_who_waits_for_a_thread_when_they_end_is_told(no_leaks: None) -> None:
-    calls, go_on, over = Calls(1, 1), threading.Event(), []
+    calls, go_on, over = WorkerThreads(1, 1), threading.Event(), []
 
     async def wait(peer: str) -> None:
         with pytest.raises(PoolUnreachable, match="closed"), anyio.fail_after(5):

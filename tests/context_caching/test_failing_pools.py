@@ -24,7 +24,7 @@ from aiodatadist.context_caching import (
     KvBufferWrapper,
     MemoryPool,
 )
-from aiodatadist.context_caching.pool_guard import Watch
+from aiodatadist.context_caching.pool_guard import PoolGuard
 from aiodatadist.context_caching.pools.contract import (
     GetStatus,
     PoolKey,
@@ -73,7 +73,7 @@ async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
         pool.misdeeds.clear()
         assert (await cache.save([8, 9], **by_slots([8, 9]))).success == 2
         assert (await cache.load([8, 9], **by_slots([0, 1]))).success == 2
-    assert not pool.inner._shelf.is_lent
+    assert not pool.inner._store.is_lent
 
 
 async def test_exists_of_a_pool_that_never_answers_finds_nothing() -> None:
@@ -132,7 +132,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
         assert str(error) in caught.value.message()
         if call == "exists_many":
             assert (await cache.exists([1])).success == 0
-    assert not pool.inner._shelf.is_lent
+    assert not pool.inner._store.is_lent
 
 
 @pytest.mark.parametrize("misdeed", [fails_with(PoolUnreachable("gone")), never], ids=["raises", "hangs"])
@@ -331,9 +331,9 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 
 
 def damage_the_second(pool: Foreign, at: int) -> None:
-    shelf = pool.inner._shelf
-    entry = list(shelf._entries.values())[1]  # the note of the layout is last
-    with shelf.view(entry.address, entry.nbytes) as view:
+    lru_store = pool.inner._store
+    entry = list(lru_store._entries.values())[1]  # the note of the layout is last
+    with lru_store.view(entry.address, entry.nbytes) as view:
         view[at] ^= 0x40
 
 
@@ -365,10 +365,10 @@ async def test_a_damaged_value_is_a_miss(at: int) -> None:
 async def test_a_value_of_another_key_is_a_miss() -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
-        shelf = pool.inner._shelf
-        first, second = list(shelf._entries)[:2]
-        a, b = shelf._entries[first], shelf._entries[second]
-        with shelf.view(a.address, a.nbytes) as left, shelf.view(b.address, b.nbytes) as right:
+        lru_store = pool.inner._store
+        first, second = list(lru_store._entries)[:2]
+        a, b = lru_store._entries[first], lru_store._entries[second]
+        with lru_store.view(a.address, a.nbytes) as left, lru_store.view(b.address, b.nbytes) as right:
             right[:] = left
         assert (await cache.load([1, 2], **by_slots([8, 9]))).success == 1
 
@@ -461,12 +461,12 @@ async def test_a_gate_is_one_caches() -> None:
 
 def test_a_gate_that_was_given_back_is_not_given_back_again() -> None:
     gate = HealthGate()
-    first = Watch(gate)
+    first = PoolGuard(gate)
     first.give()
-    Watch(gate)
+    PoolGuard(gate)
     first.give()
     with pytest.raises(EmsInvalidArgument, match="this gate belongs to another cache that is open"):
-        Watch(gate)
+        PoolGuard(gate)
 
 
 class Faulty(HealthGate):

@@ -19,7 +19,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
 )
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
-from aiodatadist.context_caching.pools.deferred import LatePool
+from aiodatadist.context_caching.pools.deferred import DeferredPool
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 from tests.context_caching.servers import (
@@ -151,7 +151,7 @@ async def test_what_needs_the_pool_itself_is_told_why_it_is_not_there(opening: l
 @no_leaks
 @pytest.mark.parametrize("asked", ["stage", "put_many", "get_many", "exists_many", "remove_many", "nodes"])
 async def test_nobody_is_there_until_it_is(asked: str) -> None:
-    pool = LatePool("redis://there", PoolUnreachable("nobody there"))
+    pool = DeferredPool("redis://there", PoolUnreachable("nobody there"))
     given: dict[str, tuple[Any, ...]] = {"put_many": ([], []), "get_many": ([], []), "nodes": ()}
     with pytest.raises(PoolUnreachable, match="nobody there"):
         await getattr(pool, asked)(*given.get(asked, ([PoolKey("a", "b", "c")],)), deadline=0.0)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from aiodatadist.context_caching import (
+    BlockTransfer,
     CcResult,
     ContextCache,
     EmsInternalError,
     EmsInvalidArgument,
     MemoryPool,
-    Transfer,
 )
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
@@ -168,9 +168,9 @@ def test_a_forked_child_leaves_the_cache_to_its_parent() -> None:
 
 async def test_a_cache_whose_task_was_cancelled_says_so() -> None:
     cache = await opened()
-    assert cache._life._runner is not None
-    cache._life._runner.cancel()
-    await asyncio.wait([cache._life._runner])
+    assert cache._resident._runner is not None
+    cache._resident._runner.cancel()
+    await asyncio.wait([cache._resident._runner])
     with pytest.raises(EmsInternalError, match="this cache has ended: its task was cancelled"):
         await cache.exists([1])
     await cache.aclose()
@@ -180,7 +180,7 @@ def test_a_transfer_is_awaited_and_cancelled_on_its_loop(loops: tuple[asyncio.Ru
     its, other = loops
     released = asyncio.Event()
 
-    async def start() -> tuple[ContextCache, Foreign, Transfer]:
+    async def start() -> tuple[ContextCache, Foreign, BlockTransfer]:
         pool = Foreign(await MemoryPool.open(ROOM))
         pool.misdeeds["exists_many"] = released.wait
         cache = await ContextCache.open(rank(), pool)

@@ -157,7 +157,7 @@ async def test_a_note_that_cannot_be_left_costs_no_save_and_is_left_later(
         del pool.misdeeds["put_many"]
         await cache.save([2], **by_slots([2]))
         assert pool.asked["put_many"] == 3, "not so soon"
-        monkeypatch.setattr(cache._presence, "_not_before", 0.0)
+        monkeypatch.setattr(cache._block_index, "_not_before", 0.0)
         await cache.save([2], **by_slots([2]))
         assert pool.asked["put_many"] == 4, "though nothing else was stored"
 
@@ -179,8 +179,8 @@ async def test_after_a_pool_has_lost_everything_the_next_save_says_again_what_it
             hashes = range(begin, begin + 4)
             await worker.save(hashes, **by_slots(hashes))
             assert (await scheduler.exists(hashes)).success == 4
-            for key in list(pool.inner._shelf._entries):
-                pool.inner._shelf.drop(key)
+            for key in list(pool.inner._store._entries):
+                pool.inner._store.drop(key)
             assert (await scheduler.exists(hashes)).success == 0
 
 
@@ -191,8 +191,8 @@ async def test_of_several_layer_groups_any_one_is_enough_unless_they_are_named()
         assert (await worker.save([1, 2, 3], chunks=chunks)).success == 3
         asked_for: list[Any] = [None, [0], [1], [0, 1], [1, 0], [2], [0, 2]]
         assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 3, 2, 2, 2, 0, 0]
-        first = next(key for key in pool.inner._shelf._entries if key.attribute_key.endswith("g0"))
-        pool.inner._shelf.drop(first)
+        first = next(key for key in pool.inner._store._entries if key.attribute_key.endswith("g0"))
+        pool.inner._store.drop(first)
         assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 0, 2, 0, 0, 0, 0]
         wrong: list[Any] = [[], [-1], [0, 0], 1, [True], [4096]]
         for groups in wrong:

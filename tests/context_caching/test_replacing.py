@@ -26,8 +26,8 @@ async def caches(is_foreign: bool) -> AsyncIterator[tuple[Kv, ContextCache, Memo
 async def test_a_damaged_value_is_replaced() -> None:
     async with caches(True) as (kv, cache, inner):
         await cache.save([1, 2], **by_slots([0, 1]), write_rcache=False)
-        _, entry = list(inner._shelf._entries.items())[1]
-        with inner._shelf.view(entry.address, entry.nbytes) as view:
+        _, entry = list(inner._store._entries.items())[1]
+        with inner._store.view(entry.address, entry.nbytes) as view:
             view[100] ^= 1
         result = await cache.load([1, 2], **by_slots([8, 9]))
         assert result.details == (CcStatus.OK, CcStatus.MISS)
@@ -40,11 +40,11 @@ async def test_a_damaged_value_is_replaced() -> None:
 async def test_a_value_that_came_after_a_damaged_one_stays() -> None:
     async with caches(True) as (_, cache, inner):
         await cache.save([1], **by_slots([0]), write_rcache=False)
-        key, entry = next(iter(inner._shelf._entries.items()))
-        with inner._shelf.view(entry.address, entry.nbytes) as view:
+        key, entry = next(iter(inner._store._entries.items()))
+        with inner._store.view(entry.address, entry.nbytes) as view:
             view[100] ^= 1
         assert (await cache.load([1], **by_slots([8]))).success == 0
-        inner._shelf.drop(key)
+        inner._store.drop(key)
         for _ in range(2):
             assert (await cache.save([1], **by_slots([0]), write_rcache=False)).success == 1
         assert (cache.statistics.saved, cache.statistics.present) == (2, 1)
@@ -86,8 +86,8 @@ async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatc
     async with caches(True) as (_, cache, inner):
         hashes = [1, 2, 3]
         await cache.save(hashes, **by_slots([0, 1, 2]), write_rcache=False)
-        for entry in list(inner._shelf._entries.values())[:3]:
-            with inner._shelf.view(entry.address, entry.nbytes) as view:
+        for entry in list(inner._store._entries.values())[:3]:
+            with inner._store.view(entry.address, entry.nbytes) as view:
                 view[100] ^= 1
         for h in hashes:
             assert (await cache.load([h], **by_slots([h]))).success == 0

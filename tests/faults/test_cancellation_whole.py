@@ -30,9 +30,9 @@ from aiodatadist import (
 )
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
-from aiodatadist.link.channels import Ways
-from aiodatadist.link.requester import Errands
-from aiodatadist.link.responder import Service
+from aiodatadist.link.channels import Channels
+from aiodatadist.link.requester import Requester
+from aiodatadist.link.responder import Responder
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -153,7 +153,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 2.0) 
 
 
 def entry_of(cluster: Cluster, cache: Cache) -> Entry:
-    entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+    entry = cluster.datadist._running().registry.table.find(cache.cache_id)
     assert entry is not None
     return entry
 
@@ -179,11 +179,11 @@ class Scene:
         """No lease, no transfer, no task but those that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
-            await until(lambda link=link: not link._transfers and not link.errands, f"{link} is busy")  # type: ignore[misc]
+            await until(lambda link=link: not link._transfers and not link.requester, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
             assert not link.calls
-            assert not any(operation.is_doubtful for operation in link.errands._operations)
+            assert not any(operation.is_doubtful for operation in link.requester._operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 
@@ -224,9 +224,9 @@ first_pulls = pytest.mark.parametrize(
     ("one_sided", "spot"),
     [
         (True, CALLER),
-        (True, Spot(Errands, "_arrange")),
+        (True, Spot(Requester, "_arrange")),
         (False, CALLER),
-        (False, Spot(Errands, "_request")),
+        (False, Spot(Requester, "_request")),
     ],
     ids=lambda value: str(value) if isinstance(value, Spot) else ("one_sided", "request")[not value],
 )
@@ -285,7 +285,7 @@ async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
 
 
 @hows
-@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_request"), Spot(Service, "_write")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Requester, "_request"), Spot(Responder, "_write")], ids=str)
 async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: None) -> None:
     async with scene(enable_remote_cache_accessible=False, sync_kv_timeout=150) as all_of:
 
@@ -303,7 +303,7 @@ async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: N
 
 @hows
 @pytest.mark.parametrize("whose", ["client", "server"])
-@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_arrange"), Spot(Ways, "_open_further")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Requester, "_arrange"), Spot(Channels, "_open_further")], ids=str)
 async def test_a_pull_that_needs_a_further_channel(spot: Spot, whose: str, how: str, no_leaks: None) -> None:
     async with scene() as all_of:
         one, other = all_of.decoder, all_of.prompt
@@ -341,11 +341,11 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
                 await all_of.manager.pull_blocks(key, all_of.target, [1], [1])
 
             with monkeypatch.context() as patch:
-                await Struck(Spot(Ways, "_hear"), 1, "task").run(pull, patch)
+                await Struck(Spot(Channels, "_hear"), 1, "task").run(pull, patch)
         with anyio.fail_after(5):
             await pull()
         for cluster in (all_of.prompt, all_of.decoder):
-            ways = all_of.link(cluster).ways
+            ways = all_of.link(cluster).channels
             await until(lambda ways=ways: len(ways._old) < 8, f"{len(ways._old)} outdated channels are open")  # type: ignore[misc]
 
 
@@ -365,7 +365,7 @@ async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
 
 @hows
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "known"])
-@pytest.mark.parametrize("spot", [CALLER, Spot(Errands, "_arrange")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(Requester, "_arrange")], ids=str)
 async def test_a_push_with_a_notification(spot: Spot, is_first: bool, how: str, no_leaks: None) -> None:
     if spot is not CALLER and not is_first:
         pytest.skip("it does not arrange anything")
@@ -522,12 +522,12 @@ async def test_a_registration_after_linking(how: str, no_leaks: None) -> None:
 
         async def register() -> None:
             cache = await registered.register_cache(SLOTS, [a.reshape(-1)[:4000] for a in arrays], [CacheKey(1, 7)])
-            await registered._keeper.unregister(cache.cache_id, False)
+            await registered._registry.unregister(cache.cache_id, False)
 
         async def oracle() -> None:
-            for table_entry in list(registered._keeper.table):
+            for table_entry in list(registered._registry.table):
                 if table_entry.cache_id != all_of.source.cache_id:
-                    await registered._keeper.unregister(table_entry.cache_id, False)
+                    await registered._registry.unregister(table_entry.cache_id, False)
             assert soft_counters()["adopted"] == adopted
             await all_of.pull()
             await all_of.all_is_back()
@@ -652,7 +652,7 @@ async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
 
         async def oracle() -> None:
             for cluster in (decoder, prompt):
-                for comm_id in list(cluster.datadist._running().communicators._all):
+                for comm_id in list(cluster.datadist._running().rank_groups._all):
                     await cluster.datadist.unlink(comm_id)
             clusters = (prompt, decoder)
             await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")

@@ -54,7 +54,7 @@ async def loses_nothing(cluster: Cluster) -> AsyncIterator[None]:
 
 async def is_back(cluster: Cluster, cache: Cache) -> None:
     """Nothing of the dead peer's is left here."""
-    entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+    entry = cluster.datadist._running().registry.table.find(cache.cache_id)
     assert entry is not None
     assert entry.leases == 0
     assert not [holder for holder in entry.holders if getattr(holder, "cluster_id", 0) == 1]

@@ -27,7 +27,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.device import Stream
-from aiodatadist.layered import LayeredTransfer, Part
+from aiodatadist.layered import Destination, LayeredTransfer
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
 from tests.faults.peer import LAYERED
 from tests.faults.test_cancellation_whole import (
@@ -224,7 +224,7 @@ spots = pytest.mark.parametrize(
     ("way", "is_first", "spot"),
     [
         ("awaitable", True, CALLER),
-        ("awaitable", True, Spot(Part, "prepare")),
+        ("awaitable", True, Spot(Destination, "prepare")),
         ("gates", False, CALLER),
         ("gates", True, Spot(LayeredTransfer, "_run")),
         ("coroutine", False, Spot(LayeredTransfer, "_walk")),

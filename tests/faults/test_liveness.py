@@ -138,7 +138,7 @@ async def test_a_stopped_peer_is_noticed_while_blocks_move(one_sided: bool) -> N
                 await task
         assert caught.value.peer == 1
         await gone(cluster)
-        entry = cluster.datadist._running().keeper.table.find(cache.cache_id)
+        entry = cluster.datadist._running().registry.table.find(cache.cache_id)
         assert entry is not None
         assert (entry.leases, entry.holders) == (0, set())
 

@@ -48,7 +48,7 @@ def usage(cluster: Cluster) -> PoolUsage:
 
 
 def entry_of(cluster: Cluster, cache_id: int) -> Entry:
-    entry = cluster.datadist._running().keeper.table.find(cache_id)
+    entry = cluster.datadist._running().registry.table.find(cache_id)
     assert entry is not None
     return entry
 
@@ -108,8 +108,8 @@ class Pool(Memory):
 
     async def end(self) -> None:
         await super().end()
-        keeper = self.cluster.datadist._running().keeper
-        for entry in [entry for entry in keeper.table if entry.pool is not None]:
+        registry = self.cluster.datadist._running().registry
+        for entry in [entry for entry in registry.table if entry.pool is not None]:
             await self.manager.deallocate_blocks_cache(entry.cache)
         await until(lambda: usage(self.cluster).free == SIZE)
         assert usage(self.cluster) == PoolUsage(SIZE, SIZE, SIZE, 0)

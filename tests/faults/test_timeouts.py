@@ -56,7 +56,7 @@ async def test_requests_that_expire_together() -> None:
         view = memory.view()
         assert not any(view[at] for at in range(0, memory.nbytes, 4096) if at // 4096 % 8 != 4)
         for cluster, own in ((prompt, source), (decoder, cache)):
-            entry = cluster.datadist._running().keeper.table.find(own.cache_id)
+            entry = cluster.datadist._running().registry.table.find(own.cache_id)
             assert entry is not None
             assert entry.leases == 0
             assert all(link.running == 0 for link in cluster.datadist.statistics().links)

@@ -20,6 +20,7 @@ def frame(body: bytes) -> bytes:
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("size", ["large", "small"])
 def test_no_frame_costs_more_than_10_ms_and_10_mib(size: str) -> None:

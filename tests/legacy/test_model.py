@@ -442,7 +442,7 @@ async def test_predict_cancelled_at_any_await_leaves_nothing(how: str, kind: typ
     async with models(kind=kind) as m:
         await m.prompt.preload_prompt_prefix(request(UNSET, 0, 5), [wrote(0, [1])])
         free, k, is_cancelled = m.pair.free(), 1, True
-        keeper = m.pair.owner.keeper
+        registry = m.pair.owner.registry
         while is_cancelled:
 
             async def predict() -> None:
@@ -451,8 +451,8 @@ async def test_predict_cancelled_at_any_await_leaves_nothing(how: str, kind: typ
             with soft_faults_cleared():
                 soft_fault("aclrtMemcpyAsync:delay=5@*")
                 is_cancelled = await cancelled_at(k, predict, how)
-            for cache_id in list(keeper._leaving):  # cancelled while memory went back: a task of its own ends that
-                await keeper.wait_given_back(cache_id)
+            for cache_id in list(registry._leaving):  # cancelled while memory went back: a task of its own ends that
+                await registry.wait_given_back(cache_id)
             if is_cancelled:
                 assert m.prompt._scheduled == set()
                 assert m.pair.free() == free

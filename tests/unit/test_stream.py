@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 
-from aiodatadist.device import CopyKind, Device, Program, Transfer
+from aiodatadist.device import CopyKind, Device, Program, StreamTransfer
 from aiodatadist.values.grid import Grid
 
 LARGE, SMALL = 8 << 20, 64
@@ -26,9 +26,9 @@ async def test_what_a_callback_submits_ends_after_what_was_submitted_before() ->
     told: list[int] = []
     async with await Device.open(0) as device:
         stream = device.open_stream("order")
-        small: list[Transfer] = []
+        small: list[StreamTransfer] = []
 
-        def first_ended(_: Transfer) -> None:
+        def first_ended(_: StreamTransfer) -> None:
             told.append(1)
             small.append(stream.submit(copy(targets[2], source, SMALL), 10))
             small[0].add_done_callback(lambda _: told.append(3))

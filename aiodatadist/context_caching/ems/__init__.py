@@ -30,7 +30,7 @@ from aiodatadist.context_caching.memory.kv_layout import LayerGroup
 from aiodatadist.context_caching.memory.regions import KvBufferWrapper
 from aiodatadist.context_caching.pools.contract import PoolRefused
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.transfer.handle import Transfer
+from aiodatadist.context_caching.transfer.handle import BlockTransfer
 
 __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
            "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException",
@@ -166,7 +166,7 @@ class _Client:
                 raise
             raise EmsInvalidArgument("Ems.shutdown was called meanwhile") from error
 
-    def start(self, begin: Callable[[ContextCache], Transfer]) -> CcFuture:
+    def start(self, begin: Callable[[ContextCache], BlockTransfer]) -> CcFuture:
         """Check the arguments, and start it there."""
 
         begun: list[CcFuture] = []
@@ -306,7 +306,7 @@ class ContextCaching:
     ) -> CcFuture:
         """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
 
-        def begin(cache: ContextCache) -> Transfer:
+        def begin(cache: ContextCache) -> BlockTransfer:
             o = _option(option)
             return cache.start_save_values(key_list, value_list, timeout=o.seconds, write_rcache=o.write_rcache)
 
@@ -317,7 +317,7 @@ class ContextCaching:
     ) -> CcFuture:
         """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
 
-        def begin(cache: ContextCache) -> Transfer:
+        def begin(cache: ContextCache) -> BlockTransfer:
             o = _option(option)
             return cache.start_load_values(key_list, value_list, timeout=o.seconds, read_local_only=o.read_local_only)
 
@@ -390,7 +390,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
     ) -> CcFuture:
         """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
 
-        def begin(cache: ContextCache) -> Transfer:
+        def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
             o, chunks = _option(option), _chunks(kwargs)
             return cache.start_save(
@@ -414,7 +414,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
     ) -> CcFuture:
         """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
 
-        def begin(cache: ContextCache) -> Transfer:
+        def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
             o, chunks = _option(option), _chunks(kwargs)
             return cache.start_load(

@@ -12,13 +12,13 @@ import anyio
 from aiodatadist.context_caching.ems.loop_thread import LoopThread
 from aiodatadist.context_caching.errors import EmsInternalError
 from aiodatadist.context_caching.results import CcResult
-from aiodatadist.context_caching.transfer.handle import QUIESCE, Transfer
+from aiodatadist.context_caching.transfer.handle import QUIESCE, BlockTransfer
 
 
 class CcFuture:
     """A save or load under way. Dropping it leaks nothing."""
 
-    def __init__(self, thread: LoopThread, transfer: Transfer) -> None:
+    def __init__(self, thread: LoopThread, transfer: BlockTransfer) -> None:
         """On the thread's loop."""
         self._thread = thread
         self._transfer = transfer

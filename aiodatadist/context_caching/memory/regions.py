@@ -18,7 +18,7 @@ from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory.kv_layout import Group, Layout
 from aiodatadist.context_caching.memory.slots import Pieces, Runs, pieces
-from aiodatadist.context_caching.transfer.copies import PlacementsOf, Places, at_addresses
+from aiodatadist.context_caching.transfer.copies import CopyList, PlacementsOf, at_addresses
 from aiodatadist.device import first_unusable
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid
@@ -44,7 +44,7 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def places(self, addresses: Mapping[int, int]) -> list[Places]:
+    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
         """Where the bytes of these values are; ``addresses`` says by value where it begins."""
 
     @abstractmethod
@@ -154,8 +154,8 @@ class SlotMemory(Memory):
     def look(self, values: range, placements_of: PlacementsOf) -> None:
         """That was done when the cache was registered."""
 
-    def places(self, addresses: Mapping[int, int]) -> list[Places]:
-        found: list[Places] = []
+    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
+        found: list[CopyList] = []
         for g, share in enumerate(self._shares):
             wanted = {self.owners[v]: address for v, address in addresses.items() if self.groups[v] == g}
             if wanted:
@@ -195,7 +195,7 @@ def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
     return Runs(starts, lengths)
 
 
-def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[Places]:
+def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
     """The grids of one layer group; ``wanted`` has the address of each hash's value."""
     first, last = min(wanted), max(wanted)
     tokens = share.tokens[first : last + 1]
@@ -210,7 +210,9 @@ def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[Places]:
             inside = array("Q", [part.tokens * before for before in alike.before])
             size = part.run * nbytes
             found.append(
-                Places(alike.placement, Grid(alike.addresses, inside, part.starts, part.places, nbytes, 1, size, size))
+                CopyList(
+                    alike.placement, Grid(alike.addresses, inside, part.starts, part.places, nbytes, 1, size, size)
+                )
             )
     return found
 
@@ -330,7 +332,7 @@ class BufferMemory(Memory):
                 f"that can be {'written' if self._writes else 'read'}"
             )
 
-    def places(self, addresses: Mapping[int, int]) -> list[Places]:
+    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
         alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
         for v, address in addresses.items():
             inside = address
@@ -340,6 +342,6 @@ class BufferMemory(Memory):
                 remote.append(inside)
                 inside += length
         return [
-            Places(placement, at_addresses(local, remote, length))
+            CopyList(placement, at_addresses(local, remote, length))
             for (placement, length), (local, remote) in alike.items()
         ]

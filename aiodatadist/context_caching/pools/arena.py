@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aiodatadist.cache.pool import PagePool, PoolConfig
-from aiodatadist.context_caching.pools.lending import Turns, fitting
+from aiodatadist.context_caching.pools.lending import FairQueue, fitting
 from aiodatadist.errors import OutOfMemory
 
 PAGE_SHIFT: Final = 12
@@ -65,7 +65,7 @@ class Arena:
         self.nbytes = nbytes
         self._pages = PagePool("Mooncake stages", self.address, config)
         self.scratch = self._pages.allocate(1)
-        self._turns = Turns()
+        self._turns = FairQueue()
 
     @property
     def room(self) -> int:

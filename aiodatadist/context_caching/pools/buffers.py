@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiodatadist.context_caching.pools.lending import Budget
+from aiodatadist.context_caching.pools.lending import ByteBudget
 
 HEAD: Final = 256
 BEHIND: Final = 16
@@ -68,7 +68,7 @@ class Buffers:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._budget = Budget(capacity)
+        self._budget = ByteBudget(capacity)
         self._kept: dict[int, list[Any]] = {}  # by size; no list is empty
         self._kept_bytes = 0
 

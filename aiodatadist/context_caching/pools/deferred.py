@@ -23,7 +23,7 @@ from aiodatadist.context_caching.pools.open import open_pool
 logger = logging.getLogger(__name__)
 
 
-async def open_late(url: str) -> KVPool:
+async def open_deferred(url: str) -> KVPool:
     """The pool that a URL names; or, if nobody answers, what will be that pool one day.
 
     Raises:
@@ -36,10 +36,10 @@ async def open_late(url: str) -> KVPool:
         raise
     except (PoolTimeout, PoolUnreachable) as problem:
         logger.warning("the pool cannot be opened, and that is tried again with each health check: %s", problem)
-        return LatePool(url, problem)
+        return DeferredPool(url, problem)
 
 
-class LatePool(KVPool):
+class DeferredPool(KVPool):
     """Until :meth:`arrive` has opened the pool, every call raises PoolUnreachable; then it is that pool."""
 
     def __init__(self, url: str, problem: PoolTimeout | PoolUnreachable) -> None:

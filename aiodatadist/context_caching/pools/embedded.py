@@ -22,7 +22,7 @@ from aiodatadist.context_caching.pools.contract import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.pools.lru_store import Lot, Shelf, in_pages
+from aiodatadist.context_caching.pools.lru_store import LruStore, Reservation, in_pages
 
 AT_ONCE = 256
 """Keys that are looked up without letting the event loop do something else."""
@@ -40,12 +40,12 @@ class MemoryPool(KVPool):
 
     capabilities = Capabilities("memory", in_process=True)
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.capacity = shelf.capacity
-        self._shelf = shelf
+    def __init__(self, lru_store: LruStore) -> None:
+        self.capacity = lru_store.capacity
+        self._store = lru_store
         self._waiting: deque[anyio.Event] = deque()  # for room, in order
         self._is_closed = False
-        shelf.on_room = self._call_next
+        lru_store.on_room = self._call_next
 
     @classmethod
     async def open(cls, nbytes: int, *, device_id: int = 0) -> Self:
@@ -57,7 +57,7 @@ class MemoryPool(KVPool):
         """
         rules.on_a_loop("a pool")
         rules.integer(nbytes, "nbytes", 1)
-        return cls(await Shelf.open("memory pool", nbytes, device_id))
+        return cls(await LruStore.open("memory pool", nbytes, device_id))
 
     async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
         """Waits only if it finds room for none of them because others have what there is; who comes first is served first."""
@@ -72,7 +72,7 @@ class MemoryPool(KVPool):
 
     def _find_room(self, sizes: Sequence[int]) -> list[Stage | None]:
         """Room for some of them, or none for all for good; an empty list means: not now."""
-        stages: list[Stage | None] = [self._shelf.make_room(size) for size in sizes]
+        stages: list[Stage | None] = [self._store.make_room(size) for size in sizes]
         is_hopeless = all(size > self.capacity for size in sizes)
         return stages if is_hopeless or any(stages) else []
 
@@ -115,9 +115,9 @@ class MemoryPool(KVPool):
         return [self._put(key, stage) for key, stage in zip(keys, stages, strict=True)]
 
     def _put(self, key: PoolKey, stage: Stage) -> PutStatus:
-        if not isinstance(stage, Lot):
+        if not isinstance(stage, Reservation):
             raise TypeError(f"{stage!r} is no stage of this pool")
-        return PutStatus.STORED if self._shelf.store(key, stage) else PutStatus.PRESENT
+        return PutStatus.STORED if self._store.store(key, stage) else PutStatus.PRESENT
 
     async def get_many(
         self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float
@@ -126,7 +126,7 @@ class MemoryPool(KVPool):
         return [self._get(key, size) for key, size in zip(keys, sizes, strict=True)]
 
     def _get(self, key: PoolKey, size: int) -> Value | GetStatus:
-        loan = self._shelf.lend(key)
+        loan = self._store.lend(key)
         if loan is None:
             return GetStatus.MISS
         if loan.nbytes != size:
@@ -141,28 +141,28 @@ class MemoryPool(KVPool):
         for first in range(0, len(keys), AT_ONCE):
             if first:
                 await anyio.lowlevel.checkpoint()
-            found += self._shelf.touch_all(keys[first : first + AT_ONCE])
+            found += self._store.touch_all(keys[first : first + AT_ONCE])
         return found
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         self._check_open()
-        return sum(map(self._shelf.drop, keys))
+        return sum(map(self._store.drop, keys))
 
     async def nodes(self, *, deadline: float) -> list[NodeInfo]:
         self._check_open()
-        return [NodeInfo("memory", self.capacity, self._shelf.used)]
+        return [NodeInfo("memory", self.capacity, self._store.used)]
 
     async def healthy(self, *, deadline: float) -> bool:
         return not self._is_closed
 
     def __len__(self) -> int:
         """Values in it now."""
-        return len(self._shelf)
+        return len(self._store)
 
     @property
     def evicted(self) -> int:
         """Values that gave way to others so far."""
-        return self._shelf.evicted
+        return self._store.evicted
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -173,7 +173,7 @@ class MemoryPool(KVPool):
             return
         self._is_closed = True
         self._call_next()
-        await self._shelf.aclose()
+        await self._store.aclose()
 
     async def __aenter__(self) -> Self:
         return self

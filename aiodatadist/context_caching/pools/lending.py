@@ -55,7 +55,7 @@ class _Turn:
         self.called = anyio.Event()
 
 
-class Turns:
+class FairQueue:
     """Callers who want something that there may not be enough of: nobody overtakes, so a large wish is not starved."""
 
     def __init__(self) -> None:
@@ -83,13 +83,13 @@ class Turns:
             self._waiting[0].called.set()
 
 
-class Budget:
+class ByteBudget:
     """So many bytes, and no more, are in use at a time."""
 
     def __init__(self, nbytes: int) -> None:
         self.capacity = nbytes
         self.free = nbytes
-        self._turns = Turns()
+        self._turns = FairQueue()
 
     async def take(self, nbytes: int) -> None:
         """All of them at once, when that many are free. Cancelled: none."""

@@ -36,29 +36,29 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-class Lot:
+class Reservation:
     """Memory for one value, lent until it is stored or released: a ``Stage`` of the contract."""
 
-    __slots__ = ("_shelf", "address", "nbytes")
+    __slots__ = ("_store", "address", "nbytes")
 
-    def __init__(self, shelf: Shelf, address: int, nbytes: int) -> None:
-        self._shelf: Shelf | None = shelf
+    def __init__(self, lru_store: LruStore, address: int, nbytes: int) -> None:
+        self._store: LruStore | None = lru_store
         self.address = address
         self.nbytes = nbytes
 
     def view(self) -> memoryview:
-        if self._shelf is None:
+        if self._store is None:
             raise ValueError("this memory was stored or released")
-        return self._shelf.view(self.address, self.nbytes)
+        return self._store.view(self.address, self.nbytes)
 
     def release(self) -> None:
-        shelf = self._take()
-        if shelf is not None:
-            shelf.returned(self.address)
+        lru_store = self._take()
+        if lru_store is not None:
+            lru_store.returned(self.address)
 
-    def _take(self) -> Shelf | None:
-        shelf, self._shelf = self._shelf, None
-        return shelf
+    def _take(self) -> LruStore | None:
+        lru_store, self._store = self._store, None
+        return lru_store
 
 
 class _Entry:
@@ -71,30 +71,30 @@ class _Entry:
         self.is_dropped = False
 
 
-class Loan:
+class PinnedValue:
     """A stored value, pinned until it is released. A :class:`~aiodatadist.context_caching.pools.contract.Value`."""
 
-    __slots__ = ("_entry", "_key", "_shelf", "address", "nbytes")
+    __slots__ = ("_entry", "_key", "_store", "address", "nbytes")
 
-    def __init__(self, shelf: Shelf, key: PoolKey, entry: _Entry) -> None:
-        self._shelf: Shelf | None = shelf
+    def __init__(self, lru_store: LruStore, key: PoolKey, entry: _Entry) -> None:
+        self._store: LruStore | None = lru_store
         self._key = key
         self._entry = entry
         self.address = entry.address
         self.nbytes = entry.nbytes
 
     def view(self) -> memoryview:
-        if self._shelf is None:
+        if self._store is None:
             raise ValueError("this value was given back")
-        return self._shelf.view(self.address, self.nbytes).toreadonly()
+        return self._store.view(self.address, self.nbytes).toreadonly()
 
     def release(self) -> None:
-        shelf, self._shelf = self._shelf, None
-        if shelf is not None:
-            shelf.unpinned(self._key, self._entry)
+        lru_store, self._store = self._store, None
+        if lru_store is not None:
+            lru_store.unpinned(self._key, self._entry)
 
 
-class Shelf:
+class LruStore:
     """Belongs to the event loop it was opened on. None of its methods waits, apart from opening and closing.
 
     Attributes:
@@ -116,7 +116,7 @@ class Shelf:
         self._lent = 0
 
     @classmethod
-    async def open(cls, name: str, nbytes: int, device_id: int) -> Shelf:
+    async def open(cls, name: str, nbytes: int, device_id: int) -> LruStore:
         """Take ``nbytes``, rounded up to pages, of the host.
 
         Raises:
@@ -164,7 +164,7 @@ class Shelf:
 
     # ---- storing ----
 
-    def make_room(self, nbytes: int) -> Lot | None:
+    def make_room(self, nbytes: int) -> Reservation | None:
         """Memory for a value; others are evicted for it. None: it is larger than all, or what is lent is in its way."""
         if not 0 < nbytes <= self.capacity:
             return None
@@ -177,7 +177,7 @@ class Shelf:
                 self._evict()
             else:
                 self._lent += 1
-                return Lot(self, address, nbytes)
+                return Reservation(self, address, nbytes)
 
     def _evict(self) -> None:
         key, entry = self._idle.popitem(last=False)
@@ -185,17 +185,17 @@ class Shelf:
         self._pages.free(entry.address)
         self.evicted += 1
 
-    def store(self, key: PoolKey, lot: Lot) -> bool:
+    def store(self, key: PoolKey, reservation: Reservation) -> bool:
         """Keep a filled lot under a key; False, and it is given back, if there is a value already."""
-        if lot._shelf is not self:
+        if reservation._store is not self:
             raise ValueError("this memory is not lent by this pool, or was stored or released before")
         if key in self._entries:
             self.touch(key)
-            lot.release()
+            reservation.release()
             return False
-        lot._take()
+        reservation._take()
         self._lent -= 1
-        self._entries[key] = self._idle[key] = _Entry(lot.address, lot.nbytes)
+        self._entries[key] = self._idle[key] = _Entry(reservation.address, reservation.nbytes)
         self.on_room()
         return True
 
@@ -207,7 +207,7 @@ class Shelf:
 
     # ---- reading ----
 
-    def lend(self, key: PoolKey) -> Loan | None:
+    def lend(self, key: PoolKey) -> PinnedValue | None:
         """A value, pinned; or None."""
         entry = self._entries.get(key)
         if entry is None:
@@ -216,7 +216,7 @@ class Shelf:
             del self._idle[key]
         entry.pins += 1
         self._lent += 1
-        return Loan(self, key, entry)
+        return PinnedValue(self, key, entry)
 
     def unpinned(self, key: PoolKey, entry: _Entry) -> None:
         """A loan came back. It counts as used until now."""

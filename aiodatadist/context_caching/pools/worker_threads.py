@@ -49,7 +49,7 @@ async def _until_done(future: asyncio.Future[Any], work: Callable[[], Awaitable[
             future.remove_done_callback(stop)
 
 
-class Calls:
+class WorkerThreads:
     """Threads for blocking calls. They start when they are first needed.
 
     Args:

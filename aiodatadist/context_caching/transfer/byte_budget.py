@@ -9,7 +9,7 @@ import anyio
 from aiodatadist.context_caching.pools.contract import PoolTimeout
 
 
-class Budget:
+class ByteBudget:
     """Bytes, given out in the order in which they were asked for.
 
     Attributes:

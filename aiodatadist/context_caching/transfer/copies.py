@@ -14,19 +14,19 @@ from typing import Literal, NamedTuple
 import anyio
 
 from aiodatadist.context_caching.errors import EmsInvalidArgument
-from aiodatadist.context_caching.transfer.loans import Hold
+from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.device import CopyKind, Device, Program, Stream, TransferState
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid
 
-LONGEST = 86400.0
+MAX_COPY_SECONDS = 86400.0
 """Seconds for copies that no deadline limits."""
 
 StreamName = Literal["load", "save"]
 PlacementsOf = Callable[[Iterable[int]], list[Placement | None]]
 
 
-class Step(NamedTuple):
+class CopyStep(NamedTuple):
     """Ranges to copy. ``grid.local`` is the side that is written."""
 
     to: Placement
@@ -34,28 +34,28 @@ class Step(NamedTuple):
     grid: Grid
 
 
-class Places(NamedTuple):
+class CopyList(NamedTuple):
     """Where values are in the caller's memory: ``grid.local`` is that, ``grid.remote`` is the values' own."""
 
     placement: Placement
     grid: Grid
 
-    def gathered(self) -> Step:
+    def gathered(self) -> CopyStep:
         """Into the values."""
-        return Step(Placement.HOST, self.placement, self.grid.mirrored())
+        return CopyStep(Placement.HOST, self.placement, self.grid.mirrored())
 
-    def scattered(self) -> Step:
+    def scattered(self) -> CopyStep:
         """Out of the values."""
-        return Step(self.placement, Placement.HOST, self.grid)
+        return CopyStep(self.placement, Placement.HOST, self.grid)
 
 
-def copies(pairs: Sequence[tuple[int, int, int]]) -> list[Step]:
+def copies(pairs: Sequence[tuple[int, int, int]]) -> list[CopyStep]:
     """From value to value: (destination, source, bytes)."""
     by_size: dict[int, list[tuple[int, int]]] = {}
     for to, source, nbytes in pairs:
         by_size.setdefault(nbytes, []).append((to, source))
     return [
-        Step(Placement.HOST, Placement.HOST, at_addresses([a for a, _ in ends], [b for _, b in ends], nbytes))
+        CopyStep(Placement.HOST, Placement.HOST, at_addresses([a for a, _ in ends], [b for _, b in ends], nbytes))
         for nbytes, ends in by_size.items()
     ]
 
@@ -66,7 +66,7 @@ def at_addresses(local: Sequence[int], remote: Sequence[int], nbytes: int) -> Gr
     return Grid(origin, origin, array("Q", local), array("Q", remote), 1, 1, nbytes, nbytes)
 
 
-class Mover:
+class CopyStreams:
     """A device, opened when it is first needed, and its two streams."""
 
     def __init__(self, device_id: int) -> None:
@@ -86,7 +86,7 @@ class Mover:
                     self._device = await Device.open(self._device_id)
         return self._device
 
-    async def move(self, name: StreamName, steps: Sequence[Step], deadline: float, hold: Hold) -> None:
+    async def move(self, name: StreamName, steps: Sequence[CopyStep], deadline: float, loans: LoanSet) -> None:
         """Copy, and return when the last byte has landed; or, if it raises, when no byte lands any more.
 
         Args:
@@ -105,12 +105,12 @@ class Mover:
         program = Program()
         for step in steps:
             program.copy(CopyKind(2 * step.source + step.to), step.grid)
-        left = deadline - anyio.current_time() if deadline != math.inf else LONGEST
+        left = deadline - anyio.current_time() if deadline != math.inf else MAX_COPY_SECONDS
         transfer = stream.submit(program, max(left, 0.001))
         try:
             await transfer.wait()
         finally:
-            hold.is_stuck |= transfer.state is TransferState.STUCK
+            loans.is_stuck |= transfer.state is TransferState.STUCK
 
     async def placements(self) -> PlacementsOf:
         """What says where addresses are."""

@@ -13,7 +13,7 @@ import anyio.lowlevel
 from aiodatadist.concurrency.in_callbacks import Event
 
 
-class InTurn:
+class Sequential:
     """One half after the other, and nothing beside anything: where there is nothing to gain."""
 
     @property
@@ -31,7 +31,7 @@ class InTurn:
         """Nothing is going on."""
 
 
-class Behind(InTurn):
+class DoubleBuffer(Sequential):
     """What goes on beside its owner: one thing, or two."""
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
@@ -87,7 +87,7 @@ class Behind(InTurn):
 
 
 @asynccontextmanager
-async def some_behind() -> AsyncIterator[Behind]:
+async def some_behind() -> AsyncIterator[DoubleBuffer]:
     """Things go on behind the body, and nothing any more when this has ended.
 
     Raises:
@@ -95,7 +95,7 @@ async def some_behind() -> AsyncIterator[Behind]:
     """
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
-        behind = Behind(group)
+        behind = DoubleBuffer(group)
         try:
             yield behind
             await behind.done()  # the end of a task group is silent about a cancellation

@@ -22,7 +22,7 @@ QUIESCE = 6.0
 """Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
 
 
-class Transfer:
+class BlockTransfer:
     """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
@@ -47,7 +47,7 @@ class Transfer:
         self._ended = Event()
         self._result: CcResult | None = None
         self._error: EmsException | None = None
-        self._callbacks: list[Callable[[Transfer], None]] = []
+        self._callbacks: list[Callable[[BlockTransfer], None]] = []
 
     def __await__(self) -> Generator[Any, None, CcResult]:
         self._check_loop()
@@ -105,14 +105,14 @@ class Transfer:
             where = "there is no event loop here" if running is None else "this is another event loop"
             raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
 
-    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+    def add_done_callback(self, callback: Callable[[BlockTransfer], None]) -> None:
         """Call it on the loop when this has ended; at once if it has. What it raises is logged."""
         if self.done():
             self._tell(callback)
         else:
             self._callbacks.append(callback)
 
-    def _tell(self, callback: Callable[[Transfer], None]) -> None:
+    def _tell(self, callback: Callable[[BlockTransfer], None]) -> None:
         try:
             callback(self)
         except Exception:  # its own affair: the cache and its other calls go on

@@ -20,8 +20,8 @@ class Lent(Protocol):
 T = TypeVar("T", bound=Lent)
 
 
-class Hold:
-    """``with Hold() as hold``: all that was added is released at the end. What somebody took meanwhile does not mind that.
+class LoanSet:
+    """``with LoanSet() as loans``: all that was added is released at the end. What was taken meanwhile is not affected.
 
     Attributes:
         is_stuck: the device did not let go. Nothing is released then: a byte may still land there.
@@ -35,7 +35,7 @@ class Hold:
         self._lent.append(lent)
         return lent
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> LoanSet:
         return self
 
     def __exit__(self, *exc: object) -> None:

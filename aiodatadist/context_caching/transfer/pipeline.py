@@ -30,13 +30,13 @@ from aiodatadist.context_caching.pools.contract import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.pools.lru_store import Lot
+from aiodatadist.context_caching.pools.lru_store import Reservation
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.transfer.byte_budget import Budget
-from aiodatadist.context_caching.transfer.copies import Mover, Step, StreamName, copies
-from aiodatadist.context_caching.transfer.double_buffer import InTurn, some_behind
+from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
+from aiodatadist.context_caching.transfer.copies import CopyStep, CopyStreams, StreamName, copies
+from aiodatadist.context_caching.transfer.double_buffer import Sequential, some_behind
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
-from aiodatadist.context_caching.transfer.loans import Hold
+from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ DAMAGED = 65536
 """Keys that are remembered at most because their values are damaged."""
 HEALTH = 1.0
 """Seconds that a health check may take."""
-LATE = 0.02
+LATE_TOLERANCE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
 
 _PUT = {
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 async def in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
     """Raises PoolTimeout: it was not done a little after the deadline."""
-    with anyio.CancelScope(deadline=deadline + LATE):
+    with anyio.CancelScope(deadline=deadline + LATE_TOLERANCE):
         return await work
     raise PoolTimeout("not done by the deadline")
 
@@ -92,7 +92,7 @@ class _Found:
         is_damaged: they end before one that is.
     """
 
-    hold: Hold
+    loans: LoanSet
     removals: int
     addresses: dict[int, int] = field(default_factory=dict)
     remote: dict[int, Value] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Found:
 
 
 @dataclass
-class Call:
+class SaveLoadCall:
     """One save or load.
 
     Attributes:
@@ -144,17 +144,17 @@ class Call:
         return self.memory.sizes[value]
 
 
-class Work:
+class TransferPipeline:
     """What all calls of a cache share."""
 
     def __init__(
-        self, pool: KVPool, local: LocalReadCache, mover: Mover, budget: Budget, *, fill_on_read: bool
+        self, pool: KVPool, local: LocalReadCache, copy_streams: CopyStreams, budget: ByteBudget, *, fill_on_read: bool
     ) -> None:
         self.pool = pool
         self.local = local
         self.counts: Counter[str] = Counter()
         self.budget = budget
-        self._mover = mover
+        self._copy_streams = copy_streams
         self._fill_on_read = fill_on_read
         self._is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
@@ -170,7 +170,7 @@ class Work:
         try:
             if anyio.current_time() < deadline:
                 return await question
-            with anyio.CancelScope(deadline=anyio.current_time() + LATE):
+            with anyio.CancelScope(deadline=anyio.current_time() + LATE_TOLERANCE):
                 return await question
         except (PoolTimeout, PoolUnreachable):
             raise
@@ -189,7 +189,7 @@ class Work:
 
     # ---- saving ----
 
-    async def save(self, call: Call, beside: int = 0) -> None:
+    async def save(self, call: SaveLoadCall, beside: int = 0) -> None:
         """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
         there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
         cannot keep together with the values before it is rejected: it would take their place, and without them nobody reads
@@ -217,10 +217,10 @@ class Work:
                     is_alone = not behind.is_busy
                     with ExitStack() as lent:
                         await self._take_budget(call, wave, lent)
-                        stages, lots = await self._fill(call, wave, lent.enter_context(Hold()))
+                        stages, reservations = await self._fill(call, wave, lent.enter_context(LoanSet()))
                         await behind.done()
                         if stages:
-                            put = partial(self._put, call, stages, lots, lent.pop_all())
+                            put = partial(self._put, call, stages, reservations, lent.pop_all())
                             await behind.go_on(put, is_last=len(stages) == len(wave) and not waiting)
                     if not stages and is_alone:
                         self._reject(call, wave)
@@ -238,12 +238,12 @@ class Work:
                 self.pool.why_no_room(max(rejected)),
             )
 
-    def _reject(self, call: Call, values: Sequence[int]) -> None:
+    def _reject(self, call: SaveLoadCall, values: Sequence[int]) -> None:
         for value in values:
             call.statuses[value] = CcStatus.REJECTED
         self.counts["rejected"] += len(values)
 
-    async def _absent(self, call: Call, values: Sequence[int]) -> list[int]:
+    async def _absent(self, call: SaveLoadCall, values: Sequence[int]) -> list[int]:
         """Those that are not there yet, or damaged."""
         keys = [call.keys[v] for v in values]
         present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
@@ -262,24 +262,29 @@ class Work:
         self.counts["present"] += len(values) - len(absent)
         return absent
 
-    async def _fill(self, call: Call, wave: list[int], hold: Hold) -> tuple[dict[int, Stage], dict[int, Lot]]:
+    async def _fill(
+        self, call: SaveLoadCall, wave: list[int], loans: LoanSet
+    ) -> tuple[dict[int, Stage], dict[int, Reservation]]:
         """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none. And copies
         for the local read cache, which may have them when the pool has."""
-        stages = await self._stages(call, wave, hold)
+        stages = await self._stages(call, wave, loans)
         if not stages:
             return {}, {}
         addresses = {v: stage.address + self.wrapping.nbytes for v, stage in stages.items()}
-        lots = self._local_room(call, addresses, hold) if call.write_local else {}
-        await self._move("save", call, [*self._gathered(call, addresses), *self._copied(call, addresses, lots)], hold)
+        reservations = self._local_room(call, addresses, loans) if call.write_local else {}
+        steps = [*self._gathered(call, addresses), *self._copied(call, addresses, reservations)]
+        await self._move("save", call, steps, loans)
         await self.wrapping.seal([call.keys[v] for v in stages], list(stages.values()))
-        return stages, lots
+        return stages, reservations
 
-    async def _stages(self, call: Call, values: Sequence[int], hold: Hold) -> dict[int, Stage]:
+    async def _stages(self, call: SaveLoadCall, values: Sequence[int], loans: LoanSet) -> dict[int, Stage]:
         sizes = [self._wire_size(call, v) for v in values]
         stages = await self.ask(self.pool.stage(sizes, deadline=call.deadline), call.deadline)
-        return {v: hold.add(stage) for v, stage in zip(values, stages, strict=True) if stage is not None}
+        return {v: loans.add(stage) for v, stage in zip(values, stages, strict=True) if stage is not None}
 
-    async def _put(self, call: Call, stages: Mapping[int, Stage], lots: Mapping[int, Lot], lent: ExitStack) -> None:
+    async def _put(
+        self, call: SaveLoadCall, stages: Mapping[int, Stage], reservations: Mapping[int, Reservation], lent: ExitStack
+    ) -> None:
         removals = self.local.removals
         with lent:
             put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
@@ -293,11 +298,11 @@ class Work:
                 else:
                     self.counts[_PUT_COUNT[status]] += 1
             if removals == self.local.removals:
-                self._keep_local(call, {v: lot for v, lot in lots.items() if v in stored})
+                self._keep_local(call, {v: reservation for v, reservation in reservations.items() if v in stored})
 
     # ---- loading ----
 
-    async def load(self, call: Call) -> None:
+    async def load(self, call: SaveLoadCall) -> None:
         """Sets the statuses, up to the first value that is not there. Behind one that failed others may have landed.
 
         Raises:
@@ -314,7 +319,7 @@ class Work:
                 wave = self._take_wave(call, waiting, wave_bytes)
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
-                    found = await self._find(call, wave, lent.enter_context(Hold()))
+                    found = await self._find(call, wave, lent.enter_context(LoanSet()))
                     if not self._is_here:  # else two wait behind each other on the stream, and it never runs dry
                         await behind.done()
                     if before is not None and before.is_damaged:
@@ -329,13 +334,13 @@ class Work:
                     await behind.done()
                     waiting.extendleft(reversed(left))
 
-    async def _find(self, call: Call, wave: list[int], hold: Hold) -> _Found:
-        found = _Found(hold, self.local.removals)
+    async def _find(self, call: SaveLoadCall, wave: list[int], loans: LoanSet) -> _Found:
+        found = _Found(loans, self.local.removals)
         local: dict[int, int] = {}
         for value in wave:
             copy = self.local.find(call.keys[value], call.size(value))
             if copy is not None:
-                local[value] = hold.add(copy).address
+                local[value] = loans.add(copy).address
         rest = [v for v in wave if v not in local]
         remote: dict[int, Value] = {}
         if call.local_only:
@@ -343,7 +348,7 @@ class Work:
                 call.statuses[value] = CcStatus.MISS
             self.counts["missed"] += len(rest)
         elif rest:
-            remote = await self._get(call, rest, hold)
+            remote = await self._get(call, rest, loans)
         for value in wave:
             if value in local:
                 found.addresses[value] = local[value]
@@ -354,7 +359,7 @@ class Work:
                 break
         return found
 
-    async def _get(self, call: Call, wanted: Sequence[int], hold: Hold) -> dict[int, Value]:
+    async def _get(self, call: SaveLoadCall, wanted: Sequence[int], loans: LoanSet) -> dict[int, Value]:
         keys = [call.keys[v] for v in wanted]
         sizes = [self._wire_size(call, v) for v in wanted]
         answers = await self.ask(self.pool.get_many(keys, sizes, deadline=call.deadline), call.deadline)
@@ -366,26 +371,26 @@ class Work:
                 call.statuses[value] = _GOT[answer]
                 self.counts["failed" if answer is GetStatus.FAILED else "missed"] += 1
             else:
-                values[value] = hold.add(answer)
+                values[value] = loans.add(answer)
         return values
 
-    async def _land(self, call: Call, found: _Found, lent: ExitStack) -> None:
+    async def _land(self, call: SaveLoadCall, found: _Found, lent: ExitStack) -> None:
         """Into the caller's memory, and what is new into the local read cache; up to the first that is damaged."""
         with lent:
             await self._prove(call, found)
             fresh = {v: found.addresses[v] for v in found.remote}
-            lots = self._local_room(call, fresh, found.hold) if self._fill_on_read else {}
-            steps = [*self._scattered(call, found.addresses), *self._copied(call, fresh, lots)]
-            await self._move("load", call, steps, found.hold)
+            reservations = self._local_room(call, fresh, found.loans) if self._fill_on_read else {}
+            steps = [*self._scattered(call, found.addresses), *self._copied(call, fresh, reservations)]
+            await self._move("load", call, steps, found.loans)
             if found.removals == self.local.removals:
-                self._keep_local(call, lots)
+                self._keep_local(call, reservations)
         for value in found.addresses:
             call.statuses[value] = CcStatus.OK
             self.counts["loaded_bytes"] += call.size(value)
         self.counts["loaded"] += len(found.addresses)
         self.counts["local"] += len(found.addresses) - len(fresh)
 
-    async def _prove(self, call: Call, found: _Found) -> None:
+    async def _prove(self, call: SaveLoadCall, found: _Found) -> None:
         """Leave those before the first that is damaged."""
         proven = await self.wrapping.proven([call.keys[v] for v in found.remote], list(found.remote.values()))
         damaged = [v for v, is_proven in zip(found.remote, proven, strict=True) if not is_proven]
@@ -405,11 +410,11 @@ class Work:
     async def read_note(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
         """A small value, or None."""
         header = self.wrapping.nbytes
-        with Hold() as hold:
+        with LoanSet() as loans:
             (answer,) = await self.ask(self.pool.get_many([key], [nbytes + header], deadline=deadline), deadline)
             if isinstance(answer, GetStatus):
                 return None
-            value = hold.add(answer)
+            value = loans.add(answer)
             if not all(await self.wrapping.proven([key], [value])):
                 return None
             with value.view() as view:
@@ -427,11 +432,11 @@ class Work:
                 return True
             await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
         header = self.wrapping.nbytes
-        with Hold() as hold:
+        with LoanSet() as loans:
             (stage,) = await self.ask(self.pool.stage([len(note) + header], deadline=deadline), deadline)
             if stage is None:
                 return False
-            hold.add(stage)
+            loans.add(stage)
             with stage.view() as view:
                 view[header:] = note
             await self.wrapping.seal([key], [stage])
@@ -440,24 +445,24 @@ class Work:
 
     # ---- what both need ----
 
-    async def _look(self, call: Call) -> None:
-        placements_of = await self._mover.placements()
+    async def _look(self, call: SaveLoadCall) -> None:
+        placements_of = await self._copy_streams.placements()
         for first in range(0, len(call.keys), AT_ONCE):
             if first:
                 await anyio.lowlevel.checkpoint()
             call.memory.look(range(first, min(first + AT_ONCE, len(call.keys))), placements_of)
 
-    def _wave_bytes(self, call: Call) -> int:
+    def _wave_bytes(self, call: SaveLoadCall) -> int:
         """Payload of a wave, so that there is room for two, and something to do beside the first."""
         most = WAVE if self._is_here else min(FOREIGN_WAVE, max(WHOLE, sum(call.memory.sizes) // 2))
         return min(most, self.budget.limit // 2)
 
-    def _behind(self, call: Call, wave_bytes: int) -> AbstractAsyncContextManager[InTurn]:
+    def _behind(self, call: SaveLoadCall, wave_bytes: int) -> AbstractAsyncContextManager[Sequential]:
         """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
         is_alone = sum(call.memory.sizes) <= wave_bytes or call.deadline <= anyio.current_time()
-        return nullcontext(InTurn()) if is_alone else some_behind()
+        return nullcontext(Sequential()) if is_alone else some_behind()
 
-    def _take_wave(self, call: Call, waiting: deque[int], wave_bytes: int) -> list[int]:
+    def _take_wave(self, call: SaveLoadCall, waiting: deque[int], wave_bytes: int) -> list[int]:
         wave = [waiting.popleft()]
         payload, wire = call.size(wave[0]), self._wire_size(call, wave[0])
         while waiting and len(wave) < AT_ONCE:
@@ -467,37 +472,39 @@ class Work:
             wave.append(waiting.popleft())
         return wave
 
-    def _wire_size(self, call: Call, value: int) -> int:
+    def _wire_size(self, call: SaveLoadCall, value: int) -> int:
         return call.size(value) + self.wrapping.nbytes
 
-    async def _take_budget(self, call: Call, wave: list[int], lent: ExitStack) -> None:
+    async def _take_budget(self, call: SaveLoadCall, wave: list[int], lent: ExitStack) -> None:
         nbytes = sum(self._wire_size(call, value) for value in wave)
         await self.budget.take(nbytes, call.deadline)
         lent.callback(self.budget.give, nbytes)
 
     @staticmethod
-    def _gathered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+    def _gathered(call: SaveLoadCall, addresses: Mapping[int, int]) -> list[CopyStep]:
         return [places.gathered() for places in call.memory.places(addresses)]
 
     @staticmethod
-    def _scattered(call: Call, addresses: Mapping[int, int]) -> list[Step]:
+    def _scattered(call: SaveLoadCall, addresses: Mapping[int, int]) -> list[CopyStep]:
         return [places.scattered() for places in call.memory.places(addresses)]
 
-    async def _move(self, name: StreamName, call: Call, steps: Sequence[Step], hold: Hold) -> None:
+    async def _move(self, name: StreamName, call: SaveLoadCall, steps: Sequence[CopyStep], loans: LoanSet) -> None:
         try:
-            await self._mover.move(name, steps, call.copying, hold)
+            await self._copy_streams.move(name, steps, call.copying, loans)
         finally:
-            call.is_stuck |= hold.is_stuck
+            call.is_stuck |= loans.is_stuck
 
-    def _local_room(self, call: Call, addresses: Mapping[int, int], hold: Hold) -> dict[int, Lot]:
+    def _local_room(self, call: SaveLoadCall, addresses: Mapping[int, int], loans: LoanSet) -> dict[int, Reservation]:
         """Memory of the local read cache for those that it has not yet."""
-        lots = {v: self.local.make_room(call.keys[v], call.size(v)) for v in addresses}
-        return {v: hold.add(lot) for v, lot in lots.items() if lot is not None}
+        reservations = {v: self.local.make_room(call.keys[v], call.size(v)) for v in addresses}
+        return {v: loans.add(reservation) for v, reservation in reservations.items() if reservation is not None}
 
     @staticmethod
-    def _copied(call: Call, addresses: Mapping[int, int], lots: Mapping[int, Lot]) -> list[Step]:
-        return copies([(lot.address, addresses[v], call.size(v)) for v, lot in lots.items()])
+    def _copied(
+        call: SaveLoadCall, addresses: Mapping[int, int], reservations: Mapping[int, Reservation]
+    ) -> list[CopyStep]:
+        return copies([(reservation.address, addresses[v], call.size(v)) for v, reservation in reservations.items()])
 
-    def _keep_local(self, call: Call, lots: Mapping[int, Lot]) -> None:
-        for value, lot in lots.items():
-            self.local.store(call.keys[value], lot)
+    def _keep_local(self, call: SaveLoadCall, reservations: Mapping[int, Reservation]) -> None:
+        for value, reservation in reservations.items():
+            self.local.store(call.keys[value], reservation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodatadist.context_caching.pools.contract import PoolKey, Value
-from aiodatadist.context_caching.pools.lru_store import Lot, Shelf
+from aiodatadist.context_caching.pools.lru_store import LruStore, Reservation
 
 
 class LocalReadCache:
@@ -19,18 +19,18 @@ class LocalReadCache:
         removals: how often something was removed. What was read before one may be what was removed, and is not kept.
     """
 
-    def __init__(self, shelf: Shelf | None) -> None:
-        self._shelf = shelf
+    def __init__(self, lru_store: LruStore | None) -> None:
+        self._store = lru_store
         self.removals = 0
 
     @classmethod
     async def open(cls, nbytes: int, device_id: int) -> LocalReadCache:
         """Raises LLMException: there is not so much memory."""
-        return cls(await Shelf.open("local read cache", nbytes, device_id) if nbytes else None)
+        return cls(await LruStore.open("local read cache", nbytes, device_id) if nbytes else None)
 
     def find(self, key: PoolKey, nbytes: int) -> Value | None:
         """A copy of exactly that size, pinned until it is released."""
-        loan = self._shelf.lend(key) if self._shelf is not None else None
+        loan = self._store.lend(key) if self._store is not None else None
         if loan is not None and loan.nbytes != nbytes:
             loan.release()
             return None
@@ -38,25 +38,25 @@ class LocalReadCache:
 
     def has(self, keys: Sequence[PoolKey]) -> list[bool]:
         """Of which there are copies; those count as used now."""
-        return [False] * len(keys) if self._shelf is None else self._shelf.touch_all(keys)
+        return [False] * len(keys) if self._store is None else self._store.touch_all(keys)
 
-    def make_room(self, key: PoolKey, nbytes: int) -> Lot | None:
+    def make_room(self, key: PoolKey, nbytes: int) -> Reservation | None:
         """Memory for a copy; None if there is one already, or no room. Never waits."""
-        if self._shelf is None or key in self._shelf:
+        if self._store is None or key in self._store:
             return None
-        return self._shelf.make_room(nbytes)
+        return self._store.make_room(nbytes)
 
-    def store(self, key: PoolKey, lot: Lot) -> None:
+    def store(self, key: PoolKey, reservation: Reservation) -> None:
         """Keep what was filled in."""
-        if self._shelf is not None:
-            self._shelf.store(key, lot)
+        if self._store is not None:
+            self._store.store(key, reservation)
 
     def remove(self, keys: Sequence[PoolKey]) -> None:
         self.removals += 1
-        if self._shelf is not None:
+        if self._store is not None:
             for key in keys:
-                self._shelf.drop(key)
+                self._store.drop(key)
 
     async def aclose(self) -> None:
-        if self._shelf is not None:
-            await self._shelf.aclose()
+        if self._store is not None:
+            await self._store.aclose()

@@ -10,7 +10,7 @@ PER_ROUND = 16
 """Each takes about 100 us before it waits for something."""
 
 
-class Turns:
+class StartLimiter:
     """``await turns.wait()`` goes on at once for the first few in a round of the loop, and for the others in a later one."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from aiodatadist.cache.table import CacheTable, Entry
 from aiodatadist.concurrency.in_callbacks import Event
-from aiodatadist.link.leases import Grants
+from aiodatadist.link.leases import PeerLeases
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
 
@@ -25,10 +25,10 @@ class Link:
         self.said: list[Message] = []
         self.complaints: list[str] = []
         self.complained = Event()
-        self.grants = Grants(self, seconds, self.said.append, spawn, self.give_up)
+        self.peer_leases = PeerLeases(self, seconds, self.said.append, spawn, self.give_up)
 
     def revoke(self, entry: Entry) -> Event:
-        return self.grants.revoke(entry)
+        return self.peer_leases.revoke(entry)
 
     def give_up(self, why: str) -> None:
         self.complaints.append(why)
@@ -54,8 +54,8 @@ def caches(count: int) -> list[Entry]:
 async def test_peer_that_is_told_holds_the_cache_and_is_told_once() -> None:
     (entry,) = caches(1)
     async with linked() as link:
-        assert link.grants.told(entry)
-        assert not link.grants.told(entry)
+        assert link.peer_leases.told(entry)
+        assert not link.peer_leases.told(entry)
         assert entry.holders == {link}
         assert link.said == []
 
@@ -63,40 +63,40 @@ async def test_peer_that_is_told_holds_the_cache_and_is_told_once() -> None:
 async def test_cache_is_free_when_the_peer_gave_it_back() -> None:
     (entry,) = caches(1)
     async with linked() as link:
-        link.grants.told(entry)
-        link.grants.revoke(entry)
+        link.peer_leases.told(entry)
+        link.peer_leases.revoke(entry)
         assert link.said == [Revoke(cache_id=entry.cache_id, seconds=LONG)]
         assert entry.holders == {link}, "it may still reach it"
-        link.grants.on_revoked(entry.cache_id)
+        link.peer_leases.on_revoked(entry.cache_id)
         await quiet(entry)
         assert entry.holders == set()
-        assert link.grants.told(entry), "it has forgotten"
+        assert link.peer_leases.told(entry), "it has forgotten"
 
 
 async def test_cache_is_asked_for_once_however_many_want_it_back() -> None:
     (entry,) = caches(1)
     async with linked() as link:
-        link.grants.told(entry)
+        link.peer_leases.told(entry)
         for _ in range(3):
-            link.grants.revoke(entry)
+            link.peer_leases.revoke(entry)
         assert len(link.said) == 1
-        link.grants.on_revoked(entry.cache_id)
-        link.grants.told(entry)
-        link.grants.revoke(entry)
+        link.peer_leases.on_revoked(entry.cache_id)
+        link.peer_leases.told(entry)
+        link.peer_leases.revoke(entry)
         assert len(link.said) == 2
 
 
 async def test_what_is_not_asked_for_stays_held() -> None:
     entry, other = caches(2)
     async with linked() as link:
-        link.grants.told(entry)
-        link.grants.told(other)
-        link.grants.revoke(other)
-        link.grants.on_revoked(entry.cache_id)
-        link.grants.on_revoked(99)
+        link.peer_leases.told(entry)
+        link.peer_leases.told(other)
+        link.peer_leases.revoke(other)
+        link.peer_leases.on_revoked(entry.cache_id)
+        link.peer_leases.on_revoked(99)
         assert (entry.holders, other.holders) == ({link}, {link})
-        link.grants.on_revoked(other.cache_id)
-        link.grants.on_revoked(other.cache_id)
+        link.peer_leases.on_revoked(other.cache_id)
+        link.peer_leases.on_revoked(other.cache_id)
         assert (entry.holders, other.holders) == ({link}, set())
 
 
@@ -105,31 +105,31 @@ async def test_peer_is_not_told_of_a_cache_again_before_it_gave_it_back() -> Non
     settled: list[str] = []
 
     async def wait() -> None:
-        await link.grants.wait_settled(entry)
+        await link.peer_leases.wait_settled(entry)
         settled.append("settled")
 
     async with linked() as link, anyio.create_task_group() as group:
-        link.grants.told(entry)
-        await link.grants.wait_settled(entry)
-        link.grants.revoke(entry)
-        assert not link.grants.is_settled(entry)
-        assert link.grants.is_settled(other)
+        link.peer_leases.told(entry)
+        await link.peer_leases.wait_settled(entry)
+        link.peer_leases.revoke(entry)
+        assert not link.peer_leases.is_settled(entry)
+        assert link.peer_leases.is_settled(other)
         group.start_soon(wait)
         group.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         assert settled == []
-        link.grants.on_revoked(entry.cache_id)
-        assert link.grants.is_settled(entry)
+        link.peer_leases.on_revoked(entry.cache_id)
+        assert link.peer_leases.is_settled(entry)
     assert settled == ["settled"] * 2
 
 
 async def test_two_peers_hold_a_cache_independently() -> None:
     (entry,) = caches(1)
     async with linked() as one, linked() as other:
-        one.grants.told(entry)
-        other.grants.told(entry)
-        one.grants.revoke(entry)
-        one.grants.on_revoked(entry.cache_id)
+        one.peer_leases.told(entry)
+        other.peer_leases.told(entry)
+        one.peer_leases.revoke(entry)
+        one.peer_leases.on_revoked(entry.cache_id)
         assert entry.holders == {other}
         assert other.said == []
 
@@ -138,14 +138,14 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
     monkeypatch.setattr("aiodatadist.link.leases.SLACK", 0.02)
     (entry,) = caches(1)
     async with linked(0.03) as link:
-        link.grants.told(entry)
+        link.peer_leases.told(entry)
         before = anyio.current_time()
-        link.grants.revoke(entry)
+        link.peer_leases.revoke(entry)
         await link.complained.wait()
         assert anyio.current_time() - before >= 0.049  # uvloop counts in milliseconds
         assert link.complaints == [f"did not give cache {entry.cache_id} back within 0.05 s"]
         assert entry.holders == {link}, "nobody knows what it does"
-        link.grants.end()
+        link.peer_leases.end()
         assert entry.holders == set()
 
 
@@ -154,9 +154,9 @@ async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pyte
     in_time, late = caches(2)
     async with linked(0.01) as link:
         for entry in (in_time, late):
-            link.grants.told(entry)
-            link.grants.revoke(entry)
-        link.grants.on_revoked(in_time.cache_id)
+            link.peer_leases.told(entry)
+            link.peer_leases.revoke(entry)
+        link.peer_leases.on_revoked(in_time.cache_id)
         await link.complained.wait()
         assert [f"cache {late.cache_id} " in why for why in link.complaints] == [True]
 
@@ -169,41 +169,41 @@ async def test_end_of_the_link_frees_all_and_wakes_everybody() -> None:
             group.start_soon(call)
 
         link = Link(spawn, LONG)
-        link.grants.told(held)
-        link.grants.told(revoked)
-        link.grants.revoke(revoked)
+        link.peer_leases.told(held)
+        link.peer_leases.told(revoked)
+        link.peer_leases.revoke(revoked)
         group.start_soon(quiet, held)
         group.start_soon(quiet, revoked)
-        group.start_soon(link.grants.wait_settled, revoked)
+        group.start_soon(link.peer_leases.wait_settled, revoked)
         await anyio.wait_all_tasks_blocked()
-        link.grants.end()
+        link.peer_leases.end()
     assert (held.holders, revoked.holders, link.complaints) == (set(), set(), [])
-    assert link.grants.is_settled(revoked)
+    assert link.peer_leases.is_settled(revoked)
 
 
 async def test_cache_is_lost_when_the_channels_of_a_link_could_not_be_closed() -> None:
     held, apart = caches(2)
     async with linked() as link, anyio.create_task_group() as group:
-        link.grants.told(held)
-        link.grants.revoke(held)
+        link.peer_leases.told(held)
+        link.peer_leases.revoke(held)
         group.start_soon(quiet, held)
-        group.start_soon(link.grants.wait_settled, held)
+        group.start_soon(link.peer_leases.wait_settled, held)
         await anyio.wait_all_tasks_blocked()
-        link.grants.end(lambda entry: entry.poison())
+        link.peer_leases.end(lambda entry: entry.poison())
     assert (held.is_poisoned, apart.is_poisoned, link.complaints) == (True, False, [])
 
 
 async def test_end_of_one_link_frees_nothing_of_another() -> None:
     (entry,) = caches(1)
     async with linked() as one, linked() as other:
-        one.grants.told(entry)
-        other.grants.told(entry)
-        one.grants.end()
+        one.peer_leases.told(entry)
+        other.peer_leases.told(entry)
+        one.peer_leases.end()
         assert entry.holders == {other}
 
 
 async def test_the_longest_timeout_that_can_be_set_can_be_said() -> None:
     (entry,) = caches(1)
     async with linked((2**31 - 1) / 1000) as link:
-        link.grants.told(entry)
-        link.grants.revoke(entry)
+        link.peer_leases.told(entry)
+        link.peer_leases.revoke(entry)

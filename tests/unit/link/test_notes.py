@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiodatadist import ParamInvalid, ProtocolError
-from aiodatadist.link.notifications import WINDOW, Inbox, Notification, Outbox, Slip, check_payload, decode
+from aiodatadist.link.notifications import (
+    WINDOW,
+    Notification,
+    NotificationInbox,
+    NotificationQueue,
+    PendingNotification,
+    check_payload,
+    decode,
+)
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note
 from tests.profiles import examples
 
@@ -29,9 +37,9 @@ class Sent:
         self.payloads.append(decode(message))
 
 
-def outbox() -> tuple[Outbox, list[bytes]]:
+def notification_queue() -> tuple[NotificationQueue, list[bytes]]:
     sent = Sent()
-    return Outbox(sent.post), sent.payloads
+    return NotificationQueue(sent.post), sent.payloads
 
 
 def nothing() -> None:
@@ -56,7 +64,7 @@ def test_payload_is_bytes(payload: bytes) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"a", b"\0\xff", bytes(range(256)) * 256])
 def test_payload_comes_out_as_it_went_in(payload: bytes) -> None:
-    box, sent = outbox()
+    box, sent = notification_queue()
     box.reserve(payload).ready()
     assert sent == [payload]
 
@@ -71,7 +79,7 @@ def test_what_is_not_base64_is_the_peers_fault(payload: str) -> None:
 
 
 def test_later_one_that_is_ready_waits_for_an_earlier_one() -> None:
-    box, sent = outbox()
+    box, sent = notification_queue()
     first, second, third = (box.reserve(payload) for payload in (b"1", b"2", b"3"))
     third.ready()
     second.ready()
@@ -84,7 +92,7 @@ def test_later_one_that_is_ready_waits_for_an_earlier_one() -> None:
 
 
 def test_dropped_one_holds_up_nobody_and_is_never_sent() -> None:
-    box, sent = outbox()
+    box, sent = notification_queue()
     first, second, third = (box.reserve(payload) for payload in (b"1", b"2", b"3"))
     second.drop()
     third.ready()
@@ -97,17 +105,17 @@ def test_dropped_one_holds_up_nobody_and_is_never_sent() -> None:
 
 
 def test_what_is_out_cannot_be_dropped_or_sent_again() -> None:
-    box, sent = outbox()
-    slip = box.reserve(b"1")
-    slip.ready()
-    slip.drop()
-    slip.ready()
+    box, sent = notification_queue()
+    pending = box.reserve(b"1")
+    pending.ready()
+    pending.drop()
+    pending.ready()
     box.reserve(b"2").ready()
     assert sent == [b"1", b"2"]
 
 
 def test_peer_that_takes_none_gets_sixty_four() -> None:
-    box, sent = outbox()
+    box, sent = notification_queue()
     for i in range(WINDOW + 3):
         box.reserve(b"%d" % i).ready()
     assert len(sent) == WINDOW == 64
@@ -120,7 +128,7 @@ def test_peer_that_takes_none_gets_sixty_four() -> None:
 
 
 def test_dropped_ones_need_no_room_at_the_peer() -> None:
-    box, sent = outbox()
+    box, sent = notification_queue()
     for _ in range(WINDOW):
         box.reserve(b"").ready()
     waiting = box.reserve(b"dropped"), box.reserve(b"last")
@@ -131,7 +139,7 @@ def test_dropped_ones_need_no_room_at_the_peer() -> None:
 
 
 def test_peer_cannot_take_what_it_was_not_sent() -> None:
-    box, _ = outbox()
+    box, _ = notification_queue()
     with pytest.raises(ProtocolError, match="that it was never sent"):
         box.taken()
     box.reserve(b"").ready()
@@ -145,32 +153,32 @@ class Sending(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.box, self.sent = outbox()
-        self.slips: list[Slip] = []
-        self.waiting: deque[Slip] = deque()
+        self.box, self.sent = notification_queue()
+        self.slips: list[PendingNotification] = []
+        self.waiting: deque[PendingNotification] = deque()
         self.expected: list[bytes] = []
         self.window = WINDOW
 
     def advance(self) -> None:
         while self.waiting and (self.waiting[0].is_dropped or (self.waiting[0].is_ready and self.window)):
-            slip = self.waiting.popleft()
-            if not slip.is_dropped:
+            pending = self.waiting.popleft()
+            if not pending.is_dropped:
                 self.window -= 1
-                self.expected.append(slip.payload)
+                self.expected.append(pending.payload)
 
     @rule(count=st.integers(1, 40))
     def reserve(self, count: int) -> None:
         for _ in range(count):
-            slip = self.box.reserve(b"%d" % len(self.slips))
-            self.slips.append(slip)
-            self.waiting.append(slip)
+            pending = self.box.reserve(b"%d" % len(self.slips))
+            self.slips.append(pending)
+            self.waiting.append(pending)
 
     @precondition(lambda self: self.slips)
     @rule(data=st.data(), drop=st.booleans())
     def settle(self, data: st.DataObject, drop: bool) -> None:
         first = data.draw(st.integers(0, len(self.slips) - 1))
-        for slip in self.slips[first : first + 40]:
-            slip.drop() if drop else slip.ready()
+        for pending in self.slips[first : first + 40]:
+            pending.drop() if drop else pending.ready()
             self.advance()
 
     @precondition(lambda self: self.window < WINDOW)
@@ -183,7 +191,7 @@ class Sending(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         assert self.sent == self.expected
-        assert [slip.payload for slip in self.slips if slip.sent.is_set()] == self.expected
+        assert [pending.payload for pending in self.slips if pending.sent.is_set()] == self.expected
 
 
 Sending.TestCase.settings = settings(max_examples=examples(50), deadline=None)
@@ -191,7 +199,7 @@ TestSending = Sending.TestCase
 
 
 async def test_outbox_is_empty_when_all_are_out_or_dropped() -> None:
-    box, _ = outbox()
+    box, _ = notification_queue()
     await box.wait_empty()
     slips = [box.reserve(b"") for _ in range(3)]
     order = []
@@ -211,12 +219,12 @@ async def test_outbox_is_empty_when_all_are_out_or_dropped() -> None:
 
 
 async def test_outbox_that_is_filled_again_before_the_waiter_ran_is_not_empty() -> None:
-    box, _ = outbox()
-    slip = box.reserve(b"")
+    box, _ = notification_queue()
+    pending = box.reserve(b"")
     async with anyio.create_task_group() as group:
         group.start_soon(box.wait_empty)
         await anyio.wait_all_tasks_blocked()
-        slip.ready()
+        pending.ready()
         again = box.reserve(b"")
         with anyio.move_on_after(0) as given_up:
             await box.wait_empty()
@@ -227,83 +235,83 @@ async def test_outbox_that_is_filled_again_before_the_waiter_ran_is_not_empty() 
 # ---- coming in ----
 
 
-async def collect(inbox: Inbox, into: list[bytes]) -> None:
-    async for note in inbox.take():
+async def collect(notification_inbox: NotificationInbox, into: list[bytes]) -> None:
+    async for note in notification_inbox.take():
         into.append(note.payload)
 
 
-def put(inbox: Inbox, *payloads: bytes, taken: Callable[[], None] = nothing) -> None:
+def put(notification_inbox: NotificationInbox, *payloads: bytes, taken: Callable[[], None] = nothing) -> None:
     for payload in payloads:
-        inbox.put(Notification(7, payload), taken)
+        notification_inbox.put(Notification(7, payload), taken)
 
 
 async def test_notifications_come_in_order_with_the_cluster_that_sent_them() -> None:
-    inbox = Inbox()
-    inbox.put(Notification(7, b"1"), nothing)
-    inbox.put(Notification(8, b"2"), nothing)
-    inbox.close()
-    assert [note async for note in inbox.take()] == [Notification(7, b"1"), Notification(8, b"2")]
+    notification_inbox = NotificationInbox()
+    notification_inbox.put(Notification(7, b"1"), nothing)
+    notification_inbox.put(Notification(8, b"2"), nothing)
+    notification_inbox.close()
+    assert [note async for note in notification_inbox.take()] == [Notification(7, b"1"), Notification(8, b"2")]
 
 
 async def test_peer_is_told_of_each_that_was_taken_and_of_no_other() -> None:
-    inbox, count = Inbox(), [0]
+    notification_inbox, count = NotificationInbox(), [0]
 
     def taken() -> None:
         count[0] += 1
 
-    put(inbox, b"1", b"2", b"3", taken=taken)
+    put(notification_inbox, b"1", b"2", b"3", taken=taken)
     seen = []
-    async for _ in inbox.take():
+    async for _ in notification_inbox.take():
         seen.append(count[0])
         if len(seen) == 2:
             break
     assert seen == [1, 2]
     assert count == [2]
-    assert (await anext(inbox.take())).payload == b"3"
+    assert (await anext(notification_inbox.take())).payload == b"3"
 
 
 async def test_takers_share_what_comes() -> None:
-    inbox = Inbox()
+    notification_inbox = NotificationInbox()
     got: list[list[bytes]] = [[], [], []]
     async with anyio.create_task_group() as group:
         for mine in got:
-            group.start_soon(collect, inbox, mine)
+            group.start_soon(collect, notification_inbox, mine)
         await anyio.wait_all_tasks_blocked()
-        put(inbox, b"1", b"2")
+        put(notification_inbox, b"1", b"2")
         await anyio.wait_all_tasks_blocked()
-        put(inbox, b"3")
+        put(notification_inbox, b"3")
         await anyio.wait_all_tasks_blocked()
-        inbox.close()
+        notification_inbox.close()
     assert sorted(payload for mine in got for payload in mine) == [b"1", b"2", b"3"]
 
 
 async def test_all_takers_end_when_nothing_can_come_and_what_is_there_is_still_taken() -> None:
-    inbox = Inbox()
+    notification_inbox = NotificationInbox()
     early: list[bytes] = []
     late: list[bytes] = []
     async with anyio.create_task_group() as group:
-        group.start_soon(collect, inbox, early)
+        group.start_soon(collect, notification_inbox, early)
         await anyio.wait_all_tasks_blocked()
-        put(inbox, b"1")
-        inbox.close()
-    put(inbox, b"2")
-    await collect(inbox, late)
-    await collect(inbox, late)
+        put(notification_inbox, b"1")
+        notification_inbox.close()
+    put(notification_inbox, b"2")
+    await collect(notification_inbox, late)
+    await collect(notification_inbox, late)
     assert (early, late) == ([b"1"], [b"2"])
 
 
 async def test_taker_that_is_cancelled_takes_nothing_with_it() -> None:
-    inbox = Inbox()
+    notification_inbox = NotificationInbox()
     with anyio.move_on_after(0):
-        await collect(inbox, [])
-    put(inbox, b"1")
-    inbox.close()
+        await collect(notification_inbox, [])
+    put(notification_inbox, b"1")
+    notification_inbox.close()
     got: list[bytes] = []
-    await collect(inbox, got)
+    await collect(notification_inbox, got)
     assert got == [b"1"]
 
 
 def test_note_is_base64_on_the_wire() -> None:
     said: list[Message] = []
-    Outbox(said.append).reserve(b"\xfb\xff").ready()
+    NotificationQueue(said.append).reserve(b"\xfb\xff").ready()
     assert said == [Note(payload=base64.b64encode(b"\xfb\xff").decode())]

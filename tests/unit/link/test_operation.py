@@ -8,12 +8,12 @@ import anyio
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid, StuckError, TransferError
-from aiodatadist.device import Outcome, TransferState
-from aiodatadist.link.remote_operation import Operation, failed
+from aiodatadist.device import Completion, TransferState
+from aiodatadist.link.remote_operation import RemoteOperation, failed
 from tests.stopwatch import lasting
 
 
-class Transfer(Outcome):
+class Transfer(Completion):
     """One that ends when the test says so."""
 
     __slots__ = ("cancellations",)
@@ -41,8 +41,8 @@ class Transfer(Outcome):
         return "the transfer"
 
 
-def operation(patience: float = 5.0) -> Operation:
-    return Operation("pull_blocks of cluster 7", patience)
+def operation(patience: float = 5.0) -> RemoteOperation:
+    return RemoteOperation("pull_blocks of cluster 7", patience)
 
 
 @pytest.mark.parametrize("state", [s for s in TransferState if s is not TransferState.PENDING])

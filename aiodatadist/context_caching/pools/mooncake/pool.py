@@ -51,7 +51,7 @@ from aiodatadist.context_caching.pools.mooncake.store import (
     OWNER_GONE,
     WRONG_LENGTH,
 )
-from aiodatadist.context_caching.pools.worker_threads import Calls, Refused
+from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ SUSPECT: Final = 10.0
 """Seconds for which a segment that refused a value is not given others, and a key that could not be read counts as absent:
 the master's own patience with an owner.
 """
-CLOSE: Final = 30.0
+CLOSE_TIMEOUT: Final = 30.0
 """Seconds that closing waits for calls which hang in the engine."""
 
 _kept: list[Arena] = []
@@ -154,7 +154,7 @@ class MooncakePool(KVPool):
         self._module = module
         self._store = store
         self._arena = arena
-        self._calls = Calls(place.threads, max(1, place.threads // 2))
+        self._calls = WorkerThreads(place.threads, max(1, place.threads // 2))
         self._segments: list[str] = []
         self._seen = -math.inf  # when the master answered the last time
         self._suspects: dict[str, float] = {}  # segment: until when
@@ -303,7 +303,7 @@ class MooncakePool(KVPool):
         if self._is_closed:
             return
         self._is_closed = True
-        if await self._calls.aclose(CLOSE):
+        if await self._calls.aclose(CLOSE_TIMEOUT):
             await in_thread(_let_go, self._arena, self._store)
         else:
             _kept.append(self._arena)

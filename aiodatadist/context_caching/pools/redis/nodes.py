@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 SLOTS: Final = 16384
 REFUSALS: Final = (AuthenticationError, InvalidResponse, RedisResponseError)
 """What redis-py raises when somebody answers, and does not let us in."""
-CLOSE: Final = 1.0
+CLOSE_TIMEOUT: Final = 1.0
 """Seconds that closing a connection may take."""
 SMALL: Final = 2
 """Connections to a server beyond those for values: a question never waits behind these."""
@@ -109,7 +109,7 @@ class _Wire(Base):
         """Drop it, and wait until its socket is closed."""
         self.drop()
         if self._exchange is not None:
-            with anyio.move_on_after(CLOSE, shield=True):
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await self._exchange.closed()
 
 

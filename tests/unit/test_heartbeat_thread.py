@@ -20,7 +20,7 @@ from time import monotonic
 import pytest
 
 from aiodatadist.cluster import heartbeat_thread as pulse_module
-from aiodatadist.cluster.heartbeat_thread import Pulse
+from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 from tests.conftest import open_files
 from tests.stopwatch import lasting
 
@@ -48,10 +48,10 @@ class News:
 
 
 @pytest.fixture
-def pulse(no_leaks: None) -> Iterator[Pulse]:
-    pulse = Pulse(INTERVAL)
-    yield pulse
-    pulse.close()
+def heartbeats(no_leaks: None) -> Iterator[HeartbeatThread]:
+    heartbeats = HeartbeatThread(INTERVAL)
+    yield heartbeats
+    heartbeats.close()
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ async def count_beats(sock: socket.socket, number: int) -> None:
 
 
 async def test_two_that_beat_live_even_if_their_loop_is_busy(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    news, other = News(), Pulse(INTERVAL)
+    news, other = News(), HeartbeatThread(INTERVAL)
     try:
-        pulse.watch(pair[0], 0.15, news)
+        heartbeats.watch(pair[0], 0.15, news)
         other.watch(pair[1], 0.15, news)
         end = monotonic() + 0.2
         spin(lambda: monotonic() >= end)
@@ -108,23 +108,23 @@ async def test_two_that_beat_live_even_if_their_loop_is_busy(
 async def test_the_first_beat_comes_at_once_and_the_others_at_intervals(
     no_leaks: None, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    pulse = Pulse(0.1)
+    heartbeats = HeartbeatThread(0.1)
     try:
         with lasting(0.3 + SLACK, 0.29):
             with lasting(0.09):
-                pulse.watch(pair[0], FOREVER, News())
+                heartbeats.watch(pair[0], FOREVER, News())
                 await count_beats(pair[1], 1)
             await count_beats(pair[1], 3)
     finally:
-        pulse.close()
+        heartbeats.close()
 
 
 async def test_the_peers_first_byte_is_told_once_and_the_others_are_not(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     begun: list[threading.Thread] = []
     news, last = News(), News()
-    pulse.watch(pair[0], 0.2, news, lambda: begun.append(threading.current_thread()), patience=60)
+    heartbeats.watch(pair[0], 0.2, news, lambda: begun.append(threading.current_thread()), patience=60)
     await asyncio.sleep(0.1)
     assert begun == []
     for _ in range(3):
@@ -134,26 +134,28 @@ async def test_the_peers_first_byte_is_told_once_and_the_others_are_not(
     assert "no heartbeat" in await news.come()  # from its first byte on it has the time that all have
     silent = socket.socketpair()
     with silent[1]:
-        pulse.watch(silent[0], 0.05, last, lambda: begun.append(threading.current_thread()))
+        heartbeats.watch(silent[0], 0.05, last, lambda: begun.append(threading.current_thread()))
         await last.come()
     assert len(begun) == 1
 
 
 async def test_who_stopped_watching_is_not_told_of_the_first_byte(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     begun: list[int] = []
     pair[1].send(b"x")
-    watch = pulse.watch(pair[0], FOREVER, News(), lambda: begun.append(1))
-    spin(lambda: pulse._heart is not None and any(line.has_begun for line in [*pulse._heart._lines.values()]))
+    watch = heartbeats.watch(pair[0], FOREVER, News(), lambda: begun.append(1))
+    spin(lambda: heartbeats._loop is not None and any(line.has_begun for line in [*heartbeats._loop._lines.values()]))
     watch.stop()
     await asyncio.sleep(0.05)
     assert begun == []
 
 
-async def test_any_bytes_are_a_beat_however_many(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_any_bytes_are_a_beat_however_many(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
     news, loop = News(), asyncio.get_running_loop()
-    pulse.watch(pair[0], 0.25, news)
+    heartbeats.watch(pair[0], 0.25, news)
     await asyncio.sleep(0.15)
     await loop.sock_sendall(pair[1], b"anything " * 100_000)
     with lasting(0.25 + SLACK, 0.2):
@@ -163,7 +165,7 @@ async def test_any_bytes_are_a_beat_however_many(pulse: Pulse, pair: tuple[socke
 
 
 async def test_a_peer_that_does_not_read_holds_nobody_up(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     full, _unread = pair
     full.setblocking(False)
@@ -173,8 +175,8 @@ async def test_a_peer_that_does_not_read_holds_nobody_up(
     news, others = News(), socket.socketpair()
     others[1].setblocking(False)
     with others[1]:
-        pulse.watch(full, 0.2, news)
-        pulse.watch(others[0], FOREVER, news)
+        heartbeats.watch(full, 0.2, news)
+        heartbeats.watch(others[0], FOREVER, news)
         await count_beats(others[1], 5)
         assert news.reasons == []
         assert "no heartbeat" in await news.come()
@@ -185,63 +187,67 @@ async def test_a_peer_that_does_not_read_holds_nobody_up(
 
 
 async def test_a_silent_peer_is_told_when_its_time_is_over(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     news = News()
     with lasting(0.2 + SLACK, 0.2):
-        pulse.watch(pair[0], 0.2, news)
+        heartbeats.watch(pair[0], 0.2, news)
         reason = await news.come()
     assert re.fullmatch(r"no heartbeat for 0\.[2-5]\d s", reason)
     assert pair[0].fileno() == -1
 
 
-async def test_each_has_its_own_time(pulse: Pulse) -> None:
+async def test_each_has_its_own_time(heartbeats: HeartbeatThread) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     order: list[int] = []
     done = News()
     for number, silence in ((2, 0.3), (0, 0.1), (1, 0.2)):
-        pulse.watch(pairs[number][0], silence, lambda _, number=number: order.append(number))  # type: ignore[misc]
+        heartbeats.watch(pairs[number][0], silence, lambda _, number=number: order.append(number))  # type: ignore[misc]
     last = socket.socketpair()
-    pulse.watch(last[0], 0.4, done)
+    heartbeats.watch(last[0], 0.4, done)
     await done.come()
     assert order == [0, 1, 2]
     for _, theirs in (*pairs, last):
         theirs.close()
 
 
-async def test_the_end_of_a_connection_is_told_at_once(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_the_end_of_a_connection_is_told_at_once(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
     news = News()
-    pulse.watch(pair[0], FOREVER, news)
+    heartbeats.watch(pair[0], FOREVER, news)
     await count_beats(pair[1], 1)
     pair[1].shutdown(socket.SHUT_WR)
     with lasting(SLACK):
         assert await news.come() == "its heartbeat connection was closed"
 
 
-async def test_a_reset_is_told_at_once(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_a_reset_is_told_at_once(heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]) -> None:
     news = News()
-    pulse.watch(pair[0], FOREVER, news)
+    heartbeats.watch(pair[0], FOREVER, news)
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     pair[1].close()
     assert "its heartbeat connection" in await news.come()
 
 
-async def test_a_socket_that_comes_closed_is_told(pulse: Pulse) -> None:
+async def test_a_socket_that_comes_closed_is_told(heartbeats: HeartbeatThread) -> None:
     news, (ours, theirs) = News(), socket.socketpair()
     theirs.close()
     ours.close()
-    pulse.watch(ours, FOREVER, news)
+    heartbeats.watch(ours, FOREVER, news)
     assert await news.come() == "its heartbeat connection was closed"
 
 
-async def test_lost_is_called_once_on_the_loop(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_lost_is_called_once_on_the_loop(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
     threads: list[threading.Thread] = []
     news = News()
-    watch = pulse.watch(pair[0], 0.05, lambda _: threads.append(threading.current_thread()))
+    watch = heartbeats.watch(pair[0], 0.05, lambda _: threads.append(threading.current_thread()))
     pair[1].close()
     spin_until_closed(pair[0])
     later = socket.socketpair()
-    pulse.watch(later[0], 0.2, news)
+    heartbeats.watch(later[0], 0.2, news)
     await news.come()
     assert threads == [threading.current_thread()]
     watch.stop()
@@ -250,23 +256,23 @@ async def test_lost_is_called_once_on_the_loop(pulse: Pulse, pair: tuple[socket.
 
 def test_a_loop_that_is_closed_is_not_told(no_leaks: None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "aiodatadist.cluster.heartbeat_thread")
-    pulse, news = Pulse(INTERVAL), News()
+    heartbeats, news = HeartbeatThread(INTERVAL), News()
     ours, theirs = socket.socketpair()
 
     async def watch() -> None:
-        pulse.watch(ours, FOREVER, news)
+        heartbeats.watch(ours, FOREVER, news)
 
     asyncio.run(watch())
     theirs.close()
     spin_until_closed(ours)
-    pulse.close()
+    heartbeats.close()
     assert news.reasons == []
     assert "after its event loop" in caplog.text
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_served(
-    pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    heartbeats: HeartbeatThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("on purpose")
@@ -274,16 +280,16 @@ async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_ser
     pairs = [socket.socketpair() for _ in range(3)]
     news = [News() for _ in pairs]
     with monkeypatch.context() as patch:
-        patch.setattr(pulse_module._Heart, "_beat", fail)
+        patch.setattr(pulse_module._HeartbeatLoop, "_beat", fail)
         for (ours, _), lost in zip(pairs, news, strict=True):
-            pulse.watch(ours, FOREVER, lost)
+            heartbeats.watch(ours, FOREVER, lost)
         for lost in news:
             assert await lost.come() == "the heartbeat thread failed: ZeroDivisionError('on purpose')"
     assert "the heartbeat thread failed" in caplog.text
     assert [ours.fileno() for ours, _ in pairs] == [-1] * 3
     again = socket.socketpair()
     again[1].setblocking(False)
-    pulse.watch(again[0], FOREVER, News())
+    heartbeats.watch(again[0], FOREVER, News())
     await count_beats(again[1], 3)
     for _, theirs in (*pairs, again):
         theirs.close()
@@ -292,13 +298,15 @@ async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_ser
 # ---- stop and close ----
 
 
-async def test_stop_closes_and_tells_nobody(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_stop_closes_and_tells_nobody(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
     news, last = News(), News()
-    watch = pulse.watch(pair[0], 0.05, news)
+    watch = heartbeats.watch(pair[0], 0.05, news)
     watch.stop()
     watch.stop()
     other = socket.socketpair()
-    pulse.watch(other[0], 0.1, last)
+    heartbeats.watch(other[0], 0.1, last)
     await last.come()
     assert news.reasons == []
     assert pair[0].fileno() == -1
@@ -306,10 +314,10 @@ async def test_stop_closes_and_tells_nobody(pulse: Pulse, pair: tuple[socket.soc
 
 
 async def test_stop_prevents_what_the_thread_has_queued_already(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     news = News()
-    watch = pulse.watch(pair[0], FOREVER, news)
+    watch = heartbeats.watch(pair[0], FOREVER, news)
     pair[1].close()
     spin_until_closed(pair[0])
     watch.stop()
@@ -317,66 +325,68 @@ async def test_stop_prevents_what_the_thread_has_queued_already(
     assert news.reasons == []
 
 
-async def test_close_prevents_it_too(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_close_prevents_it_too(heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]) -> None:
     news = News()
-    pulse.watch(pair[0], FOREVER, news)
+    heartbeats.watch(pair[0], FOREVER, news)
     pair[1].close()
     spin_until_closed(pair[0])
-    pulse.close()
+    heartbeats.close()
     await asyncio.sleep(0.05)
     assert news.reasons == []
 
 
 async def test_close_leaves_no_thread_and_no_file(no_leaks: None) -> None:
     files = open_files()
-    pulse, news = Pulse(INTERVAL), News()
+    heartbeats, news = HeartbeatThread(INTERVAL), News()
     pairs = [socket.socketpair() for _ in range(64)]
     for ours, _ in pairs:
-        pulse.watch(ours, FOREVER, news)
+        heartbeats.watch(ours, FOREVER, news)
     assert len(pulse_threads()) == 1
-    heart = weakref.ref(pulse_threads()[0])
+    heartbeat_loop = weakref.ref(pulse_threads()[0])
     with lasting(0.1):
-        pulse.close()
-    pulse.close()
+        heartbeats.close()
+    heartbeats.close()
     assert pulse_threads() == []
     for ours, theirs in pairs:
         assert ours.fileno() == -1
         theirs.close()
     assert open_files() - files == set()
     gc.collect()
-    assert heart() is None
+    assert heartbeat_loop() is None
     await asyncio.sleep(0)
     assert news.reasons == []
 
 
 def test_without_a_watch_there_is_no_thread(no_leaks: None) -> None:
-    pulse = Pulse(INTERVAL)
+    heartbeats = HeartbeatThread(INTERVAL)
     assert pulse_threads() == []
-    pulse.close()
+    heartbeats.close()
 
 
 async def test_after_close_a_socket_is_refused_and_closed(
-    pulse: Pulse, pair: tuple[socket.socket, socket.socket]
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    pulse.close()
+    heartbeats.close()
     with pytest.raises(RuntimeError, match="closed"):
-        pulse.watch(pair[0], 1, News())
+        heartbeats.watch(pair[0], 1, News())
     assert pair[0].fileno() == -1
 
 
-def test_without_a_loop_a_socket_is_refused_and_closed(pulse: Pulse, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_without_a_loop_a_socket_is_refused_and_closed(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
-        pulse.watch(pair[0], 1, print)
+        heartbeats.watch(pair[0], 1, print)
     assert pair[0].fileno() == -1
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-async def test_times_are_positive(pulse: Pulse, seconds: float) -> None:
+async def test_times_are_positive(heartbeats: HeartbeatThread, seconds: float) -> None:
     with pytest.raises(ValueError, match="interval"):
-        Pulse(seconds)
+        HeartbeatThread(seconds)
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(ValueError, match="silence"):
-        pulse.watch(ours, seconds, News())
+        heartbeats.watch(ours, seconds, News())
     assert ours.fileno() == -1
 
 
@@ -384,10 +394,10 @@ async def test_times_are_positive(pulse: Pulse, seconds: float) -> None:
 
 CHILD = """
 import asyncio, socket, sys
-from aiodatadist.cluster.heartbeat_thread import Pulse
+from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 
 async def main(fd, interval, silence):
-    lost, pulse = [], Pulse(interval)
+    lost, pulse = [], HeartbeatThread(interval)
     print("ready", flush=True)
     sys.stdin.readline()
     pulse.watch(socket.socket(fileno=fd), silence, lost.append)
@@ -454,14 +464,14 @@ def start_child(no_leaks: None) -> Iterator[Callable[[socket.socket, float], Chi
 
 
 async def test_a_stopped_process_is_told(
-    pulse: Pulse,
+    heartbeats: HeartbeatThread,
     pair: tuple[socket.socket, socket.socket],
     start_child: Callable[[socket.socket, float], Child],
 ) -> None:
     news = News()
     child = start_child(pair[1], FOREVER)
     await asyncio.to_thread(start_watching, child)
-    pulse.watch(pair[0], 0.2, news)
+    heartbeats.watch(pair[0], 0.2, news)
     await asyncio.sleep(0.3)
     assert news.reasons == []
     with lasting(0.2 + SLACK, 0.2 - 2 * INTERVAL):
