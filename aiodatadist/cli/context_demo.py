@@ -16,53 +16,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from aiodatadist.cli.children import Command, environment, worker_command
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.figures import duration, quantity
-from aiodatadist.cli.messages import Bytes
+from aiodatadist.cli.messages import ContextJob, ContextRun
 from aiodatadist.cli.prompt import load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
 from aiodatadist.context_caching.results import CcStatus
 
 _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
 """An option, and its value."""
-
-
-class ContextJob(BaseModel):
-    """Parent to worker, as JSON on its stdin."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str
-    prompt: Bytes
-    tokens: int
-    seed: int
-
-
-class ContextRun(BaseModel):
-    """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
-
-    Attributes:
-        not_saved: how many blocks, and why; nothing if all were.
-        error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    text: Bytes = ""
-    loaded_tokens: int = 0
-    loaded_bytes: int = 0
-    load_seconds: float = 0.0
-    computed_tokens: int = 0
-    compute_seconds: float = 0.0
-    saved_tokens: int = 0
-    not_saved: str = ""
-    saved_bytes: int = 0
-    save_seconds: float = 0.0
-    error: str = ""
-    exit_code: int = 1
 
 
 @dataclass(frozen=True)

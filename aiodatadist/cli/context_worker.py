@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist.cli.context_demo import ContextJob, ContextRun
+from aiodatadist.cli.messages import ContextJob, ContextRun
 from aiodatadist.cli.model import BLOCK, Array, Cache, Model, ModelConfig, blocks_for, empty_cache, sample
 from aiodatadist.cli.pipes import die_with_parent
 from aiodatadist.context_caching import CcConfig_v1, CcResult, CcStatus, ContextCache, EmsException, KVPool, open_pool

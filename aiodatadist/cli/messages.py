@@ -111,3 +111,41 @@ Report: TypeAlias = Prefilled | Receiving | Progress | Finished | Failed
 
 ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
+
+
+# ---- the context cache's demo ----
+
+
+class ContextJob(BaseModel):
+    """Parent to worker, as JSON on its stdin."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    prompt: Bytes
+    tokens: int
+    seed: int
+
+
+class ContextRun(BaseModel):
+    """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
+
+    Attributes:
+        not_saved: how many blocks, and why; nothing if all were.
+        error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: Bytes = ""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    computed_tokens: int = 0
+    compute_seconds: float = 0.0
+    saved_tokens: int = 0
+    not_saved: str = ""
+    saved_bytes: int = 0
+    save_seconds: float = 0.0
+    error: str = ""
+    exit_code: int = 1

@@ -12,9 +12,10 @@ import pytest
 
 from aiodatadist import cli
 from aiodatadist.cli import context_demo
-from aiodatadist.cli.context_demo import ContextOptions, ContextRun, run_context_demo
+from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.context_worker import block_hashes
 from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.messages import ContextRun
 from aiodatadist.cli.model import BLOCK
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.memory.copy_list import CopyList, PlacementsOf, at_addresses
 from aiodatadist.context_caching.memory.kv_layout import Group, Layout
 from aiodatadist.context_caching.memory.slots import Pieces, Runs, pieces
-from aiodatadist.context_caching.transfer.copies import CopyList, PlacementsOf, at_addresses
 from aiodatadist.device import first_unusable
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid

@@ -7,63 +7,20 @@ is: stages and values are the host's, caches are wherever they were made.
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
 import anyio
 
 from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.context_caching.memory.copy_list import CopyStep, PlacementsOf
 from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.device import CopyKind, Device, Program, Stream, TransferState
-from aiodatadist.values.descriptors import Placement
-from aiodatadist.values.grid import Grid
 
 MAX_COPY_SECONDS = 86400.0
 """Seconds for copies that no deadline limits."""
 
 StreamName = Literal["load", "save"]
-PlacementsOf = Callable[[Iterable[int]], list[Placement | None]]
-
-
-class CopyStep(NamedTuple):
-    """Ranges to copy. ``grid.local`` is the side that is written."""
-
-    to: Placement
-    source: Placement
-    grid: Grid
-
-
-class CopyList(NamedTuple):
-    """Where values are in the caller's memory: ``grid.local`` is that, ``grid.remote`` is the values' own."""
-
-    placement: Placement
-    grid: Grid
-
-    def gathered(self) -> CopyStep:
-        """Into the values."""
-        return CopyStep(Placement.HOST, self.placement, self.grid.mirrored())
-
-    def scattered(self) -> CopyStep:
-        """Out of the values."""
-        return CopyStep(self.placement, Placement.HOST, self.grid)
-
-
-def copies(pairs: Sequence[tuple[int, int, int]]) -> list[CopyStep]:
-    """From value to value: (destination, source, bytes)."""
-    by_size: dict[int, list[tuple[int, int]]] = {}
-    for to, source, nbytes in pairs:
-        by_size.setdefault(nbytes, []).append((to, source))
-    return [
-        CopyStep(Placement.HOST, Placement.HOST, at_addresses([a for a, _ in ends], [b for _, b in ends], nbytes))
-        for nbytes, ends in by_size.items()
-    ]
-
-
-def at_addresses(local: Sequence[int], remote: Sequence[int], nbytes: int) -> Grid:
-    """Ranges of equal length, each at an address of its own on both sides."""
-    origin = array("Q", [0])
-    return Grid(origin, origin, array("Q", local), array("Q", remote), 1, 1, nbytes, nbytes)
 
 
 class CopyStreams:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
+from aiodatadist.context_caching.memory.copy_list import CopyStep, copies
 from aiodatadist.context_caching.memory.regions import Memory
 from aiodatadist.context_caching.pools.contract import (
     GetStatus,
@@ -33,7 +34,7 @@ from aiodatadist.context_caching.pools.contract import (
 from aiodatadist.context_caching.pools.lru_store import Reservation
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
-from aiodatadist.context_caching.transfer.copies import CopyStep, CopyStreams, StreamName, copies
+from aiodatadist.context_caching.transfer.copies import CopyStreams, StreamName
 from aiodatadist.context_caching.transfer.double_buffer import Sequential, some_behind
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.transfer.loans import LoanSet
