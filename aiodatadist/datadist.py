@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,6 +22,7 @@ from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.engine import Engine, check_on_a_loop
+from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency import forks
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.device import Device
@@ -72,6 +74,8 @@ class LLMDataDist:
         self._instance = secrets.token_hex(32)
         self._engine: Engine | None = None
         self._runner: asyncio.Task[None] | None = None
+        self._cache_manager: CacheManager
+        self._rank_groups: RankGroups
         self._starting = anyio.Lock()
 
     # ---- life ----
@@ -98,7 +102,8 @@ class LLMDataDist:
             if options is not None:
                 self._config = options
             self._first_config = self._config.model_copy(deep=True)
-            engine = Engine(self, self._engine_config())
+            config = self._engine_config()
+            engine = Engine(self, config, self._turn)
             _claim_id(engine)
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
@@ -119,6 +124,8 @@ class LLMDataDist:
                     what = f"cluster {self._cluster_id} cannot be opened: {explained(error)}"
                     raise LLMException(what, operation="init") from error
             self._engine, self._runner = engine, runner
+            self._cache_manager = CacheManager(engine)
+            self._rank_groups = RankGroups(engine, config.link_total_time)
 
     def _ended(self, engine: Engine) -> None:
         """The engine's task is over. It is not cancelled by finalize(), but when its event loop cancels all tasks."""
@@ -199,6 +206,18 @@ class LLMDataDist:
         engine.check_here()
         return engine
 
+    def _groups(self) -> RankGroups:
+        self._running()
+        return self._rank_groups
+
+    def _groups_here(self) -> RankGroups:
+        self._running_here()
+        return self._rank_groups
+
+    def _turn(self, cluster_id: int) -> AbstractContextManager[None]:
+        """Entered around the answer to each request of that peer's: requests go on beside everything else."""
+        return nullcontext()
+
     # ---- what it is ----
 
     @property
@@ -220,7 +239,8 @@ class LLMDataDist:
 
     @property
     def cache_manager(self) -> CacheManager:
-        return self._running().cache_manager
+        self._running()
+        return self._cache_manager
 
     @property
     def device(self) -> Device:
@@ -315,19 +335,19 @@ class LLMDataDist:
             LinkTimeout: somebody did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
             LinkError: the communicator could not be made.
         """
-        return await self._running_here().rank_groups.link(comm_name, cluster_rank_info, rank_table)
+        return await self._groups_here().link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
-        return self._running().rank_groups.status(checks.integer(comm_id, "comm_id", checks.UINT64))
+        return self._groups().status(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Until the links of a communicator are made, or cannot be: OK or FAILED. Raises NotLinked: there is none."""
-        return await self._running_here().rank_groups.wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
+        return await self._groups_here().wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def unlink(self, comm_id: int) -> None:
         """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
-        await self._running_here().rank_groups.unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
+        await self._groups_here().unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
         """Exchange a word with a peer.

@@ -9,7 +9,7 @@ import secrets
 import socket
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any, Protocol
 
 import anyio
@@ -17,10 +17,8 @@ import anyio.abc
 
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
-from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
-from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.device import Device
@@ -112,20 +110,22 @@ class Owner(Protocol):
 
 
 class Engine:
-    """What an initialised LLMDataDist consists of. Lives in one task, which owns the task group of everything else."""
+    """What an initialised LLMDataDist consists of. Lives in one task, which owns the task group of everything else.
 
-    def __init__(self, owner: Owner, config: LLMConfig) -> None:
+    Args:
+        turn: entered, with the peer's cluster id, around the answer to each request of that peer's to move bytes.
+    """
+
+    def __init__(self, owner: Owner, config: LLMConfig, turn: Callable[[int], AbstractContextManager[None]]) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.get_running_loop()
         self.device: Device
         self.transport: Transport
         self.registry: CacheRegistry
         self.local_copies: LocalCopies
-        self.cache_manager: CacheManager
-        self.rank_groups: RankGroups
         self.notification_inbox = NotificationInbox()
-        self.turns: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
         self.jobs: set[LayeredTransfer] = set()
+        self.turn = turn
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
@@ -153,11 +153,9 @@ class Engine:
             await self._open_pools()
             self.local_copies = LocalCopies(self.device)
             stack.push_async_callback(self.local_copies.aclose)
-            self.cache_manager = CacheManager(self)
-            self.rank_groups = RankGroups(self, self._config.link_total_time, self._key())
             stack.callback(self._heartbeats.close)
             address = self._config.listen_address
-            listener = None if address is None else await Listener.open(*address, self._key(), "init")
+            listener = None if address is None else await Listener.open(*address, self.auth_key, "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._replace_listener(listener)
             started.set_result(None)
@@ -239,10 +237,6 @@ class Engine:
         """Whoever wants bytes moves them; else the peer is asked to."""
         return self._config.enable_remote_cache_accessible
 
-    def turn(self, cluster_id: int) -> AbstractContextManager[None]:
-        """Peers' requests go on beside everything else, unless ``turns`` says otherwise."""
-        return self.turns(cluster_id)
-
     def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
         self.notification_inbox.put(Notification(link.cluster_id, payload), taken)
 
@@ -273,7 +267,7 @@ class Engine:
         """Listen on this address from now on; None: do not listen.
 
         Raises LLMException: the port cannot be had; the old one goes on."""
-        self._replace_listener(None if address is None else await Listener.open(*address, self._key(), "switch_role"))
+        self._replace_listener(None if address is None else await Listener.open(*address, self.auth_key, "switch_role"))
 
     async def listen_for_members(self, host: str, key: bytes) -> Listener:
         """Serve clients that have this key, on a port of their own, until :meth:`close_listener`."""
@@ -421,7 +415,7 @@ class Engine:
                 hint="await wait_linked()",
             )
         attempt = _Attempt(anyio.current_time() + timeout)
-        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self._key())
+        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self.auth_key)
         self._attempts[cluster_id] = attempt
         try:
             await attempt.settled.wait()
@@ -604,7 +598,8 @@ class Engine:
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
         )
 
-    def _key(self) -> bytes | None:
+    @property
+    def auth_key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
 
 

@@ -63,10 +63,10 @@ class RankGroups:
     higher one connects, and from there on a link is a link. Listeners use a fresh key that only the members know.
     """
 
-    def __init__(self, engine: Engine, link_total_time: int, auth_key: bytes | None) -> None:
+    def __init__(self, engine: Engine, link_total_time: int) -> None:
         self._engine = engine
         self._seconds = float(link_total_time or os.environ.get("HCCL_CONNECT_TIMEOUT", CONNECT_TIMEOUT))
-        self._auth_key = auth_key or b""
+        self._auth_key = engine.auth_key or b""
         self._ids = itertools.count(1)
         self._all: dict[int, _Communicator] = {}
         self._one_at_a_time = anyio.Lock()

@@ -65,7 +65,6 @@ class LLMDataDist(datadist.LLMDataDist):
         if self._is_v1 and self._manager is None:
             engine = self._running()
             self._manager = KvCacheManager(engine, self._role)
-            engine.turns = self._turn
 
     def _engine_config(self) -> configuration.LLMConfig:
         self._is_v1 = not self._config.enable_cache_manager

@@ -652,7 +652,7 @@ async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
 
         async def oracle() -> None:
             for cluster in (decoder, prompt):
-                for comm_id in list(cluster.datadist._running().rank_groups._all):
+                for comm_id in list(cluster.datadist._rank_groups._all):
                     await cluster.datadist.unlink(comm_id)
             clusters = (prompt, decoder)
             await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
