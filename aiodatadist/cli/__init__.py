@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     from aiodatadist.cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
 
+    _open_closed_streams()
     try:
         try:
             command = parse(sys.argv[1:] if argv is None else argv)
@@ -41,6 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _stop_writing()  # the disk is full
         print(f"aiodatadist: {error}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that is closed (``>&-``) becomes /dev/null, under its own number, here and in the workers."""
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_WRONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, flags)  # the lowest that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _stop_writing() -> None:

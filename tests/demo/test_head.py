@@ -1,4 +1,4 @@
-"""``aiodatadist demo | head``: a reader that leaves ends the command quietly, and its workers with it."""
+"""``aiodatadist demo | head``: a reader that leaves ends the command quietly, and its workers with it; ``demo >&-`` runs."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
         assert process.stderr.read() == b""
     assert process.returncode in {0, SIGPIPE}
     assert those_with(mark) == [], "the command ends after its workers"
+
+
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["demo", "--tokens", "1"], ["demo", "--tokens", "1", "--context-cache"]], ids=" ".join
+)
+def test_a_closed_output_is_no_error(words: list[str], tmp_path: Path) -> None:
+    if "demo" in words:
+        (tmp_path / "prompt").write_text("a prompt of more than one block of tokens")
+        words = [*words, "--prompt", str(tmp_path / "prompt")]
+    ended = without("1", words)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+
+
+def test_a_complaint_does_not_go_to_the_output() -> None:
+    ended = without("2", ["demo", "--tokens", "x"])
+    assert (ended.stdout, ended.returncode) == ("", 2)
+
+
+def without(stream: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the command with this file descriptor closed."""
+    command = ["sh", "-c", f'exec "$@" {stream}>&-', "sh", sys.executable, "-W", "error", "-m", "aiodatadist", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
