@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
 
 from aiodatadist.config import option_rules as rules
 from aiodatadist.config.option_rules import PoolConfig, bounded, optional
@@ -46,12 +47,24 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     return host, int(port)
 
 
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """What pydantic wraps in several lines is raised as the ValueError that it was."""
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        if problem["type"] == "no_such_attribute":
+            raise ValueError(f"LLMConfig has no option {problem['loc'][0]!r}") from None
+        raise ValueError(str(problem.get("ctx", {}).get("error", problem["msg"]))) from None
+
+
 class LLMConfig(BaseModel):
     """Options of a :class:`~aiodatadist.LLMDataDist`. Each may be given to the constructor or set later.
 
     Wrong types raise ``TypeError``, broken rules ``LLMException(LLM_PARAM_INVALID)``, integers outside the C type
-    ``ValueError``; nothing is changed then. None is "not set" wherever that is the default; so is an empty text,
-    but for ``local_comm_res``.
+    ``ValueError``, and so does setting what is no option; nothing is changed then. None is "not set" wherever that is the
+    default; so is an empty text, but for ``local_comm_res``.
 
     Attributes:
         device_id: the device of this cluster.
@@ -147,13 +160,15 @@ class LLMConfig(BaseModel):
         given["listen_ip_info"] = listen_ip_info if listen is None else listen
         if device_id is _UNSET:
             del given["device_id"]
-        super().__init__(**given)
+        with _one_sentence():
+            super().__init__(**given)
         self._adopt_device()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ge_options":  # all that may be wrong with it is found before anything is changed
             rules.take_device(rules.ge_options(value))
-        super().__setattr__(name, value)
+        with _one_sentence():
+            super().__setattr__(name, value)
         if name == "ge_options":
             self._adopt_device()
 

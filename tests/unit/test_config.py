@@ -355,8 +355,11 @@ def test_broken_rule_is_param_invalid_with_value_and_limit(name: str, value: obj
 
 @pytest.mark.parametrize(("name", "value", "words"), OUTSIDE_THE_C_TYPE)
 def test_integer_outside_its_c_type_is_a_value_error(name: str, value: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"^{words}") as made:
         LLMConfig(**_any(**{name: value}))
+    with pytest.raises(ValueError, match=f"^{words}") as changed:
+        setattr(LLMConfig(), name, value)
+    assert str(made.value).count("\n") == str(changed.value).count("\n") == 0, "one sentence"
 
 
 @pytest.mark.parametrize(
@@ -373,6 +376,8 @@ def test_refused_setting_changes_nothing(name: str, value: object) -> None:
 def test_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="lisen"):
         LLMConfig(**_any(lisen="127.0.0.1:0"))
+    with pytest.raises(ValueError, match=r"^LLMConfig has no option 'lisen'$"):
+        setattr(LLMConfig(), "lisen", "127.0.0.1:0")  # noqa: B010 - mypy sees through an assignment
 
 
 @pytest.mark.parametrize("key", ["llm.DeviceId", "ge.exec.deviceId", "LLM.DEVICEID", "ge.session_device_id"])
