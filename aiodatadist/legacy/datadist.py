@@ -119,7 +119,10 @@ class LLMDataDist(datadist.LLMDataDist):
     def _v2(self, what: str) -> None:
         self._running()
         if self._is_v1:
-            raise ParamInvalid(f"{what} is of the CacheManager mode: enable_cache_manager is off")
+            raise ParamInvalid(
+                f"{what} is of the CacheManager mode: enable_cache_manager is off",
+                hint="set enable_cache_manager=True before init()",
+            )
 
     # ---- what it is ----
 

@@ -12,6 +12,8 @@ from aiodatadist.values.descriptors import BlocksCacheKey, CacheKeyByIdAndIndex
 
 def check_range(value: Any, name: str) -> range:
     """Raises TypeError, ParamInvalid: it is no range with step 1 and 0 <= start < stop."""
+    if value is None:
+        raise TypeError(f"{name} is missing: it has to be a range of layers, for instance range(num_layers)")
     checks.instance(value, name, range)
     if value.step != 1 or value.start < 0 or value.stop <= value.start:
         raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
@@ -87,7 +89,8 @@ class TransferWithCacheKeyConfig(_Destination):
 
     Args:
         cache_key: a blocks cache, or a batch slot by id.
-        src_layer_range, dst_layer_range: equally long; source layer ``first + i`` goes to destination layer ``first' + i``.
+        src_layer_range, dst_layer_range: both have to be given, though the signature, as upstream's, has None; equally long;
+            source layer ``first + i`` goes to destination layer ``first' + i``.
         src_batch_index: batch slot of a contiguous source; 0 with a :class:`BlocksCacheKey`.
 
     Raises TypeError, ValueError, ParamInvalid: an argument is wrong. So does setting a property.

@@ -123,7 +123,7 @@ class Handshake:
             ("protocol", mine.protocol, theirs.protocol),
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
-            ("one-sided mode", mine.one_sided, theirs.one_sided),
+            ("enable_remote_cache_accessible", mine.one_sided, theirs.one_sided),
         ):
             if a != b:
                 raise IncompatiblePeer(f"{what} differs: {a} here, {b} at the peer")

@@ -78,7 +78,10 @@ def test_without_its_option_there_is_a_kv_cache_manager_and_no_other(extra: dict
             "wait_register_mem_status": lambda: datadist.wait_register_mem_status(1),
         }
         for what, call in calls.items():
-            assert status_of(call, f"{what} is of the CacheManager mode") is S.LLM_PARAM_INVALID
+            assert (
+                status_of(call, f"{what} is of the CacheManager mode.*; set enable_cache_manager=True before init")
+                is S.LLM_PARAM_INVALID
+            )
     finally:
         datadist.finalize()
 

@@ -92,8 +92,8 @@ def test_addresses_are_checked_when_made_and_when_set(
 @pytest.mark.parametrize(
     ("name", "value", "kind", "message"),
     [
-        ("src_layer_range", None, TypeError, "src_layer_range is None"),
-        ("dst_layer_range", None, TypeError, "dst_layer_range is None"),
+        ("src_layer_range", None, TypeError, "src_layer_range is missing: it has to be a range of layers"),
+        ("dst_layer_range", None, TypeError, "dst_layer_range is missing: it has to be a range of layers"),
         ("src_layer_range", [0, 1], TypeError, r"src_layer_range is \[0, 1\]"),
         ("src_batch_index", None, TypeError, "src_batch_index is None"),
         ("src_batch_index", -1, ValueError, "src_batch_index is -1"),

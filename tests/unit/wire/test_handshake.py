@@ -221,7 +221,7 @@ def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: byte
         (hello(1, protocol=PROTOCOL + 1), f"protocol differs: {PROTOCOL} here, {PROTOCOL + 1} at the peer"),
         (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft here, ascend at the peer"),
         (hello(1, endpoint=endpoint(transport="loopback")), "transport differs: hccl here, loopback at the peer"),
-        (hello(1, one_sided=False), "one-sided mode differs: True here, False at the peer"),
+        (hello(1, one_sided=False), "enable_remote_cache_accessible differs: True here, False at the peer"),
         (hello(2), "the peer has our own cluster id 2: ids have to be unique"),
     ],
 )
