@@ -90,8 +90,11 @@ aclError soft_arena_take(uint64_t size, uint64_t align, void **addr)
 
 void soft_arena_close(void *addr, uint64_t size)
 {
-    /* One call, so that no other thread's mapping can slip into the hole. */
-    mmap(addr, soft_round_up(size, SOFT_PAGE), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /* One call, so that no other thread's mapping can slip into the hole. Advised as the reservation was, so that the kernel
+     * merges the two again: else every piece ever taken costs a mapping, of which a process has vm.max_map_count.       */
+    uint64_t whole = soft_round_up(size, SOFT_PAGE);
+    if (mmap(addr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED)
+        madvise(addr, whole, MADV_DONTDUMP);
 }
 
 void soft_arena_give(void *addr)
