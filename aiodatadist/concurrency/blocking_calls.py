@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 
 import anyio
 
+from aiodatadist.errors import LLMException
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
 def _start(
-    call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None
+    call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None, gives_back: bool = False
 ) -> tuple[asyncio.Future[T], concurrent.futures.Future[None] | None]:
     """What becomes of it, and its place in the queue for threads, if there is one."""
     loop = asyncio.get_running_loop()
@@ -38,7 +40,15 @@ def _start(
 
     if threads is not None:
         return future, threads.submit(run)
-    threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+    except RuntimeError as error:
+        if not gives_back:
+            raise LLMException(
+                f"no thread can be started: {error}", hint="is there a limit on threads or memory?"
+            ) from error
+        logger.warning("no thread can be started for giving back what the device has: the event loop waits for it")
+        run()
     return future, None
 
 
@@ -48,6 +58,7 @@ async def in_thread(
     undo: Callable[[T], object] | None = None,
     on_cancel: Callable[[], object] | None = None,
     threads: Executor | None = None,
+    gives_back: bool = False,
 ) -> T:
     """Run a blocking call in a thread and wait until it is over, whatever happens meanwhile.
 
@@ -58,8 +69,12 @@ async def in_thread(
         undo: gets the result, in a thread, when the wait was cancelled: nobody else will.
         on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
         threads: to be used, for short calls that are made often; otherwise a thread of its own.
+        gives_back: the call has to be made: where no thread can be started it runs on the event loop.
+
+    Raises:
+        LLMException: no thread can be started; the call was not made.
     """
-    future, queued = _start(call, args, threads)
+    future, queued = _start(call, args, threads, gives_back)
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:
@@ -69,7 +84,7 @@ async def in_thread(
             on_cancel()
         await _finish(future)
         if undo is not None and future.exception() is None:
-            await _finish(_start(undo, (future.result(),))[0])
+            await _finish(_start(undo, (future.result(),), gives_back=True)[0])
         if future.exception() is not None:
             logger.debug("%r failed after its waiter was cancelled: %s", call, future.exception())
         raise

@@ -181,7 +181,7 @@ class Device:
             return
         self._check_open()
         self._closed = True
-        await in_thread(self._release)
+        await in_thread(self._release, gives_back=True)
 
     def _release(self) -> None:
         """Blocking; from any thread. Does all it can, then raises the first refusal."""

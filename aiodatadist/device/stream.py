@@ -245,7 +245,7 @@ class Stream:
         wait_ms = round(3000 * self.limits.grace)
         answers: list[int] = []
         try:
-            await in_thread(lambda: answers.append(ring.ring_close(self._ring, wait_ms)))
+            await in_thread(lambda: answers.append(ring.ring_close(self._ring, wait_ms)), gives_back=True)
         finally:  # also when cancelled: the call is over then, too
             self._settle_all()
             if answers == [0]:

@@ -244,7 +244,7 @@ class HcclTransport(Transport):
                 last[region] = handle
                 del self._regions[region]
         try:
-            await in_thread(self._deregister_all, last)
+            await in_thread(self._deregister_all, last, gives_back=True)
         except LLMException:
             self._regions.update({region: (handle, 1) for region, handle in last.items()})
             raise
@@ -273,6 +273,10 @@ class HcclTransport(Transport):
             return await in_thread(
                 self._open_channel, offer, handles, timeout, stop, undo=HcclChannel.close, on_cancel=stop.set
             )
+        except LinkError:
+            raise
+        except LLMException as error:
+            raise LinkError(str(error)) from error
         finally:
             stop.close()
 
@@ -333,7 +337,7 @@ class HcclTransport(Transport):
         last = {region: handle for region, (handle, _) in self._regions.items()}
         self._regions.clear()
         try:
-            await in_thread(self._deregister_all, last)
+            await in_thread(self._deregister_all, last, gives_back=True)
         except LLMException as error:  # a channel that could not be closed still uses one: it goes with the process
             logger.warning("memory stays registered: %s", error)
 
@@ -362,7 +366,7 @@ class HcclChannel(Channel):
         program.put(self._comm, self._peer_rank, grid, layering)
 
     async def aclose(self) -> None:
-        await in_thread(self.close)
+        await in_thread(self.close, gives_back=True)
 
     def close(self) -> None:
         """Blocking; from any thread. Does all it can, then raises the first refusal. As :meth:`aclose`."""
