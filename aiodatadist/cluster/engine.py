@@ -436,6 +436,7 @@ class Engine:
         link: Link | None = None
         try:
             with attempt.scope:
+                await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask(address, cluster_id, timeout, key)
         except LinkError as error:
             attempt.error = error
@@ -449,6 +450,14 @@ class Engine:
             attempt.settled.set()
         if link is not None:
             await self._serve(link)
+
+    async def _outlast(self, cluster_id: int, seconds: float) -> None:
+        """Wait for the end of a link that is being ended: the peer refuses another one until it has agreed to that. But not
+        for longer than this, because a peer that is gone never agrees."""
+        old = self._links.get(cluster_id)
+        if old is not None:
+            with anyio.move_on_after(seconds):
+                await old.wait_closed()
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         link = Link(Wire(await self._connect(address)), self.device, self.transport, self)

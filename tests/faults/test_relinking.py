@@ -1,0 +1,29 @@
+"""A link that is made again at once, while the last one is still being ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import anyio.lowlevel
+
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode
+from aiodatadist.testing import cluster_info, linked_pair, soft_fault, soft_faults_cleared
+
+DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
+
+
+async def test_linking_waits_for_the_end_of_a_link_whose_unlinking_was_cancelled() -> None:
+    """Until a pull that was under way has ended, the peer has not heard of the end, and would refuse a second link."""
+    async with linked_pair(DESC) as (prompt, decoder, _, cache):
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300")
+            pull = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+            leaving = asyncio.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)], 2000))
+            while decoder.datadist.statistics().links[0].state == "ready":
+                await anyio.lowlevel.checkpoint()
+            leaving.cancel()
+            _, (status,) = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+            await pull
+        assert status is LLMStatusCode.LLM_SUCCESS
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
