@@ -1,0 +1,118 @@
+"""The public names, in a list: one that is removed or renamed fails, and so does one that is new and not listed here."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import aiodatadist
+from aiodatadist import errors
+
+PUBLIC: dict[str, str] = {
+    "aiodatadist": """
+        __version__ AuthError AwaitableLayerSynchronizer BlocksCacheKey Cache CacheDesc CacheKey
+        CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataType DeviceError EventLayerSynchronizer
+        FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer
+        LinkClosed LinkError LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
+        LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
+        PeerLost Placement PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
+        Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError TransferReport
+        TransferTimeout TransferWithCacheKeyConfig
+    """,
+    "aiodatadist.errors": """
+        AuthError CacheNotFound DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
+        InternalError LinkClosed LinkError LinkTimeout LLMException LLMStatusCode NotLinked OutOfMemory
+        ParamInvalid PeerLost ProtocolError RuntimeUnavailable StuckError TransferError TransferTimeout
+    """,
+    "aiodatadist.testing": """
+        Cluster cluster_info linked_pair open_cluster pattern soft_counters soft_fault soft_faults_cleared
+        stamp verify
+    """,
+    "aiodatadist.testing.pools": """
+        content fetch FullPoolContract MIB new_key PATIENCE PoolContract soon store
+    """,
+    "aiodatadist.legacy": """
+        CapacityState KvCache KvCacheManager LLMConfig LLMDataDist LLMModel LLMReq ModelConfig ModelRunner
+        Tensor TensorDesc
+    """,
+    "aiodatadist.blocking": """
+        BlocksCacheKey Cache CacheDesc CacheKey CacheKeyByIdAndIndex CacheManager CacheTask CapacityState
+        DataType Handle HandleState KvCache KvCacheManager LayerReceiver LayersHandle LayerSynchronizer
+        LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMModel LLMReq LLMRole LLMStatusCode
+        MemInfo Memtype ModelConfig ModelRunner Placement PushType QueueFull RegisterMemStatus Stats Status
+        Tensor TensorDesc TransferConfig TransferWithCacheKeyConfig
+    """,
+    "aiodatadist.context_caching": """
+        BlockTransfer CcCacheConfig CcConfig CcConfig_v1 CcResult CcStatus ContextCache EmsErrorCode
+        EmsException EmsInternalError EmsInvalidArgument EmsIoError EmsTimeout HealthGate HealthRules
+        KvBufferWrapper KVCacheType KVPool LayerGroup MemoryPool open_pool PrimaryKey Statistics
+    """,
+    "aiodatadist.context_caching.ems": """
+        CcCacheConfig CcConfig CcConfig_v1 CcFuture CcKvOption CcResult CcStatus ContextCache_v1
+        ContextCaching Ems EmsConfig EmsErrorCode EmsException EmsInternalError EmsInvalidArgument EmsIoError
+        EmsTimeout KvBufferWrapper KVCacheType LayerGroup PrimaryKey
+    """,
+}
+"""Names by module. A name that leaves this list leaves a user's program: it needs a line in CHANGELOG.md."""
+
+
+def names_of(module: ModuleType) -> set[str]:
+    """What ``__all__`` says, or else what the file itself defines without an underscore."""
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    return {name for node in tree.body for name in defined_by(node) if not name.startswith("_")}
+
+
+def defined_by(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_those_of_the_list(name: str) -> None:
+    listed, found = set(PUBLIC[name].split()), names_of(importlib.import_module(name))
+    assert listed - found == set(), "removed or renamed: callers import these"
+    assert found - listed == set(), "new: add it to PUBLIC, or begin it with an underscore"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [each for each in PUBLIC[name].split() if not hasattr(module, each)] == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_list_of_exports_says_no_name_twice(name: str) -> None:
+    exported = list(getattr(importlib.import_module(name), "__all__", ()))
+    assert len(set(exported)) == len(exported)
+
+
+def test_what_is_exported_is_what_is_there() -> None:
+    public = {
+        name
+        for name, value in vars(aiodatadist).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert set(aiodatadist.__all__) == public | {"__version__"}
+
+
+@pytest.mark.parametrize("module", ["device", "transport", "testing", "values.descriptors"])
+def test_every_room_has_what_it_exports(module: str) -> None:
+    room = importlib.import_module(f"aiodatadist.{module}")
+    assert [name for name in room.__all__ if not hasattr(room, name)] == []
+
+
+def test_every_exception_is_exported() -> None:
+    kinds = {n for n, k in vars(errors).items() if isinstance(k, type) and issubclass(k, BaseException)}
+    assert kinds <= set(aiodatadist.__all__)
+
+
+def test_typed_marker_is_there() -> None:
+    assert (Path(aiodatadist.__file__).parent / "py.typed").is_file()
