@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -131,27 +131,27 @@ def upward() -> list[Arrow]:
     place = {room: number for number, room in enumerate(ROOMS)}
     found = [arrow for arrow in arrows() if place[room_of(arrow.importer)] < place[room_of(arrow.module)]]
     for wing, order in WINGS.items():
-        inside = {room: number for number, room in enumerate(order)}
+        story = {room: number for number, room in enumerate(order)}
         for arrow in arrows():
-            ends = [_inside(module, wing) for module in (arrow.importer, arrow.module)]
-            if None not in ends and inside[str(ends[0])] < inside[str(ends[1])]:
+            ends = [inside(module, wing) for module in (arrow.importer, arrow.module)]
+            if None not in ends and story[str(ends[0])] < story[str(ends[1])]:
                 found.append(arrow)
     return found
 
 
-def _inside(module: str, wing: str) -> str | None:
+def inside(module: str, wing: str) -> str | None:
     """The room of a wing that a module is in, or the file that has a place of its own; None: it is outside."""
     prefix = f"{HOUSE}.{wing}"
     if module != prefix and not module.startswith(f"{prefix}."):
         return None
-    inside = module.removeprefix(prefix).removeprefix(".")
-    return inside if inside in WINGS[wing] else inside.partition(".")[0]
+    rest = module.removeprefix(prefix).removeprefix(".")
+    return rest if rest in WINGS[wing] else rest.partition(".")[0]
 
 
-def circles() -> list[list[str]]:
+def circles(files: Iterable[str] | None = None, imports: Iterable[Arrow] | None = None) -> list[list[str]]:
     """Files that need each other, by whatever way: the strongly connected parts of the graph, Tarjan's algorithm."""
     graph: dict[str, set[str]] = defaultdict(set)
-    for arrow in arrows():
+    for arrow in arrows() if imports is None else imports:
         graph[arrow.importer].add(arrow.module)
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -173,7 +173,7 @@ def circles() -> list[list[str]]:
             if len(part) > 1:
                 found.append(sorted(part))
 
-    for module in sorted(modules()):
+    for module in sorted(modules() if files is None else files):
         if module not in number:
             visit(module)
     return found

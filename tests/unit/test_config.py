@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import json
 from typing import Any
@@ -661,3 +662,11 @@ def test_resource_of_the_largest_size_is_accepted() -> None:
 def _any(**values: Any) -> dict[str, Any]:
     """Arguments that the type checker would refuse."""
     return values
+
+
+def test_what_the_constructor_repeats_for_type_checkers_are_the_defaults() -> None:
+    parameters = inspect.signature(LLMConfig.__init__).parameters
+    repeated = {
+        name: parameters[name].default for name in LLMConfig.model_fields if name not in {"device_id", "ge_options"}
+    }
+    assert repeated == {name: LLMConfig.model_fields[name].default for name in repeated}

@@ -1,146 +1,113 @@
-"""The house is read from the ground up: a room uses only the rooms before it."""
+"""The package is read from the ground up: a file uses only files of rooms above its own, and no files need each other.
+
+``tests/rooms.py`` reads the imports; ``python -m tests.rooms`` draws them.
+"""
 
 from __future__ import annotations
 
 import ast
-import importlib
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+import re
+from itertools import pairwise
 
-import pytest
+from tests import rooms
 
-import aiodatadist
-from aiodatadist import errors
+ARCHITECTURE = rooms.ROOT.parent / "docs" / "architecture.md"
 
-ROOT = Path(aiodatadist.__file__).parent
-NAMES = {
-    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
-    for path in ROOT.rglob("*.py")
+KNOWN_UPWARD: set[tuple[str, str]] = {
+    ("aiodatadist.cluster.engine", "aiodatadist.cache_manager"),
+    ("aiodatadist.context_caching.life", "aiodatadist.context_caching.checks"),
 }
+"""Importer and imported of the upward arrows that are left. It shrinks: an entry without its arrow fails."""
 
-STORY: list[set[str]] = [
-    {"errors"},
-    {"values"},
-    {"config", "wire"},
-    {"_native"},
-    {"concurrency"},
-    {"device"},
-    {"transport"},
-    {"cache"},
-    {"link"},
-    {"layered"},
-    {"cluster", "cache_manager"},
-    {"datadist"},
-    {"", "legacy", "context_caching", "blocking"},  # "" is the package itself, the front door
-    {"testing"},
-    {"cli"},
-    {"__main__"},
-]
-PLACE = {room: number for number, rooms in enumerate(STORY) for room in rooms}
+KNOWN_CIRCLES: set[tuple[str, ...]] = {
+    (
+        "aiodatadist.link.link",
+        "aiodatadist.link.requester",
+        "aiodatadist.link.responder",
+        "aiodatadist.link.state",
+    ),
+    ("aiodatadist.cache_manager", "aiodatadist.cluster.engine", "aiodatadist.cluster.rank_groups"),
+}
+"""The same for files that need each other."""
 
 SEES_C = ("_native", "device", "transport", "cache.plan", "context_caching.memory.slots", "testing")
-"""Who may know that there is C."""
+"""Rooms and files that may know that there is C."""
+
+PURE = {"errors", "values", "config", "wire"}
+WAITS = {"asyncio", "anyio", "socket", "threading", "time", "select", "subprocess"}
 
 
-class Import(NamedTuple):
-    """``importer`` needs ``name`` of ``module`` (the module itself if empty) when it runs."""
-
-    importer: str
-    module: str
-    name: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.importer}:{self.line} imports {self.name or '*'} of {self.module}"
+def test_every_room_of_the_tree_has_a_place_and_every_place_is_in_the_tree() -> None:
+    assert {rooms.room_of(module) for module in rooms.modules()} == set(rooms.ROOMS)
+    for wing, order in rooms.WINGS.items():
+        found = {inside for module in rooms.modules() if (inside := rooms.inside(module, wing)) is not None}
+        assert found == set(order)
 
 
-def room_of(module: str) -> str:
-    return module.removeprefix("aiodatadist").removeprefix(".").partition(".")[0]
+def test_no_file_uses_a_file_of_a_later_room() -> None:
+    arrows = rooms.upward()
+    new = [str(arrow) for arrow in arrows if (arrow.importer, arrow.module) not in KNOWN_UPWARD]
+    assert new == []
+    gone = KNOWN_UPWARD - {(arrow.importer, arrow.module) for arrow in arrows}
+    assert gone == set(), "these arrows are gone: take them off KNOWN_UPWARD"
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-
-
-def running(node: ast.AST) -> Iterator[ast.AST]:
-    """All of a tree but what only the type checker reads."""
-    yield node
-    for child in node.orelse if isinstance(node, ast.If) and is_type_checking(node) else ast.iter_child_nodes(node):
-        yield from running(child)
-
-
-def imports_of(module: str, tree: ast.AST) -> Iterator[Import]:
-    for node in running(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(module, alias.name, "", node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno} is a relative import: this test cannot place it"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if inner in NAMES:
-                    yield Import(module, inner, "", node.lineno)
-                else:
-                    yield Import(module, node.module or "", alias.name, node.lineno)
-
-
-def source_of(module: str) -> str:
-    path = ROOT.parent.joinpath(*module.split("."))
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
-
-
-IMPORTS = [
-    found
-    for module in sorted(NAMES)
-    for found in imports_of(module, ast.parse(source_of(module)))
-    if found.module.partition(".")[0] == "aiodatadist"
-]
-
-
-def test_every_module_has_a_place_in_the_story() -> None:
-    assert {module for module in NAMES if room_of(module) not in PLACE} == set()
-
-
-def test_no_room_uses_a_later_one() -> None:
-    upward = [str(i) for i in IMPORTS if PLACE[room_of(i.importer)] < PLACE[room_of(i.module)]]
-    assert upward == []
+def test_no_files_need_each_other() -> None:
+    found = {tuple(circle) for circle in rooms.circles()}
+    assert found - KNOWN_CIRCLES == set()
+    assert KNOWN_CIRCLES - found == set(), "these circles are gone: take them off KNOWN_CIRCLES"
 
 
 def test_errors_use_no_other_room() -> None:
-    assert [str(i) for i in IMPORTS if room_of(i.importer) == "errors"] == []
+    assert [str(i) for i in rooms.arrows() if rooms.room_of(i.importer) == "errors"] == []
 
 
 def test_native_uses_nothing_but_errors() -> None:
-    others = [
-        str(i) for i in IMPORTS if room_of(i.importer) == "_native" and room_of(i.module) not in {"_native", "errors"}
-    ]
-    assert others == []
+    uses = [i for i in rooms.arrows() if rooms.room_of(i.importer) == "_native"]
+    assert [str(i) for i in uses if rooms.room_of(i.module) not in {"_native", "errors"}] == []
 
 
 def test_only_those_who_may_know_that_there_is_c_touch_it() -> None:
-    for found in IMPORTS:
+    for found in rooms.arrows():
         if found.module == "aiodatadist._native.library":
-            inside = found.importer.removeprefix("aiodatadist.")
-            assert any(inside == who or inside.startswith(f"{who}.") for who in SEES_C), str(found)
+            importer = found.importer.removeprefix("aiodatadist.")
+            assert any(importer == who or importer.startswith(f"{who}.") for who in SEES_C), str(found)
 
 
 def test_cffi_is_imported_in_one_place() -> None:
-    everything = [i for module in NAMES for i in imports_of(module, ast.parse(source_of(module)))]
-    assert {i.importer for i in everything if i.module.partition(".")[0] == "cffi"} == {"aiodatadist._native.library"}
+    importers = {i.importer for i in rooms.everything() if i.module.partition(".")[0] == "cffi"}
+    assert importers == {"aiodatadist._native.library"}
 
 
 def test_pure_rooms_do_no_io() -> None:
-    pure = {"errors", "values", "config", "wire"}
-    forbidden = {"asyncio", "anyio", "socket", "threading", "time", "select", "subprocess"}
-    everything = [
-        i for module in NAMES if room_of(module) in pure for i in imports_of(module, ast.parse(source_of(module)))
-    ]
-    assert [str(i) for i in everything if i.module.partition(".")[0] in forbidden] == []
+    uses = [i for i in rooms.everything() if rooms.room_of(i.importer) in PURE]
+    assert [str(i) for i in uses if i.module.partition(".")[0] in WAITS] == []
 
 
-def test_the_reader_of_imports_sees_them_everywhere_but_under_type_checking() -> None:
+# ---- the table of rooms in docs/architecture.md ----
+
+
+def rows_of(heading: str) -> list[str]:
+    """The names in the first column of the table under a heading, one after the other."""
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    section = re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, flags=re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_room_has_its_row_and_rows_stand_in_the_order_of_rooms() -> None:
+    assert rows_of("Rooms") == [room or "aiodatadist" for room in rooms.ROOMS]
+
+
+def test_every_room_inside_the_context_cache_has_its_row() -> None:
+    order = [room.replace(".", "/") or "context_caching" for room in rooms.WINGS["context_caching"]]
+    assert rows_of("Inside `context_caching`") == order
+
+
+# ---- the reader of imports ----
+
+
+def test_the_reader_of_imports_sees_them_everywhere_and_says_which_are_for_types() -> None:
     source = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
@@ -153,38 +120,17 @@ def f():
     except ImportError:
         from aiodatadist._native.library import ffi
 """
-    found = [(i.module, i.name) for i in imports_of("x", ast.parse(source)) if i.module.startswith("aiodatadist")]
-    assert found == [
-        ("aiodatadist.link", ""),
-        ("aiodatadist.errors", ""),
-        ("aiodatadist", "LLMRole"),
-        ("aiodatadist._native.library", "ffi"),
+    found = [i for i in rooms.imports_of("x", ast.parse(source)) if i.module.startswith("aiodatadist")]
+    assert [(i.module, i.name, i.is_for_types) for i in found] == [
+        ("aiodatadist.datadist", "LLMDataDist", True),
+        ("aiodatadist.link", "", False),
+        ("aiodatadist.errors", "", False),
+        ("aiodatadist", "LLMRole", False),
+        ("aiodatadist._native.library", "ffi", False),
     ]
 
 
-# ---- what is exported ----
-
-
-def test_what_is_exported_is_what_is_there() -> None:
-    public = {
-        name
-        for name, value in vars(aiodatadist).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert set(aiodatadist.__all__) == public | {"__version__"}
-    assert len(set(aiodatadist.__all__)) == len(aiodatadist.__all__)
-
-
-@pytest.mark.parametrize("module", ["device", "transport", "testing", "values.descriptors"])
-def test_every_room_has_what_it_exports(module: str) -> None:
-    room = importlib.import_module(f"aiodatadist.{module}")
-    assert [name for name in room.__all__ if not hasattr(room, name)] == []
-
-
-def test_every_exception_is_exported() -> None:
-    kinds = {n for n, k in vars(errors).items() if isinstance(k, type) and issubclass(k, BaseException)}
-    assert kinds <= set(aiodatadist.__all__)
-
-
-def test_typed_marker_is_there() -> None:
-    assert (ROOT / "py.typed").is_file()
+def test_circles_are_found_also_where_one_arrow_is_for_types_only() -> None:
+    names = ["a", "b", "c", "d"]
+    around = [rooms.Arrow(x, y, "", 1, x == "c") for x, y in pairwise([*names, "b"])]
+    assert rooms.circles(names, around) == [["b", "c", "d"]]
