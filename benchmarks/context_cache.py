@@ -164,7 +164,7 @@ async def small(name: str, pool: KVPool, repeats: int) -> list[dict[str, Any]]:
 
         rows = [await measured(f"{name}: exists, {HASHES} hashes", exists, repeats)]
         gc.collect()
-        gc.disable()  # a full collection takes 20 ms by itself, and is nobody's fault here
+        gc.disable()  # a full collection takes 20 ms by itself, and is not what is measured
         rows.append(await measured(f"{name}: {TASKS} tasks", crowd, repeats))
         gc.enable()
     return rows

@@ -79,7 +79,7 @@ async def decode(pipe: Connection) -> None:
 
 
 async def by_timer(seconds: float, ready: Ready) -> float:
-    """Each layer takes its share of device time; nobody's CPU."""
+    """Each layer takes its share of device time, and no CPU."""
     loop, started = asyncio.get_running_loop(), now()
     done = asyncio.Event()
 

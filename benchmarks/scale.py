@@ -174,7 +174,7 @@ def pull_key_of(hub: Cluster, cache: Cache, keys: list[CacheKey | CacheKeyByIdAn
 
 
 def forget_and_pull_of(hub: Cluster, peer: Cluster, cache: Cache) -> Operation:
-    """Pull by a key that nobody asked for yet; make it first, which is not what is measured: see ``allocate``."""
+    """Pull by a key that was never asked for; make it first, which is not what is measured: see ``allocate``."""
     pull, turn = hub.datadist.cache_manager.pull_cache, itertools.count()
     keys = [CacheKey(peer.datadist.cluster_id, 1 << 41 | i) for i in range(20_000)]
     made = False

@@ -52,7 +52,7 @@ def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
     done = subprocess.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
     assert (done.stderr, done.returncode) == ("", 0)
     told = [line.partition(":")[0].partition(" did")[0] for line in done.stdout.splitlines()]
-    rest = ["all is computed", "nobody will find these blocks"]
+    rest = ["all is computed", "no instance will find these blocks"]
     assert told == [*rest, "0 of 2 blocks", *rest, "0 of 3 blocks"]
 
 

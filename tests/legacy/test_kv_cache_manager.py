@@ -392,7 +392,7 @@ async def test_copies_and_deallocations_have_a_time_limit() -> None:
 # ---- life ----
 
 
-async def test_a_cache_that_nobody_has_any_more_is_deallocated() -> None:
+async def test_a_cache_without_a_reference_left_is_deallocated() -> None:
     async with pair() as p:
         free = p.free()
         cache: KvCache | None = await filled(p.owner, [CacheKey(1, 7)])
