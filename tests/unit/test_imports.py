@@ -14,7 +14,6 @@ from tests import rooms
 ARCHITECTURE = rooms.ROOT.parent / "docs" / "architecture.md"
 
 KNOWN_UPWARD: set[tuple[str, str]] = {
-    ("aiodatadist.cluster.engine", "aiodatadist.cache_manager"),
     ("aiodatadist.context_caching.life", "aiodatadist.context_caching.checks"),
 }
 """Importer and imported of the upward arrows that are left. It shrinks: an entry without its arrow fails."""
@@ -26,7 +25,6 @@ KNOWN_CIRCLES: set[tuple[str, ...]] = {
         "aiodatadist.link.responder",
         "aiodatadist.link.state",
     ),
-    ("aiodatadist.cache_manager", "aiodatadist.cluster.engine", "aiodatadist.cluster.rank_groups"),
 }
 """The same for files that need each other."""
 
