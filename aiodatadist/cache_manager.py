@@ -490,7 +490,7 @@ class CacheManager:
             outcome.add_done_callback(
                 lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
             )
-        return CacheTask(what, link.cluster_id, outcome)
+        return CacheTask(what, link.cluster_id, outcome, self._engine.check_here)
 
     # ---- layer by layer ----
 
@@ -541,7 +541,7 @@ class CacheManager:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
         self._engine.start_job(job)
-        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job)
+        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job, self._engine.check_here)
 
     @asynccontextmanager
     async def receive_layers(self, cluster_id: int, cache: Cache) -> AsyncIterator[LayerReceiver]:
@@ -640,7 +640,7 @@ class CacheManager:
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
         self._engine.check_here()
         transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
-        return CacheTask(what, self._engine.cluster_id, transfer)
+        return CacheTask(what, self._engine.cluster_id, transfer, self._engine.check_here)
 
     # ---- other ----
 

@@ -38,19 +38,25 @@ class CacheTask:
     caches stay leased until it ends, and a failure that no caller asked for is logged. Cancelling the task that awaits it
     cancels the transfer, and the cancellation is delivered only when no byte can land any more.
 
+    It belongs to the event loop of its cluster: elsewhere it can be asked how it is (:meth:`done`, :meth:`cancelled`,
+    :meth:`exception`, :meth:`result`), and everything else raises LLMException, in a forked child ForkError.
+
     Attributes:
         peer: the other cluster, or our own for copies.
     """
 
-    __slots__ = ("_is_told", "_operation", "_transfer", "peer")
+    __slots__ = ("_check_here", "_is_told", "_operation", "_transfer", "peer")
 
-    def __init__(self, operation: str, peer: int, transfer: Completion) -> None:
+    def __init__(self, operation: str, peer: int, transfer: Completion, check_here: Callable[[], None]) -> None:
+        """``check_here`` raises where the caller is not on the event loop of the cluster."""
+        self._check_here = check_here
         self._is_told = False
         self._operation = operation
         self._transfer = transfer
         self.peer = peer
 
     def __await__(self) -> Generator[Any, None, TransferReport]:
+        self._check_here()
         self._is_told = True
         if not self._transfer.is_done:
             yield from self._transfer.wait().__await__()
@@ -68,10 +74,12 @@ class CacheTask:
 
     def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
         """Call it on the event loop when the task has ended; at once if it has."""
+        self._check_here()
         self._transfer.add_done_callback(lambda _: callback(self))
 
     def cancel(self) -> bool:
         """Ask it to stop; False if it is done. Its memory is free to use only once it is done."""
+        self._check_here()
         return self._transfer.cancel()
 
     def cancelled(self) -> bool:
@@ -109,6 +117,7 @@ class CacheTask:
 
     async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
         """The same with one status per destination, in the order in which they were given."""
+        self._check_here()
         if timeout_in_millis is not None:
             checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
         seconds = None if timeout_in_millis is None else timeout_in_millis / 1000
@@ -122,6 +131,7 @@ class CacheTask:
     async def progress(self) -> AsyncIterator[Any]:
         """``async for done in task.progress()``: a layered transfer tells of each layer at each destination as it arrives,
         also of those that have; see :class:`~aiodatadist.LayerDone`. Ends with the task. Others tell nothing."""
+        self._check_here()
         layers = getattr(self._transfer, "progress", None)
         if layers is None:
             await self._wait_quietly()

@@ -550,6 +550,8 @@ class Engine:
 
     def check_here(self) -> None:
         """Raises ForkError, LLMException: the caller is not on the event loop that everything here belongs to."""
+        if _get_running_loop() is self.loop and self.pid == os.getpid():
+            return
         self.check_process()
         self.check_loop()
         check_on_a_loop(f"cluster {self.cluster_id}")

@@ -408,7 +408,7 @@ class KvCacheManager:
         source = array("Q", [entry.addresses[tensor_index]])
         grid = Grid(array("Q", [address]), source, first, first, nbytes, nbytes, nbytes, nbytes)
         transfer = self._engine.local_copies.start(entry, host, [grid], self._engine.timeout)
-        await KvTask(CacheTask("get_cache_tensors", self._engine.cluster_id, transfer))
+        await KvTask(CacheTask("get_cache_tensors", self._engine.cluster_id, transfer, self._engine.check_here))
 
     def arrays(self, cache: KvCache) -> list[Any]:
         """A numpy array over each tensor, without a copy: see :meth:`aiodatadist.CacheManager.arrays`."""
