@@ -87,7 +87,8 @@ class LLMDataDist:
         Raises:
             TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
                 process has the same id, and is not finalized.
-            LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
+            LLMException: the device cannot be opened, or the port is in use. Nothing is left behind. It is initialised on
+                another event loop.
             ForkError: this is a child of the process in which it was initialised.
         """
         if self._engine is not None:
@@ -97,6 +98,7 @@ class LLMDataDist:
             if options is not None and not isinstance(options, LLMConfig):
                 options = self._config_type.from_options(options)
             if self._engine is not None:
+                self._engine.check_loop()
                 self._check_same(options)
                 return
             if options is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from aiodatadist import (
     DataType,
     LLMConfig,
     LLMDataDist,
+    LLMException,
     LLMRole,
     ParamInvalid,
     Placement,
@@ -173,6 +175,28 @@ async def test_a_second_init_does_nothing_or_says_what_differs() -> None:
         assert "secret" not in str(caught.value)
         with pytest.raises(ParamInvalid, match="with other values of sync_kv_timeout"):
             await datadist.init({"llm.SyncKvCacheWaitTime": "1"})
+
+
+async def test_a_second_init_on_another_event_loop_says_so() -> None:
+    async with LLMDataDist(LLMRole.MIX, 7) as datadist:
+        with pytest.raises(LLMException, match="cluster 7 belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, datadist.init())
+        await datadist.init()
+
+
+@pytest.mark.filterwarnings("ignore:cluster 7 was never finalized:ResourceWarning")
+def test_a_second_init_after_the_end_of_its_event_loop_says_so() -> None:
+    datadist = LLMDataDist(LLMRole.MIX, 7)
+    asyncio.run(datadist.init())
+    with pytest.raises(LLMException, match="the event loop on which cluster 7 was initialised is closed"):
+        asyncio.run(datadist.init())
+
+    async def anew() -> None:
+        await datadist.finalize()
+        async with datadist:
+            assert datadist.statistics().caches == 0
+
+    asyncio.run(anew())
 
 
 def test_without_await_a_second_init_says_what_differs_and_an_id_is_of_one_cluster() -> None:
