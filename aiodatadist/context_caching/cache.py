@@ -543,6 +543,7 @@ class ContextCache:
             elif result is None and error is None and not transfer.is_asked_to_stop:
                 error = self._resident.failure(call.result())
             transfer.finish(result, error)
+            del transfer, error  # which the error's traceback would keep: a failure that is dropped is told at once
 
     def _failed(self, seconds: float) -> None:
         """The pool, as far as anybody can say. A call without any time did not ask it for much, and a gate may be another

@@ -25,9 +25,10 @@ QUIESCE = 6.0
 class BlockTransfer:
     """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
 
-    It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure is logged. Cancelling
-    whoever awaits it cancels it, and the cancellation is delivered only when it has ended. It belongs to the event loop it
-    was started on: to await or to cancel it on another one raises EmsInvalidArgument, and in a forked child EmsInternalError.
+    It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure that no caller asked for is
+    logged. Cancelling the task that awaits it cancels it, and the cancellation is delivered only when it has ended. It
+    belongs to the event loop it was started on: to await or to cancel it on another one raises EmsInvalidArgument, and in a
+    forked child EmsInternalError.
 
     Attributes:
         seconds: that the caller allowed for it, infinite without a limit.
@@ -37,6 +38,8 @@ class BlockTransfer:
     """
 
     def __init__(self, what: str, seconds: float) -> None:
+        self._error: EmsException | None = None
+        self._is_told = False
         self.seconds = seconds
         self.scope = Scope()
         self.is_stuck = False
@@ -46,13 +49,17 @@ class BlockTransfer:
         self._pid = os.getpid()
         self._ended = Event()
         self._result: CcResult | None = None
-        self._error: EmsException | None = None
         self._callbacks: list[Callable[[BlockTransfer], None]] = []
 
     def __await__(self) -> Generator[Any, None, CcResult]:
         self._check_loop()
+        self._is_told = True
         yield from self._wait().__await__()
         return self.result()
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._is_told:
+            logger.error("%s failed, and its exception was never retrieved: %s", self.what, self._error)
 
     def done(self) -> bool:
         """It has ended, one way or another."""
@@ -80,6 +87,7 @@ class BlockTransfer:
         """
         if not self.done():
             raise asyncio.InvalidStateError(f"{self!r} is not done")
+        self._is_told = True
         if self._error is not None:
             raise self._error
         if self._result is None:
@@ -144,8 +152,6 @@ class BlockTransfer:
         if self.done():
             return
         self._result, self._error = result, error
-        if error is not None:
-            logger.warning("%s", error)
         self._ended.set()
         for callback in self._callbacks:
             self._tell(callback)
