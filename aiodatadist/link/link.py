@@ -119,7 +119,7 @@ class Link:
         self._broken = Event()
         self._reason = ""
         self._patience = 0.0
-        self._vanished = False
+        self._vanished = self._has_said_so = False
         self.calls = PendingQuestions(wire.post)
         self._waiting: set[anyio.CancelScope] = set()
         self._untaken = 0
@@ -503,6 +503,7 @@ class Link:
         reactions = self._reactions()
         while True:
             message = await self._wire.receive()
+            self._has_said_so |= isinstance(message, (Bye, Disconnect))
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
                 return
             if isinstance(message, Disconnect) and self.is_open:
@@ -589,7 +590,7 @@ class Link:
             await self._closed.wait()
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {timeout:.3f} s", peer=self.cluster_id)
-        if self._vanished:
+        if self._vanished and not self._has_said_so:
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
     async def abandon(self, failure: LinkError) -> None:
