@@ -69,10 +69,20 @@ async def _refuse(sock: socket.socket, error: LinkError) -> None:
         sock.recv(RECEIVE)
 
 
+class _Reader(asyncio.StreamReader):
+    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it."""
+
+    broken: Exception | None = None
+
+    def set_exception(self, exc: Exception) -> None:
+        self.broken = exc
+        self.feed_eof()
+
+
 class Connection(anyio.abc.ByteStream):
     """A connected socket as a byte stream; of a client's, what is behind its first message."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._may_hold_more = False
@@ -81,8 +91,11 @@ class Connection(anyio.abc.ByteStream):
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
         """The socket is the stream's from here on, whatever is raised."""
+        loop, reader = asyncio.get_running_loop(), _Reader()
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            return cls(*await asyncio.open_connection(sock=sock))
+            transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
+            return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         except BaseException:
             sock.close()
             raise
@@ -91,11 +104,10 @@ class Connection(anyio.abc.ByteStream):
         """Raises EndOfStream, BrokenResourceError."""
         if self._may_hold_more:  # then reading does not wait, and a peer that sends much would keep the loop
             await anyio.lowlevel.checkpoint()
-        try:
-            data = await self._reader.read(max_bytes)
-        except OSError as error:
-            raise anyio.BrokenResourceError from error
+        data = await self._reader.read(max_bytes)
         if not data:
+            if self._reader.broken is not None:
+                raise anyio.BrokenResourceError from self._reader.broken
             raise anyio.EndOfStream
         self._may_hold_more = len(data) == max_bytes
         return data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -176,3 +178,24 @@ async def test_peer_that_resets_is_noticed_by_reader_and_writer() -> None:
             await stream.receive()
         with pytest.raises(anyio.BrokenResourceError):
             await stream.send(b"x")
+
+
+async def _fails_to_send(connection: Connection) -> None:
+    with contextlib.suppress(anyio.BrokenResourceError):
+        while True:
+            await connection.send(b"x")
+
+
+async def test_what_came_before_the_connection_broke_is_heard() -> None:
+    async with pair() as (client, server):
+        connection = await Connection.over(server)
+        client.sendall(b"the last word")
+        for _ in range(10):  # the event loop has taken it in, and no caller has asked for it
+            await asyncio.sleep(0)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # which resets the connection, as to close it does where something was not read
+        await _fails_to_send(connection)
+        assert await connection.receive() == b"the last word"
+        with pytest.raises(anyio.BrokenResourceError):
+            await connection.receive()
+        await connection.aclose()
