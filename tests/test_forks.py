@@ -79,3 +79,37 @@ async def test_calls_from_a_thread_without_a_loop_say_the_rule() -> None:
             ):
                 await asyncio.to_thread(lambda call=call: call().__await__().send(None))  # type: ignore[misc]
         assert (await manager.pull_blocks(BlocksCacheKey(1), cache, [1], [5])).bytes == 2 * 4096
+
+
+WAITER = """
+import asyncio, os, sys, time
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType
+from aiodatadist.testing import linked_pair
+
+async def main():
+    async with linked_pair(CacheDesc(2, [8, 4 << 20], DataType.DT_UINT8)) as (_, decoder, _, cache):
+        manager = decoder.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        task = manager.pull_blocks(BlocksCacheKey(1), cache, range(8), range(8))
+        assert not task.done(), "64 MiB are no small transfer"
+        waiter = asyncio.create_task(waits_for(task))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        pid = os.fork()
+        if not pid:
+            sys.exit(0)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        assert time.monotonic() - began < 2, "the child waited for a device that it does not have"
+        print((await waiter).bytes)
+
+async def waits_for(task):
+    return await task
+"""
+
+
+@pytest.mark.parametrize("run", ["asyncio.run(main())", "import uvloop; uvloop.run(main())"], ids=["asyncio", "uvloop"])
+def test_child_that_leaves_does_not_stop_a_transfer_that_is_waited_for(run: str) -> None:
+    script = f"{WAITER}\n{run}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{64 << 20}\n"), done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import anyio
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.errors import LLMException, StuckError
 
@@ -37,13 +38,14 @@ class Completion(ABC):
         queue_seconds, transfer_seconds: waiting behind others; running.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_dropped_as", "_waiters", "error", "nbytes", "queue_seconds", "ranges",
-                 "state", "transfer_seconds")  # fmt: skip
+    __slots__ = ("__weakref__", "_callbacks", "_dropped_as", "_generation", "_waiters", "error", "nbytes", "queue_seconds",
+                 "ranges", "state", "transfer_seconds")  # fmt: skip
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[Callable[[Any], object]] = []
         self._dropped_as: str | None = None
+        self._generation = forks.generation
         self.state = TransferState.PENDING
         self.error: LLMException | None = None
         self.nbytes = 0
@@ -107,8 +109,9 @@ class Completion(ABC):
             try:
                 await self._settled()
             except asyncio.CancelledError:
-                self.cancel()
-                await self._quiesce()
+                if self._generation == forks.generation:  # a forked child ends its tasks; the transfer is the parent's
+                    self.cancel()
+                    await self._quiesce()
                 raise
 
     async def _settled(self) -> None:

@@ -21,6 +21,9 @@ _roots: WeakSet[asyncio.Task[None]] = WeakSet()
 _left: list[asyncio.Task[None]] = []
 _epolls: list[int] = []
 
+generation = 0
+"""Of this process: one more than its parent's had when it was forked. What began in an earlier one is the parent's."""
+
 
 def guard(root: asyncio.Task[None]) -> None:
     """This task, and all that it starts, belong to this process: a forked child does not run them, not even to an end."""
@@ -68,6 +71,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    global generation  # noqa: PLW0603 - a fact about the process
+    generation += 1
     for task in _left:
         asyncio._unregister_task(task)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))  # for ever: to destroy one would run its end

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +101,38 @@ async def test_nothing_is_opened_where_no_loop_is() -> None:
         "MemoryPool.open": lambda: MemoryPool.open(ROOM),
     }
     check(calls, await in_thread(list(calls.values())), EmsInvalidArgument, "no event loop runs in this thread")
+
+
+CHILD = """
+import asyncio, os, sys
+from tests.context_caching.fakes import Foreign, never
+from tests.context_caching.kit import ROOM, Kv, by_slots, opened
+from aiodatadist.context_caching import MemoryPool
+
+async def main():
+    async with await MemoryPool.open(ROOM) as inner:
+        pool = Foreign(inner)
+        async with opened(pool, Kv()) as cache:
+            pool.misdeeds["put_many"] = never
+            transfer = cache.start_save([1], **by_slots([0]))
+            waiter = asyncio.create_task(waits_for(transfer))
+            await asyncio.sleep(0)
+            pid = os.fork()
+            if not pid:
+                sys.exit(0)
+            await asyncio.to_thread(os.waitpid, pid, 0)
+            assert not transfer.done()
+            transfer.cancel()
+            await asyncio.wait([waiter])
+
+async def waits_for(transfer):
+    return await transfer
+
+asyncio.run(main())
+"""
+
+
+def test_a_child_that_leaves_is_cancelled_where_it_waits_for_a_save() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "EmsInternalError" not in done.stderr, done.stderr

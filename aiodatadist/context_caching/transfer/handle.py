@@ -133,8 +133,9 @@ class BlockTransfer:
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
-            self.cancel()
-            await self._settle()
+            if self._pid == os.getpid():  # a forked child ends its tasks; the transfer is the parent's
+                self.cancel()
+                await self._settle()
             raise
 
     async def _settle(self) -> None:
