@@ -52,7 +52,7 @@ void big_copy(void *dst, const void *src, size_t bytes, const void *next)
     stream_lines(to + head, from + head, lines - last, from + head + last);
     stream_lines(to + bytes - tail - last, from + bytes - tail - last, last, next ? next : from);   /* `from` is in the cache already */
     memcpy(to + bytes - tail, from + bytes - tail, tail);
-    _mm_sfence();                         /* before anyone is told that the bytes are there */
+    _mm_sfence();                         /* before any thread is told that the bytes are there */
 }
 #else
 void big_copy(void *dst, const void *src, size_t bytes, const void *next)

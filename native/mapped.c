@@ -29,7 +29,7 @@ static bool copies(uint64_t address, bool back)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
-        return true;                      /* nobody can tell */
+        return true;                      /* the kernel does not say */
     bool done = write(ends[1], (void *)address, 1) == 1 && (!back || read(ends[0], (void *)address, 1) == 1);
     close(ends[0]);
     close(ends[1]);

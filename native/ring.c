@@ -10,25 +10,25 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A slot is in one of the ring's lists, or it is the running one: on the worker or in the submitting call. */
-typedef struct slot {
-    struct slot *next;
+/* An entry is in one of the ring's lists, or it is the running one: on the worker or in the submitting call. */
+typedef struct ring_entry {
+    struct ring_entry *next;
     program program;
-} slot;
+} ring_entry;
 
-typedef struct slot_list { slot *first, **last; } slot_list;
+typedef struct entry_list { ring_entry *first, **last; } entry_list;
 
 struct ring {
-    device device;                        /* what program.c needs: driver, stream, window events, limits */
+    ring_stream stream;                   /* what program.c needs: driver, stream, window events, limits */
     pthread_mutex_t lock;                 /* guards everything below */
     pthread_cond_t wake;                  /* work for the worker, or closing */
     pthread_cond_t idle;                  /* nothing runs any more */
-    slot_list free, queued, complete;     /* complete: waiting to be reaped */
-    slot *running;
+    entry_list free, queued, complete;    /* complete: waiting to be reaped */
+    ring_entry *running;
     bool closing, has_worker, stuck;
     pthread_t worker;
     int fd;
-    slot slots[];
+    ring_entry entries[];
 };
 
 int64_t ring_now_ns(void)
@@ -45,33 +45,33 @@ int64_t ring_after_ns(int64_t ms)
     return ring_now_ns() + (ms < 0 ? 0 : ms > most ? most : ms) * 1000000;
 }
 
-static void list_clear(slot_list *list)
+static void list_clear(entry_list *list)
 {
     list->first = NULL;
     list->last = &list->first;
 }
 
-static void list_push(slot_list *list, slot *s)
+static void list_push(entry_list *list, ring_entry *e)
 {
-    s->next = NULL;
-    *list->last = s;
-    list->last = &s->next;
+    e->next = NULL;
+    *list->last = e;
+    list->last = &e->next;
 }
 
-static slot *list_pop(slot_list *list)
+static ring_entry *list_pop(entry_list *list)
 {
-    slot *s = list->first;
-    if (s && !(list->first = s->next))
+    ring_entry *e = list->first;
+    if (e && !(list->first = e->next))
         list->last = &list->first;
-    return s;
+    return e;
 }
 
-static void list_remove(slot_list *list, slot *s)
+static void list_remove(entry_list *list, ring_entry *e)
 {
-    slot **at = &list->first;
-    while (*at != s)
+    ring_entry **at = &list->first;
+    while (*at != e)
         at = &(*at)->next;
-    if (!(*at = s->next))
+    if (!(*at = e->next))
         list->last = at;
 }
 
@@ -84,26 +84,26 @@ void ring_signal(int fd)
 
 /* ---- completion; the lock is held ---- */
 
-static void complete(ring *r, slot *s)
+static void complete(ring *r, ring_entry *e)
 {
     if (!r->complete.first)
         ring_signal(r->fd);
-    list_push(&r->complete, s);
+    list_push(&r->complete, e);
 }
 
-static void finish_running(ring *r, slot *s)
+static void finish_running(ring *r, ring_entry *e)
 {
-    r->stuck |= s->program.done.state == RING_STUCK;
+    r->stuck |= e->program.done.state == RING_STUCK;
     r->running = NULL;
     if (r->queued.first || r->closing)
         pthread_cond_signal(&r->wake);
     pthread_cond_broadcast(&r->idle);
 }
 
-static void cancel_queued(ring *r, slot *s)
+static void cancel_queued(ring *r, ring_entry *e)
 {
-    program_refuse(&s->program, RING_CANCELLED);
-    complete(r, s);
+    program_refuse(&e->program, RING_CANCELLED);
+    complete(r, e);
 }
 
 static void cancel_running(ring *r)
@@ -114,7 +114,7 @@ static void cancel_running(ring *r)
 /* ---- the worker ---- */
 
 /* What the worker may take up now: a program that an inline run left behind, or the next in the queue. */
-static slot *next_work(ring *r)
+static ring_entry *next_work(ring *r)
 {
     if (r->running)
         return r->running->program.handed_over ? r->running : NULL;
@@ -126,22 +126,22 @@ static void *work(void *arg)
     ring *r = arg;
     pthread_mutex_lock(&r->lock);
     for (;;) {
-        slot *s = next_work(r);
-        if (!s && r->closing && !r->running)
+        ring_entry *e = next_work(r);
+        if (!e && r->closing && !r->running)
             break;
-        if (!s) {
+        if (!e) {
             pthread_cond_wait(&r->wake, &r->lock);
             continue;
         }
         bool stuck = r->stuck;
         pthread_mutex_unlock(&r->lock);
         if (stuck)
-            program_refuse(&s->program, RING_REFUSED);
+            program_refuse(&e->program, RING_REFUSED);
         else
-            program_run(&r->device, &s->program);
+            program_run(&r->stream, &e->program);
         pthread_mutex_lock(&r->lock);
-        finish_running(r, s);
-        complete(r, s);
+        finish_running(r, e);
+        complete(r, e);
     }
     pthread_mutex_unlock(&r->lock);
     return NULL;
@@ -162,21 +162,21 @@ static bool start_worker(ring *r)
 /* ---- submission ---- */
 
 /* Run it here. If the device is not done by then the worker takes over: this call does not wait for the device. */
-static int run_inline(ring *r, slot *s, ring_completion *ran)
+static int run_inline(ring *r, ring_entry *e, ring_completion *ran)
 {
-    bool finished = program_run_inline(&r->device, &s->program);
+    bool finished = program_run_inline(&r->stream, &e->program);
     pthread_mutex_lock(&r->lock);
-    s->program.handed_over = !finished;
+    e->program.handed_over = !finished;
     if (!finished && !r->has_worker && !start_worker(r)) {
         pthread_mutex_unlock(&r->lock);
-        program_run(&r->device, &s->program);   /* no thread to be had: waiting here is all that is left */
+        program_run(&r->stream, &e->program);   /* no thread to be had: waiting here is all that is left */
         pthread_mutex_lock(&r->lock);
         finished = true;
     }
     if (finished) {
-        finish_running(r, s);
-        *ran = s->program.done;
-        list_push(&r->free, s);
+        finish_running(r, e);
+        *ran = e->program.done;
+        list_push(&r->free, e);
     } else {
         pthread_cond_signal(&r->wake);
     }
@@ -187,28 +187,28 @@ static int run_inline(ring *r, slot *s, ring_completion *ran)
 int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran)
 {
     program fresh;
-    if (!r || !ran || !program_init(&fresh, &r->device, id, steps, count, timeout_ms))
+    if (!r || !ran || !program_init(&fresh, &r->stream, id, steps, count, timeout_ms))
         return RING_INVALID;
     int status = RING_QUEUED;
     pthread_mutex_lock(&r->lock);
-    slot *s = r->free.first;
-    bool busy = r->running || r->queued.first || r->complete.first;   /* nobody is told of a later end first */
+    ring_entry *e = r->free.first;
+    bool busy = r->running || r->queued.first || r->complete.first;   /* ends are told in order */
     if (r->closing)
         status = RING_CLOSED;
-    else if (!s)
+    else if (!e)
         status = RING_FULL;
     else if (!busy && !r->stuck && fresh.may_run_inline) {
         list_pop(&r->free);
-        s->program = fresh;
-        r->running = s;
+        e->program = fresh;
+        r->running = e;
         pthread_mutex_unlock(&r->lock);
-        return run_inline(r, s, ran);
+        return run_inline(r, e, ran);
     } else if (!r->has_worker && !start_worker(r))
         status = RING_NO_THREAD;
     else {
         list_pop(&r->free);
-        s->program = fresh;
-        list_push(&r->queued, s);
+        e->program = fresh;
+        list_push(&r->queued, e);
         if (!r->running)
             pthread_cond_signal(&r->wake);
     }
@@ -219,32 +219,32 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
 int ring_cancel(ring *r, uint64_t id)
 {
     pthread_mutex_lock(&r->lock);
-    slot *s = r->running;
-    if (s && s->program.done.id == id) {
+    ring_entry *e = r->running;
+    if (e && e->program.done.id == id) {
         cancel_running(r);
     } else {
-        for (s = r->queued.first; s && s->program.done.id != id;)
-            s = s->next;
-        if (s) {
-            list_remove(&r->queued, s);
-            cancel_queued(r, s);
+        for (e = r->queued.first; e && e->program.done.id != id;)
+            e = e->next;
+        if (e) {
+            list_remove(&r->queued, e);
+            cancel_queued(r, e);
         }
     }
     pthread_mutex_unlock(&r->lock);
-    return s != NULL;
+    return e != NULL;
 }
 
 uint32_t ring_watch(ring *r, uint64_t id)
 {
     uint32_t landed = 0;
     pthread_mutex_lock(&r->lock);
-    slot *s = r->running;
-    if (!s || s->program.done.id != id)
-        for (s = r->queued.first; s && s->program.done.id != id;)
-            s = s->next;
-    if (s) {
-        atomic_store(&s->program.watched, true);
-        landed = s->program.told = atomic_load(&s->program.landed);
+    ring_entry *e = r->running;
+    if (!e || e->program.done.id != id)
+        for (e = r->queued.first; e && e->program.done.id != id;)
+            e = e->next;
+    if (e) {
+        atomic_store(&e->program.watched, true);
+        landed = e->program.told = atomic_load(&e->program.landed);
     }
     pthread_mutex_unlock(&r->lock);
     return landed;
@@ -280,9 +280,9 @@ uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
     uint32_t n = 0;
     pthread_mutex_lock(&r->lock);
     while (n < room && r->complete.first) {
-        slot *s = list_pop(&r->complete);
-        out[n++] = s->program.done;
-        list_push(&r->free, s);
+        ring_entry *e = list_pop(&r->complete);
+        out[n++] = e->program.done;
+        list_push(&r->free, e);
     }
     if (!r->complete.first)
         n += tell_news(r, &out[n], room - n);
@@ -310,7 +310,7 @@ static void ring_init(ring *r, uint32_t depth)
     list_clear(&r->queued);
     list_clear(&r->complete);
     for (uint32_t i = 0; i < depth; i++)
-        list_push(&r->free, &r->slots[i]);
+        list_push(&r->free, &r->entries[i]);
 }
 
 static void ring_destroy(ring *r)
@@ -328,13 +328,13 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 ||
         options->grace_ms <= 0 || options->grace_ms > INT32_MAX || options->patience_ms < 0 || options->patience_ms > INT32_MAX)
         return ACL_ERROR_INVALID_PARAM;
-    ring *r = calloc(1, sizeof *r + options->depth * sizeof(slot));
+    ring *r = calloc(1, sizeof *r + options->depth * sizeof(ring_entry));
     if (!r)
         return ACL_ERROR_BAD_ALLOC;
     ring_init(r, options->depth);
     r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int code = r->fd < 0 ? ACL_ERROR_BAD_ALLOC : device_open(&r->device, driver, context, options);
-    r->device.fd = r->fd;
+    int code = r->fd < 0 ? ACL_ERROR_BAD_ALLOC : ring_stream_open(&r->stream, driver, context, options);
+    r->stream.fd = r->fd;
     if (code != ACL_SUCCESS) {
         ring_destroy(r);
         return code;
@@ -349,8 +349,8 @@ int ring_close(ring *r, int64_t timeout_ms)
     struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
     pthread_mutex_lock(&r->lock);
     r->closing = true;
-    for (slot *s; (s = list_pop(&r->queued));)
-        cancel_queued(r, s);
+    for (ring_entry *e; (e = list_pop(&r->queued));)
+        cancel_queued(r, e);
     if (r->running)
         cancel_running(r);
     pthread_cond_signal(&r->wake);
@@ -362,11 +362,11 @@ int ring_close(ring *r, int64_t timeout_ms)
         r->has_worker = false;
     pthread_mutex_unlock(&r->lock);
     if (running)
-        return 1;                         /* somebody still uses the ring */
+        return 1;                         /* a program still uses the ring */
     if (join)
         pthread_join(r->worker, NULL);
     if (!stuck)
-        device_close(&r->device);
+        ring_stream_close(&r->stream);
     return stuck;
 }
 

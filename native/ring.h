@@ -14,7 +14,7 @@
  *
  * A step may move its grid layer by layer, each behind a gate on the device. Who wants to know how far it is asks with
  * ring_watch(): from then on the eventfd becomes readable when more layers have landed, and ring_reap() gives a completion
- * RING_UNDER_WAY with their number. The last such news counts, not each one. Nobody is woken for what nobody watches.
+ * RING_UNDER_WAY with their number. The last such news counts, not each one. An unwatched program wakes no thread.
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
@@ -28,7 +28,7 @@
  *
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
- * for ever: nobody knows when the device will let go of it. The ring is of no more use: what comes behind is refused as
+ * for ever: the ring cannot know when the device will let go of it. The ring is of no more use: what comes behind is refused as
  * RING_REFUSED, because nothing of it was handed to the device.                                      */
 #pragma once
 #include "acl.h"
@@ -36,7 +36,7 @@
 
 typedef struct ring ring;
 
-/* The vendor's calls, looked up at run time by whoever opened the libraries. The hccl pair and the notify pair may be NULL.
+/* The vendor's calls, looked up at run time where the libraries were opened. The hccl pair and the notify pair may be NULL.
  * Only `copy` is our own: host memory needs no device. */
 typedef struct ring_driver {
     aclError (*set_context)(aclrtContext);
@@ -96,11 +96,11 @@ typedef struct ring_step {
 } ring_step;
 
 enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY };
-enum { RING_NOBODY = 0, RING_ACL, RING_HCCL };
+enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL };
 typedef struct ring_completion {
     uint64_t id;
     int32_t  state;
-    int32_t  origin, code;                /* who refused, and the code */
+    int32_t  origin, code;                /* which library refused, and its code */
     uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: layers landed */
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */

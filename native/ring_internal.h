@@ -6,14 +6,14 @@
 #include "ring.h"
 #pragma GCC visibility pop
 
-typedef struct device {
+typedef struct ring_stream {
     ring_driver driver;
     ring_options options;
     aclrtContext context;
     aclrtStream stream;
     aclrtEvent window[2];                 /* the end of the window before last, and of the last one */
     int fd;                               /* the ring's: written when layers of a watched program have landed */
-} device;
+} ring_stream;
 
 /* A place in the ranges of a grid. */
 typedef struct cursor { uint32_t tensor, block; uint64_t offset; } cursor;
@@ -43,10 +43,10 @@ typedef struct program {
 int64_t ring_now_ns(void);
 void ring_signal(int fd);
 int64_t ring_after_ns(int64_t ms);        /* from now; never overflows */
-int  device_open(device *d, const ring_driver *driver, aclrtContext context, const ring_options *options);
-void device_close(device *d);
-bool program_init(program *p, const device *d, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms);
+int  ring_stream_open(ring_stream *on, const ring_driver *driver, aclrtContext context, const ring_options *options);
+void ring_stream_close(ring_stream *on);
+bool program_init(program *p, const ring_stream *on, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms);
 void program_refuse(program *p, int32_t state);   /* complete without having run */
-void program_run(device *d, program *p);          /* to its end; p->done is complete afterwards */
-bool program_run_inline(device *d, program *p);   /* true: to its end; false: issued, program_run() has to finish it.
+void program_run(ring_stream *on, program *p);    /* to its end; p->done is complete afterwards */
+bool program_run_inline(ring_stream *on, program *p);  /* true: to its end; false: issued, program_run() has to finish it.
                                                      Neither leaves the device's context on a thread that had another. */

@@ -41,7 +41,7 @@ int slots_check(const int64_t *starts, const int64_t *lengths, uint64_t count, u
 
 int slots_take(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count, int writes, uint64_t *at)
 {
-    uint16_t most = writes ? SLOTS_NOBODY : SLOTS_READERS - 1;
+    uint16_t most = writes ? SLOTS_FREE : SLOTS_READERS - 1;
     for (uint64_t i = 0; i < count; i++)
         for (uint64_t k = 0; k < length_of(lengths, i); k++)
             if (map[(uint64_t)starts[i] + k] > most) {
@@ -61,7 +61,7 @@ void slots_give(uint16_t *map, const int64_t *starts, const int64_t *lengths, ui
     for (uint64_t i = 0; i < count; i++)
         for (uint64_t k = 0; k < length_of(lengths, i); k++) {
             uint16_t *slot = &map[(uint64_t)starts[i] + k];
-            *slot = *slot == SLOTS_WRITER ? SLOTS_NOBODY : (uint16_t)(*slot - 1);
+            *slot = *slot == SLOTS_WRITER ? SLOTS_FREE : (uint16_t)(*slot - 1);
         }
 }
 

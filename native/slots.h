@@ -12,8 +12,8 @@ enum { SLOTS_OK = 0, SLOTS_OUTSIDE = -1, SLOTS_TWICE = -2, SLOTS_BUSY = -3, SLOT
 /* All runs within [0, slots) and apart from each other? If not, *at is the first that is not. */
 int slots_check(const int64_t *starts, const int64_t *lengths, uint64_t count, uint64_t slots, uint64_t *at);
 
-/* Who uses a slot: nobody, so many readers, or one writer. Runs have to be checked before. */
-enum { SLOTS_NOBODY = 0, SLOTS_READERS = 65534, SLOTS_WRITER = 65535 };
+/* Who uses a slot: no call, so many readers, or one writer. Runs have to be checked before. */
+enum { SLOTS_FREE = 0, SLOTS_READERS = 65534, SLOTS_WRITER = 65535 };
 int  slots_take(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count, int writes, uint64_t *at);  /* all or nothing; SLOTS_BUSY: *at is the run */
 void slots_give(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count);
 

@@ -33,7 +33,7 @@ int softnpu_release(void *addr, uint64_t size);
  * of it: it was stopped. Then this is a file descriptor that becomes readable when destroying it is worth another try,
  * because the peer has let go or has ended. It is the communicator's, and closed with it. -1: nothing is waited for. */
 int softnpu_comm_awaited(void *comm);
-/* Destroys it without waiting: the caller has seen to it that memory which the peer may still write means nothing to anybody.
+/* Destroys it without waiting: the caller has seen to it that memory which the peer may still write is not used again.
  * 0, or -1: it is not one that HcclCommDestroy refused for that reason. */
 int softnpu_comm_abandon(void *comm);
 

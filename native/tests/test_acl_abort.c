@@ -172,7 +172,7 @@ TEST(test_device_abort_says_when_work_goes_on)
     aclrtStream stream = new_stream();
     gate held = GATE;
     CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
-    gate_await(&held);                                      /* nobody can stop a function of the user's */
+    gate_await(&held);                                      /* an abort cannot stop a function of the user's */
     CHECK_ERR(aclrtDeviceTaskAbort(0, 1), ACL_ERROR_RT_WAIT_TIMEOUT);
     gate_open(&held);
     CHECK_OK(aclrtDestroyStream(stream));

@@ -162,7 +162,7 @@ static void bad_handles(void *handle)
     BAD(aclrtLaunchHostFunc(handle, set_flag, out));
 }
 
-/* `address` is not memory of ours, and not of the device's. */
+/* `address` is neither this process's memory nor the device's. */
 static void bad_addresses(void *address)
 {
     void *made, *list[1] = { address };

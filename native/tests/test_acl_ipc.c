@@ -108,7 +108,7 @@ static void export_everything(int socket)
     CHECK_OK(aclrtDestroyStream(own.stream));
     CHECK_OK(aclrtFree(own.memory));
     softnpu_get_counters(&counters);
-    CHECK_EQ(counters.threads + counters.allocations, 0);   /* nothing exported, nobody to answer */
+    CHECK_EQ(counters.threads + counters.allocations, 0);   /* nothing exported, no thread to answer */
     CHECK_OK(aclrtResetDevice(0));
     CHECK_OK(aclFinalize());
 }
@@ -153,7 +153,7 @@ TEST(test_keys_are_for_the_processes_that_were_named)
     memcpy(key, theirs.open_key, 65);
     key[23] = key[23] == '0' ? '1' : '0';                   /* another token: no such offer */
     CHECK_ERR(aclrtIpcMemImportByKey((void **)&memory, key, 0), ACL_ERROR_RT_PARAM_INVALID);
-    key[8] = key[8] == '0' ? '1' : '0';                     /* another process: nobody there */
+    key[8] = key[8] == '0' ? '1' : '0';                     /* a process that is not there */
     CHECK_ERR(aclrtIpcMemImportByKey((void **)&memory, key, 0), ACL_ERROR_RT_IPC_ERROR);
     CHECK_ERR(aclrtIpcMemImportByKey((void **)&memory, "garbage", 0), ACL_ERROR_RT_PARAM_INVALID);
     CHECK(memory == NULL);

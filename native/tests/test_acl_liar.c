@@ -11,7 +11,7 @@ enum { TRUTH, UNSEALED, TOO_SHORT, NO_MEMORY, FAR_OFFSET, EMPTY, NO_DESCRIPTOR, 
 
 static uint64_t key_of(pid_t pid, uint64_t lie)
 {
-    return (uint64_t)pid << 42 | lie;                       /* slot 0; the token says which lie we want to hear */
+    return (uint64_t)pid << 42 | lie;                       /* listener 0; the token says which lie we want to hear */
 }
 
 static int memory(size_t size, bool sealed)

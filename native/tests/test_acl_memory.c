@@ -98,7 +98,7 @@ TEST(test_pointers_tell_what_they_are)
     CHECK_EQ(size, 3 * MIB);
     CHECK_ERR(aclrtMemGetAddressRange(host, &base, &size), ACL_ERROR_RT_PARAM_INVALID);
     CHECK_OK(aclrtFree(device));
-    CHECK_OK(aclrtPointerGetAttributes(device, &what));     /* nobody shall take it for memory of the host */
+    CHECK_OK(aclrtPointerGetAttributes(device, &what));     /* never to be taken for memory of the host */
     CHECK_EQ(what.location.type, ACL_MEM_LOCATION_TYPE_DEVICE);
     CHECK_OK(aclrtFreeHost(host));
 }

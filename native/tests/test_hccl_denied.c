@@ -3,7 +3,7 @@
 #include <sys/prctl.h>
 #include "hccl_pair.h"
 
-static void become_nobody(void)
+static void drop_privileges(void)
 {
     if (geteuid() == 0)                                     /* root may reach into everybody */
         CHECK_EQ(setresuid(65534, 65534, 65534), 0);
@@ -25,7 +25,7 @@ static void denied(uint32_t rank, int other)
     static char ordinary[4096];
     void *pinned;
     CHECK_OK(aclrtMallocHost(&pinned, 4096));
-    become_nobody();
+    drop_privileges();
     in_step(other);
     HcclResult code = prepare_with(rank, COMM_MEM_TYPE_HOST, ordinary, sizeof ordinary);
     const char *why = aclGetRecentErrMsg();

@@ -92,11 +92,11 @@ static void alone(uint32_t rank, int other)
     setenv("HCCL_CONNECT_TIMEOUT", "1", 1);
     CHECK_OK(HcclGetRootInfo(&info));
     CHECK_ERR(HcclCommInitRootInfo(2, &info, rank, &comm), HCCL_E_TIMEOUT);     /* each has a root info of its own */
-    CHECK_OK(HcclCommInitRootInfo(1, &info, 0, &comm));                         /* nobody to wait for */
+    CHECK_OK(HcclCommInitRootInfo(1, &info, 0, &comm));                         /* no rank to wait for */
     CHECK_OK(HcclCommDestroy(comm));
 }
 
-TEST(test_nobody_comes)
+TEST(test_no_rank_comes)
 {
     run_pair(alone);
 }
@@ -272,7 +272,7 @@ int main(void)
     RUN(test_root_info);
     RUN(test_root_info_with_configuration);
     RUN(test_ranks_that_disagree_about_their_number);
-    RUN(test_nobody_comes);
+    RUN(test_no_rank_comes);
     RUN(test_a_wait_that_is_called_off);
     RUN(test_cluster_info_from_a_file);
     RUN(test_four_ranks_in_four_threads);

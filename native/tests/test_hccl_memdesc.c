@@ -138,7 +138,7 @@ TEST(test_more_descriptors_than_room)
     run_pair(no_room);
 }
 
-static void nobody(uint32_t rank, int other)
+static void no_answer(uint32_t rank, int other)
 {
     side s = open_side(rank, other);
     HcclMemDescs none = { NULL, 0 };
@@ -148,7 +148,7 @@ static void nobody(uint32_t rank, int other)
     in_step(other);
     CHECK_OK(exchange(&s, NULL, 0, NULL, 0, &got));
     in_step(other);
-    if (rank == 0)                                          /* linked now, and again nobody answers */
+    if (rank == 0)                                          /* linked now, and again the peer does not answer */
         CHECK_ERR(HcclExchangeMemDesc(s.comm, s.peer, &none, 1, &none, &got), HCCL_E_TIMEOUT);
     in_step(other);
     CHECK_OK(exchange(&s, NULL, 0, NULL, 0, &got));
@@ -157,7 +157,7 @@ static void nobody(uint32_t rank, int other)
 
 TEST(test_a_late_answer_is_not_taken_for_a_new_one)
 {
-    run_pair(nobody);
+    run_pair(no_answer);
 }
 
 static void other_call(uint32_t rank, int other)

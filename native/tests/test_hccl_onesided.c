@@ -3,7 +3,7 @@
 
 enum { DEVICE, PINNED, ADOPTED_DEVICE, ADOPTED_HOST, REGIONS };
 static const uint64_t sizes[REGIONS] = { 3145728 + 17, 1 << 20, 2500001, 65536 };
-static const uint64_t guard = 64;                           /* bytes around each region that nobody may touch */
+static const uint64_t guard = 64;                           /* bytes around each region that no rank may touch */
 
 typedef struct side {
     uint32_t rank;
@@ -100,7 +100,7 @@ static void bytes_arrive(uint32_t rank, int other)
     side s;
     open_side(&s, rank, other);
     read_everything(&s);
-    in_step(other);                                         /* nobody writes before the other has read */
+    in_step(other);                                         /* neither writes before the other has read */
     write_everything(&s);
     in_step(other);
     for (int i = 0; i < REGIONS; i++)

@@ -1,4 +1,4 @@
-/* HcclCommPrepare: who meets whom, what happens when nobody comes, and what a link costs. */
+/* HcclCommPrepare: who meets whom, what happens when no peer comes, and what a link costs. */
 #include <sys/eventfd.h>
 #include "hccl_pair.h"
 
@@ -38,7 +38,7 @@ static void too_late(uint32_t rank, int other)
     CHECK_OK(HcclCommDestroy(comm));
 }
 
-TEST(test_a_communicator_that_nobody_joined_can_be_prepared_again)
+TEST(test_a_communicator_that_no_peer_joined_can_be_prepared_again)
 {
     run_pair(too_late);
 }
@@ -287,7 +287,7 @@ TEST(test_300_small_regions)
 int main(void)
 {
     RUN(test_two_ranks_meet);
-    RUN(test_a_communicator_that_nobody_joined_can_be_prepared_again);
+    RUN(test_a_communicator_that_no_peer_joined_can_be_prepared_again);
     RUN(test_zero_means_the_limit_of_the_environment);
     RUN(test_destroying_ends_a_blocked_prepare);
     RUN(test_a_prepare_that_its_caller_calls_off_ends_and_can_be_made_again);

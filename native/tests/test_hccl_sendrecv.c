@@ -194,7 +194,7 @@ static void barriers(uint32_t rank, int other)
     close_side(&s);
 }
 
-TEST(test_nobody_leaves_a_barrier_before_all_have_come)
+TEST(test_no_rank_leaves_a_barrier_before_all_have_come)
 {
     run_pair(barriers);
 }
@@ -235,7 +235,7 @@ static void aborted_send(uint32_t rank, int other)
     }
     in_step(other);
     if (rank == 1) {
-        CHECK_OK(recv_bytes(&s, s.b, 16));                  /* the offer is here, but nobody stands behind it */
+        CHECK_OK(recv_bytes(&s, s.b, 16));                  /* the offer is here, but no process stands behind it */
         CHECK_ERR(aclrtSynchronizeStream(s.stream), ACL_ERROR_RT_SUSPECT_REMOTE_ERROR);
     }
     close_side(&s);
@@ -297,7 +297,7 @@ int main(void)
     RUN(test_items_of_one_batch_do_not_block_each_other);
     RUN(test_two_streams_take_turns_on_a_channel);
     RUN(test_sizes_that_differ_are_an_error_and_the_channel_goes_on);
-    RUN(test_nobody_leaves_a_barrier_before_all_have_come);
+    RUN(test_no_rank_leaves_a_barrier_before_all_have_come);
     RUN(test_a_receive_without_sender_can_be_aborted);
     RUN(test_an_aborted_send_is_an_error_for_the_receiver);
     RUN(test_a_receive_aborted_halfway_breaks_the_channel);

@@ -101,7 +101,7 @@ static void stopped(uint32_t rank, int other, bool private_memory)
             pause_us(137 * round);
             kill(s.peer, SIGSTOP);
             caught += destroy_when_let_go(&s, SIGCONT);
-            memset(s.mine, 0x77, BYTES);                    /* it is somebody else's now */
+            memset(s.mine, 0x77, BYTES);                    /* it has another use now */
             kill(s.peer, SIGCONT);
             hear(other, &token, 1);
             CHECK(all_are(s.mine, BYTES, 0x77));
@@ -152,7 +152,7 @@ TEST(test_a_stopped_peer_lets_go_when_it_is_killed)
     run_mortals(killed);
 }
 
-/* A get that goes on after the owner left does not succeed: what it read may be somebody else's. */
+/* A get that goes on after the owner left does not succeed: what it read may have another use by now. */
 static void stopped_reader(uint32_t rank, int other)
 {
     char token = 0;
@@ -175,7 +175,7 @@ static void stopped_reader(uint32_t rank, int other)
         hear(other, &token, 1);
         pause_us(1500);
         kill(s.peer, SIGSTOP);
-        CHECK_OK(HcclCommDestroy(s.comm));                  /* whoever reads keeps nobody */
+        CHECK_OK(HcclCommDestroy(s.comm));                  /* a reader does not keep the owner */
         memset(s.mine, 0x77, BYTES);
         kill(s.peer, SIGCONT);
         hear(other, &token, 1);

@@ -69,7 +69,7 @@ TEST(test_cancelled_program_is_aborted_when_the_device_does_not_let_go)
     CHECK_EQ(ring_cancel(r, 1), 1);
     ring_completion done = next_completion(r);
     CHECK_DONE(done, 1, RING_CANCELLED, 100, 3);
-    CHECK_EQ(done.origin, RING_NOBODY);
+    CHECK_EQ(done.origin, RING_NO_LIBRARY);
     CHECK(done.finished_ns - done.started_ns >= GRACE_MS * 1000000ll);
     CHECK_EQ(fake_calls(ABORT), 1);
     CHECK_EQ(fake_waiting(), 0);                            /* nothing can land any more */

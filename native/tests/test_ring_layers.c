@@ -177,7 +177,7 @@ TEST(test_a_cancelled_program_tells_no_more_layers_than_have_landed)
     close_ring(r);
 }
 
-TEST(test_nobody_is_woken_for_what_nobody_watches)
+TEST(test_an_unwatched_program_wakes_no_thread)
 {
     fake_reset();
     fake_hold();
@@ -252,7 +252,7 @@ int main(void)
     RUN(test_the_time_limit_counts_from_the_last_layer);
     RUN(test_a_program_that_stands_still_between_layers_is_stopped);
     RUN(test_a_cancelled_program_tells_no_more_layers_than_have_landed);
-    RUN(test_nobody_is_woken_for_what_nobody_watches);
+    RUN(test_an_unwatched_program_wakes_no_thread);
     RUN(test_layers_are_stamped_when_they_land_and_travel_in_groups);
     RUN(test_layers_that_make_no_sense_are_refused);
     return check_done();

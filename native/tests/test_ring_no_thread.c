@@ -55,7 +55,7 @@ TEST(test_hand_over_without_a_thread_waits_in_the_call_and_can_be_cancelled)
         atomic_store(&no_threads, true);
         fake_go();
         fake_reached(SYNC_STREAM, 1);
-        CHECK_EQ(ring_cancel(w.r, 2), 0);                   /* nobody holds the lock meanwhile */
+        CHECK_EQ(ring_cancel(w.r, 2), 0);                   /* no thread holds the lock meanwhile */
         if (cancelled)
             CHECK_EQ(ring_cancel(w.r, 1), 1);
         else

@@ -42,7 +42,7 @@ TEST(test_small_program_on_an_idle_ring_runs_in_the_submitting_call)
     close_ring(r);
 }
 
-TEST(test_small_program_does_not_end_before_one_whose_end_nobody_has_heard_of)
+TEST(test_small_program_does_not_end_before_one_whose_end_was_not_reaped)
 {
     fake_reset();
     ring *r = open_ring(4, 1000, 100, 1000);
@@ -321,7 +321,7 @@ int main(void)
 {
     RUN(test_programs_run_one_after_the_other_in_order_of_submission);
     RUN(test_small_program_on_an_idle_ring_runs_in_the_submitting_call);
-    RUN(test_small_program_does_not_end_before_one_whose_end_nobody_has_heard_of);
+    RUN(test_small_program_does_not_end_before_one_whose_end_was_not_reaped);
     RUN(test_program_that_would_hold_up_the_caller_goes_to_the_worker);
     RUN(test_worker_takes_over_when_the_device_is_not_done);
     RUN(test_ring_is_full_until_completions_are_reaped);

@@ -52,7 +52,7 @@ TEST(test_readers_share_and_a_writer_is_alone)
     CHECK_EQ(slots_take(map, starts, lengths, 2, 0, &at), SLOTS_OK);
     CHECK_EQ(slots_take(map, other, NULL, 2, 1, &at), SLOTS_BUSY);
     CHECK_EQ(at, 1);
-    CHECK_EQ(map[0], SLOTS_NOBODY);                         /* all or nothing */
+    CHECK_EQ(map[0], SLOTS_FREE);                           /* all or nothing */
     slots_give(map, starts, lengths, 2);
     slots_give(map, starts, lengths, 2);
     CHECK_EQ(slots_take(map, other, NULL, 2, 1, &at), SLOTS_OK);
@@ -61,7 +61,7 @@ TEST(test_readers_share_and_a_writer_is_alone)
     CHECK_EQ(slots_take(map, other, NULL, 2, 1, &at), SLOTS_BUSY);
     slots_give(map, other, NULL, 2);
     for (int i = 0; i < 16; i++)
-        CHECK_EQ(map[i], SLOTS_NOBODY);
+        CHECK_EQ(map[i], SLOTS_FREE);
     map[5] = SLOTS_READERS;
     int64_t full[] = { 5 };
     CHECK_EQ(slots_take(map, full, NULL, 1, 0, &at), SLOTS_BUSY);

@@ -9,17 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 THIS = Path(__file__).resolve()
 
-FOLDERS = ("benchmarks", "docs")
-"""Where the words below are not used: what is not here still has them."""
+FOLDERS = ("benchmarks", "docs", "native")
+"""Where the words below are not used, as on the pages at the top. ``aiodatadist`` follows: its prose has them yet."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = {".c", ".h", ".md", ".py", ".sh", ".toml", ".txt"}
 
 UNCLEAR = re.compile(r"(?<![A-Za-z])(?:no_?body|some_?body|whoever|of ours)(?![A-Za-z])", re.IGNORECASE)
 """A sentence with one of these does not say who acts: caller, peer, device, pool, link."""
-
-QUOTED = ("nobody can be reached", "nobody listens", "put nobody there", "nobody lends memory")
-"""Messages of the package's as tests expect them; they go when its own prose is in :data:`FOLDERS`."""
 
 PATH = re.compile(
     r"`((?:[\w.-]+/)+[\w.-]*\.(?:c|h|md|py|sh|toml|txt)|(?:aiodatadist|benchmarks|native|tests)/(?:[\w.-]+/)*)`"
@@ -32,18 +29,12 @@ def texts() -> Iterator[Path]:
     yield from (page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md")
 
 
-def unclear(line: str) -> bool:
-    for message in QUOTED:
-        line = line.replace(message, "")
-    return UNCLEAR.search(line) is not None
-
-
 def test_prose_says_who_acts() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in texts()
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if unclear(line)
+        if UNCLEAR.search(line)
     ]
     assert found == []
 
@@ -56,9 +47,9 @@ def test_unclear_words_are_found_in_names_and_at_the_beginning_of_a_sentence() -
         "enum { RING_NOBODY }",
         "Whoever waits",
     ):
-        assert unclear(line), line
-    for line in ("bodies", "a copy of yours", "hours", "put nobody there"):
-        assert not unclear(line), line
+        assert UNCLEAR.search(line), line
+    for line in ("bodies", "a copy of yours", "hours"):
+        assert not UNCLEAR.search(line), line
 
 
 def test_paths_on_pages_are_there() -> None:

@@ -4,10 +4,10 @@
  *   sorted, arena, map, backing, import     which addresses exist, and what is behind them
  *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
  *   device, context, primary                who owns streams, and which of them a thread talks to
- *   queue, settle, task, stream             FIFO execution; the stream calls
- *   mark, event, event_host, reporter, callback, host_func    waiting for one another
- *   bytes, place, copy, batch, fill         tasks that touch memory
- *   share, fetch, ipc, ipc_event, shared_event, notify, physical, vmm, vmm_share    memory and events of other processes
+ *   queue, stream_wait, task, stream        FIFO execution; the stream calls
+ *   fence, event, event_host, reporter, callback, host_func   waiting for one another
+ *   bytes, pointer_kind, copy, batch, fill  tasks that touch memory
+ *   share, shared_fetch, ipc, ipc_event, shared_event, notify, physical, vmm, vmm_share    memory and events of other processes
  *   init                                    aclInit to aclFinalize, versions
  *
  * Each line uses the ones above it. Locks, in the order they are taken besides what soft.h says: a device's set_lock
@@ -193,10 +193,10 @@ aclError soft_stream_new(soft_context *context, soft_stream **out);       /* one
 aclError soft_stream_find(aclrtStream handle, soft_stream **out);         /* a reference, or 107002, 107003, 107017 */
 aclError soft_stream_close(soft_stream *stream, bool force);              /* unlinks it; does not take over the caller's reference */
 
-/* ---- mark.c: something that becomes done once. Who waits for it is a host thread or a task that an abort can wake. ---- */
-typedef enum { SOFT_PENDING, SOFT_DONE, SOFT_LOST } soft_mark_state;      /* lost: its task was dropped, it will never be done */
+/* ---- fence.c: something that becomes done once. A host thread waits for it, or a task that an abort can wake. ---- */
+typedef enum { SOFT_PENDING, SOFT_DONE, SOFT_LOST } soft_fence_state;     /* lost: its task was dropped, it will never be done */
 typedef struct soft_shared_event soft_shared_event;
-typedef struct soft_mark {
+typedef struct soft_fence {
     soft_object object;
     pthread_mutex_t lock;
     atomic_int state;
@@ -204,11 +204,11 @@ typedef struct soft_mark {
     int fd;                                                 /* readable from then on; made by the first who has to wait */
     soft_shared_event *shared;                              /* of an IPC event: the truth is there, a reference */
     uint64_t number;                                        /* which record of it */
-} soft_mark;
-soft_mark *soft_mark_new(void);                             /* pending; NULL: no host memory */
-void       soft_mark_set(soft_mark *mark, soft_mark_state state);         /* the first call decides */
-soft_mark_state soft_mark_get(soft_mark *mark);
-int        soft_mark_wait(soft_mark *mark, soft_task *task, int64_t timeout_ms); /* 1 no longer pending, 0 timeout, -1 aborted */
+} soft_fence;
+soft_fence *soft_fence_new(void);                           /* pending; NULL: no host memory */
+void       soft_fence_set(soft_fence *fence, soft_fence_state state);     /* the first call decides */
+soft_fence_state soft_fence_get(soft_fence *fence);
+int        soft_fence_wait(soft_fence *fence, soft_task *task, int64_t timeout_ms); /* 1 no longer pending, 0 timeout, -1 aborted */
 
 /* ---- shared_event.c: an event that several processes see: counters in a page that they all map ---- */
 struct soft_shared_event { soft_object object; struct soft_event_page *page; int fd; };
@@ -226,27 +226,27 @@ typedef struct soft_event {
     bool extended;                                          /* made by aclrtCreateEventExWithFlag */
     uint32_t flags;
     pthread_mutex_t lock;
-    soft_mark *latest;                                      /* of the last record; NULL: never recorded */
+    soft_fence *latest;                                     /* of the last record; NULL: never recorded */
     soft_shared_event *shared;                              /* of an IPC event */
     bool imported;
     uint64_t key;                                           /* under which it was offered, or 0 */
 } soft_event;
 aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_shared_event *shared, aclrtEvent *handle);
 soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
-aclError soft_event_latest(soft_event *event, soft_mark **mark);          /* a reference to the mark of the latest record; NULL: none */
+aclError soft_event_latest(soft_event *event, soft_fence **fence);        /* a reference to the fence of the latest record; NULL: none */
 
 /* ---- reporter.c: threads that run callbacks ---- */
 typedef struct soft_report {
     struct soft_report *next;
     aclrtCallback fn;
     void *data;
-    soft_mark *done;                                        /* of a blocking callback: its task waits for this */
+    soft_fence *done;                                       /* of a blocking callback: its task waits for this */
 } soft_report;
 bool     soft_reporter_serves(soft_stream *stream);         /* is a thread subscribed to it? */
 void     soft_reporter_forget(soft_stream *stream);         /* the stream ends: so does its subscription */
 void     soft_reporters_shutdown(void);
 aclError soft_report_push(soft_stream *stream, soft_report *report);      /* takes it over, also when it returns an error */
-soft_report *soft_report_take_back(const soft_mark *done);  /* the one that `done` belongs to, unless it is being run */
+soft_report *soft_report_take_back(const soft_fence *done);  /* the one that `done` belongs to, unless it is being run */
 void     soft_report_free(soft_report *report);
 
 /* ---- share.c: file descriptors for other processes of this user ---- */
@@ -255,9 +255,9 @@ typedef struct soft_offer { uint32_t kind; int32_t placement; uint64_t offset, s
 enum { SOFT_KEY_TEXT = 65, SOFT_MOST_PIDS = 1024 };
 aclError soft_share_offer(const soft_offer *what, int fd, bool any_pid, uint64_t *key);  /* duplicates the fd */
 aclError soft_share_allow(uint64_t key, const int32_t *pids, size_t count);
-bool     soft_share_withdraw(uint64_t key);                 /* false: no such offer of ours */
+bool     soft_share_withdraw(uint64_t key);                 /* false: this process has no such offer */
 void     soft_share_shutdown(void);
-aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, int *fd); /* from whoever offered it */
+aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, int *fd); /* from the process that offered it */
 int32_t  soft_key_pid(uint64_t key);
 void     soft_key_print(uint64_t key, char *text);          /* at most 25 bytes with the terminating zero */
 aclError soft_key_parse(const char *text, uint64_t *key);

@@ -2,7 +2,7 @@
  *
  * Rules of the house
  *   - No exported function may crash on bad arguments: handles are looked up, never followed; the documented code comes back.
- *   - Whoever first sees an error reports it with soft_error(); callers pass the code on unchanged.
+ *   - The function that first sees an error reports it with soft_error(); callers pass the code on unchanged.
  *   - Lock order: handle table < device < stream < event/notify; the memory map's lock is taken last and held briefly.
  *   - No lock is held while a task runs or a callback is called.                                                     */
 #pragma once

@@ -15,22 +15,22 @@ static soft_report *new_report(const launch_task *launch)
     soft_report *one = calloc(1, sizeof *one);
     if (!one)
         return NULL;
-    *one = (soft_report){ .fn = launch->fn, .data = launch->data, .done = launch->block ? soft_mark_new() : NULL };
+    *one = (soft_report){ .fn = launch->fn, .data = launch->data, .done = launch->block ? soft_fence_new() : NULL };
     if (!launch->block || one->done)
         return one;
     free(one);
     return NULL;
 }
 
-static void await_callback(soft_task *task, soft_mark *done)
+static void await_callback(soft_task *task, soft_fence *done)
 {
-    if (soft_mark_wait(done, task, -1) > 0)
+    if (soft_fence_wait(done, task, -1) > 0)
         return;
     soft_report *unused = soft_report_take_back(done);      /* aborted */
     if (unused)
         soft_report_free(unused);
     else
-        soft_mark_wait(done, NULL, -1);                     /* running: it may write, so the stream is not at rest before */
+        soft_fence_wait(done, NULL, -1);                    /* running: it may write, so the stream is not at rest before */
 }
 
 static aclError run_launch(soft_task *task)
@@ -41,7 +41,7 @@ static aclError run_launch(soft_task *task)
     soft_report *one = new_report(launch);
     if (!one)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a callback");
-    soft_mark *done = one->done;
+    soft_fence *done = one->done;
     if (done)
         soft_ref(&done->object);
     aclError code = soft_report_push(task->stream, one);

@@ -2,7 +2,7 @@
  *
  * The synchronous copy looks at the pointers and ignores the kind. The asynchronous one believes the kind, so a kind
  * that the pointers contradict is refused: on a device it would be followed. With pageable host memory an asynchronous
- * copy is complete when the call returns, because nobody could keep that memory in place.                             */
+ * copy is complete when the call returns, because no page of it is pinned.                             */
 #include "runtime.h"
 #include <stdlib.h>
 

@@ -1,14 +1,14 @@
-/* event.c: events. A record makes a new mark and sends a task down the stream to set it; a wait or a query refers to the
- * mark of the latest record. So recording again, or destroying an event that is not complete, disturbs nobody.
+/* event.c: events. A record makes a new fence and sends a task down the stream to set it; a wait or a query refers to the
+ * fence of the latest record. So recording again, or destroying an event that is not complete, disturbs no waiter.
  *
- * When an abort drops a record its mark is lost: queries keep answering "not ready", host waits end with 107023, and
+ * When an abort drops a record its fence is lost: queries keep answering "not ready", host waits end with 107023, and
  * streams that wait for it keep waiting until they are aborted, too, as on a device.                                  */
 #include "runtime.h"
 #include <stdlib.h>
 
 #define ALL_FLAGS ((uint32_t)(ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE))
 
-typedef struct event_task { soft_task task; soft_mark *mark; } event_task;
+typedef struct event_task { soft_task task; soft_fence *fence; } event_task;
 
 static void destroy(soft_object *object)
 {
@@ -106,44 +106,44 @@ aclError aclrtDestroyEvent(aclrtEvent event)
 
 static aclError run_record(soft_task *task)
 {
-    soft_mark_set(((event_task *)task)->mark, SOFT_DONE);
+    soft_fence_set(((event_task *)task)->fence, SOFT_DONE);
     return ACL_SUCCESS;
 }
 
 static void drop_record(soft_task *task)
 {
-    soft_mark *mark = ((event_task *)task)->mark;
-    soft_mark_set(mark, SOFT_LOST);                         /* unless it is done */
-    soft_unref(&mark->object);
+    soft_fence *fence = ((event_task *)task)->fence;
+    soft_fence_set(fence, SOFT_LOST);                       /* unless it is done */
+    soft_unref(&fence->object);
     free(task);
 }
 
-static void set_latest(soft_event *event, soft_mark *mark)  /* takes the reference over */
+static void set_latest(soft_event *event, soft_fence *fence)  /* takes the reference over */
 {
     pthread_mutex_lock(&event->lock);
-    soft_mark *before = event->latest;
-    event->latest = mark;
+    soft_fence *before = event->latest;
+    event->latest = fence;
     pthread_mutex_unlock(&event->lock);
     if (before)
         soft_unref(&before->object);
 }
 
-static soft_mark *shared_mark(soft_event *event, uint64_t number)
+static soft_fence *shared_fence(soft_event *event, uint64_t number)
 {
-    soft_mark *mark = soft_mark_new();
-    if (!mark)
+    soft_fence *fence = soft_fence_new();
+    if (!fence)
         return NULL;
-    mark->shared = event->shared;
+    fence->shared = event->shared;
     soft_ref(&event->shared->object);
-    mark->number = number;
-    return mark;
+    fence->number = number;
+    return fence;
 }
 
-aclError soft_event_latest(soft_event *event, soft_mark **out)
+aclError soft_event_latest(soft_event *event, soft_fence **out)
 {
     uint64_t number = event->shared ? soft_shared_event_latest(event->shared) : 0;
     if (event->shared) {
-        *out = number ? shared_mark(event, number) : NULL;
+        *out = number ? shared_fence(event, number) : NULL;
         return number && !*out ? soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event") : ACL_SUCCESS;
     }
     pthread_mutex_lock(&event->lock);
@@ -160,7 +160,7 @@ static aclError submit(soft_stream *stream, event_task value)
     if (!made)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a task");
     *made = value;
-    soft_ref(&value.mark->object);
+    soft_ref(&value.fence->object);
     return soft_submit(stream, &made->task);
 }
 
@@ -185,17 +185,17 @@ static aclError with_both(aclrtEvent event, aclrtStream stream, soft_task task,
 
 static aclError record(soft_event *event, soft_stream *stream, soft_task task)
 {
-    soft_mark *mark = event->shared ? shared_mark(event, soft_shared_event_number(event->shared)) : soft_mark_new();
-    if (!mark)
+    soft_fence *fence = event->shared ? shared_fence(event, soft_shared_event_number(event->shared)) : soft_fence_new();
+    if (!fence)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event");
-    aclError code = submit(stream, (event_task){ task, mark });
+    aclError code = submit(stream, (event_task){ task, fence });
     if (code == ACL_SUCCESS && !event->shared) {            /* only now: a record that was refused changes nothing */
-        set_latest(event, mark);
+        set_latest(event, fence);
         return ACL_SUCCESS;
     }
     if (code == ACL_SUCCESS)
-        soft_shared_event_record(event->shared, mark->number);
-    soft_unref(&mark->object);
+        soft_shared_event_record(event->shared, fence->number);
+    soft_unref(&fence->object);
     return code;
 }
 
@@ -242,30 +242,30 @@ aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream)
 
 static aclError run_wait(soft_task *task)
 {
-    soft_mark *mark = ((event_task *)task)->mark;
-    if (soft_mark_wait(mark, task, -1) > 0 && soft_mark_get(mark) == SOFT_LOST)
+    soft_fence *fence = ((event_task *)task)->fence;
+    if (soft_fence_wait(fence, task, -1) > 0 && soft_fence_get(fence) == SOFT_LOST)
         soft_task_poll(task, -1, 0, -1);                    /* what it waits for will not come */
     return ACL_SUCCESS;
 }
 
 static void drop_wait(soft_task *task)
 {
-    soft_unref(&((event_task *)task)->mark->object);
+    soft_unref(&((event_task *)task)->fence->object);
     free(task);
 }
 
 static aclError stream_wait(soft_event *event, soft_stream *stream, soft_task task)
 {
-    soft_mark *mark;
+    soft_fence *fence;
     if (!(event->flags & (ACL_EVENT_SYNC | ACL_EVENT_IPC)))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "event flag %#x: a stream can only wait for an event with ACL_EVENT_SYNC (0x1)",
                           event->flags);
-    SOFT_TRY(soft_event_latest(event, &mark));
-    if (!mark)
+    SOFT_TRY(soft_event_latest(event, &fence));
+    if (!fence)
         return ACL_SUCCESS;                                 /* never recorded: nothing to wait for */
-    task.bytes = soft_mark_get(mark) == SOFT_DONE ? 0 : SOFT_MAY_BLOCK;
-    aclError code = submit(stream, (event_task){ task, mark });
-    soft_unref(&mark->object);
+    task.bytes = soft_fence_get(fence) == SOFT_DONE ? 0 : SOFT_MAY_BLOCK;
+    aclError code = submit(stream, (event_task){ task, fence });
+    soft_unref(&fence->object);
     return code;
 }
 

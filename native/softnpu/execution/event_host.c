@@ -1,24 +1,24 @@
 /* event_host.c: what a host thread asks of an event: is it complete, wait for it, how long between two. */
 #include "runtime.h"
 
-/* Context checked, the event looked up, the mark of its latest record (NULL: none). */
-static aclError look(aclrtEvent handle, soft_event **event, soft_mark **mark)
+/* Context checked, the event looked up, the fence of its latest record (NULL: none). */
+static aclError look(aclrtEvent handle, soft_event **event, soft_fence **fence)
 {
     aclError code;
     SOFT_TRY(soft_context_need());
     *event = soft_event_get(handle, &code);
     if (!*event)
         return code;
-    code = soft_event_latest(*event, mark);
+    code = soft_event_latest(*event, fence);
     if (code)
         soft_unref(&(*event)->object);
     return code;
 }
 
-static void done_looking(soft_event *event, soft_mark *mark)
+static void done_looking(soft_event *event, soft_fence *fence)
 {
-    if (mark)
-        soft_unref(&mark->object);
+    if (fence)
+        soft_unref(&fence->object);
     soft_unref(&event->object);
 }
 
@@ -28,19 +28,19 @@ aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *statu
     if (!status)
         return soft_null("status");
     soft_event *found;
-    soft_mark *mark;
-    SOFT_TRY(look(event, &found, &mark));
-    bool complete = !mark || soft_mark_get(mark) == SOFT_DONE;
+    soft_fence *fence;
+    SOFT_TRY(look(event, &found, &fence));
+    bool complete = !fence || soft_fence_get(fence) == SOFT_DONE;
     *status = complete ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
-    done_looking(found, mark);
+    done_looking(found, fence);
     return ACL_SUCCESS;
 }
 
-static aclError wait(soft_mark *mark, int32_t timeout)
+static aclError wait(soft_fence *fence, int32_t timeout)
 {
-    if (soft_mark_wait(mark, NULL, timeout) == 0)
+    if (soft_fence_wait(fence, NULL, timeout) == 0)
         return soft_error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not complete within %d ms; the work before it goes on", timeout);
-    if (soft_mark_get(mark) == SOFT_LOST)
+    if (soft_fence_get(fence) == SOFT_LOST)
         return soft_error(ACL_ERROR_RT_STREAM_ABORT, "the event will not complete: its record was dropped with the rest of its stream");
     return ACL_SUCCESS;
 }
@@ -50,10 +50,10 @@ static aclError synchronize(aclrtEvent event, int32_t timeout)
     if (timeout < -1)
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "timeout %d: want milliseconds, or -1 for no limit", timeout);
     soft_event *found;
-    soft_mark *mark;
-    SOFT_TRY(look(event, &found, &mark));
-    aclError code = mark ? wait(mark, timeout) : ACL_SUCCESS;
-    done_looking(found, mark);
+    soft_fence *fence;
+    SOFT_TRY(look(event, &found, &fence));
+    aclError code = fence ? wait(fence, timeout) : ACL_SUCCESS;
+    done_looking(found, fence);
     return code;
 }
 
@@ -72,17 +72,17 @@ aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout)
 static aclError time_of(aclrtEvent handle, const char *name, int64_t *at_ns)
 {
     soft_event *event;
-    soft_mark *mark;
-    SOFT_TRY(look(handle, &event, &mark));
+    soft_fence *fence;
+    SOFT_TRY(look(handle, &event, &fence));
     aclError code = ACL_SUCCESS;
-    if (!(event->flags & ACL_EVENT_TIME_LINE) || !mark)
+    if (!(event->flags & ACL_EVENT_TIME_LINE) || !fence)
         code = soft_error(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID, "%s has no time: it was %s", name,
-                          mark ? "made without ACL_EVENT_TIME_LINE (0x8)" : "never recorded");
-    else if (soft_mark_get(mark) != SOFT_DONE)
+                          fence ? "made without ACL_EVENT_TIME_LINE (0x8)" : "never recorded");
+    else if (soft_fence_get(fence) != SOFT_DONE)
         code = soft_error(ACL_ERROR_RT_EVENT_NOT_COMPLETE, "%s is not complete", name);
     else
-        *at_ns = mark->at_ns;
-    done_looking(event, mark);
+        *at_ns = fence->at_ns;
+    done_looking(event, fence);
     return code;
 }
 

@@ -4,7 +4,7 @@
  *      └────> queue ──> runs on the stream's worker thread ───────────────────┴──> finished
  *                └──> dropped: by an abort, or after a failure in a stream that stops on failure
  *
- * `running` is set by whoever runs a task and makes everyone else queue up behind it, so order holds between threads.
+ * `running` is set by the thread that runs a task and makes all others queue up behind it, so order holds between threads.
  *
  * An abort drops what is queued and asks the running task to stop; it does not wait. Until that task has stopped,
  * `running` stays set: work submitted after the abort runs after it, and a synchronize that begins after the abort

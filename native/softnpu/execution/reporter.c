@@ -55,7 +55,7 @@ static void unsubscribe(soft_stream *stream)
     soft_reporter *reporter = stream->reporter;
     stream->reporter = NULL;
     reporter->streams--;
-    pthread_cond_broadcast(&reporter->wake);                /* whoever waits may have nothing left to wait for */
+    pthread_cond_broadcast(&reporter->wake);                /* a waiter may have nothing left to wait for */
     free_if_unused(reporter);
 }
 
@@ -98,7 +98,7 @@ aclError soft_report_push(soft_stream *stream, soft_report *one)
     return soft_error(ACL_ERROR_RT_STREAM_NO_CB_REG, "the stream's thread unsubscribed before the callback's turn came");
 }
 
-soft_report *soft_report_take_back(const soft_mark *done)
+soft_report *soft_report_take_back(const soft_fence *done)
 {
     soft_report *found = NULL;
     pthread_mutex_lock(&lock);
@@ -201,7 +201,7 @@ static void run_reports(soft_reporter *reporter, soft_report *last)       /* loc
         pthread_mutex_unlock(&lock);
         one->fn(one->data);
         if (one->done)
-            soft_mark_set(one->done, SOFT_DONE);
+            soft_fence_set(one->done, SOFT_DONE);
         soft_report_free(one);
         pthread_mutex_lock(&lock);
         more = more && reporter->head;                      /* an abort may have taken `last` back meanwhile */

@@ -103,7 +103,7 @@ void soft_queue_abort(soft_stream *stream, aclError code)
     soft_task *list = soft_queue_detach(stream);
     if (stream->running && !atomic_load_explicit(&stream->abort_running, memory_order_relaxed))
         signal_abort(stream);
-    if (list || stream->running || stream->dropping || stream->failure) {  /* whoever waits for any of this hears of the abort */
+    if (list || stream->running || stream->dropping || stream->failure) {  /* a thread that waits for any of this hears of the abort */
         stream->aborts++;
         stream->abort_code = code;
     }

@@ -8,7 +8,7 @@ enum { BLIND_MS = 10 };
 
 bool soft_task_aborted(const soft_task *task)
 {
-    /* relaxed: the flag carries no data; whoever acts on the end of the task synchronizes by the stream's lock */
+    /* relaxed: the flag carries no data; a thread that acts on the end of the task synchronizes by the stream's lock */
     return atomic_load_explicit(&task->stream->abort_running, memory_order_relaxed);
 }
 

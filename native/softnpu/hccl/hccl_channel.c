@@ -5,7 +5,7 @@
  *     receiver          OFFER    ACCEPT                           DATA     DONE
  *
  * So a send ends after the receive that took it, and neither can run ahead. If sizes differ the receiver says so in ACCEPT,
- * no data follows, and the channel stays usable. A machine that is stopped halfway breaks its channel: nobody could tell
+ * no data follows, and the channel stays usable. A machine that is stopped halfway breaks its channel: the peer could not tell
  * where the next offer starts.                                                                                           */
 #include <errno.h>
 #include <poll.h>

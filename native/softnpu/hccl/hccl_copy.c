@@ -1,6 +1,6 @@
 /* The task of HcclBatchPut and HcclBatchGet: copies between our memory and a peer's, done entirely on this side, in pieces of
  * about a MiB. Before each it looks up: a stream abort ends it there, and so does a peer that hung up. That peer's memory
- * may be somebody else's by now, so going on would be wrong even where it still works. A put is inside of the link's gate
+ * may be in another's use by now, so going on would be wrong even where it still works. A put is inside of the link's gate
  * while it copies a piece, so that the peer knows whether we may still write (hccl_gate.c). A get needs none: what it read
  * too late it does not report, because it looks up behind the last piece, too.                                           */
 #include <errno.h>
@@ -168,7 +168,7 @@ static aclError run(soft_task *task)
     return code ? code : look_up(transfer);
 }
 
-/* Comes before the stream reports the task as ended: whoever has synchronized may destroy the communicator at once. */
+/* Comes before the stream reports the task as ended: a thread that has synchronized may destroy the communicator at once. */
 void hccl_transfer_drop(soft_task *task)
 {
     hccl_transfer *transfer = (hccl_transfer *)task;

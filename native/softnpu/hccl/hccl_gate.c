@@ -1,4 +1,4 @@
-/* The gate of a link: a page that both ends share. Whoever puts into the other's memory is inside while it copies a piece,
+/* The gate of a link: a page that both ends share. An end that puts into the other's memory is inside while it copies a piece,
  * and goes in only while the gate is open. So the end that shuts it knows at once whether the other may still write. That
  * is so where the other was stopped (SIGSTOP) in the middle of a piece: it will finish that piece when it goes on.
  *
@@ -21,7 +21,7 @@ int hccl_gate_new(void)
 
 hccl_gate *hccl_gate_map(int fd)
 {
-    if (soft_backing_check(fd, 0, sizeof(hccl_gate)))   /* and nobody can shrink it: touching it never traps */
+    if (soft_backing_check(fd, 0, sizeof(hccl_gate)))   /* and no process can shrink it: touching it never traps */
         return NULL;
     void *at = mmap(NULL, sizeof(hccl_gate), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return at == MAP_FAILED ? NULL : at;

@@ -174,7 +174,7 @@ HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank,
     return code ? code : init_table(__func__, clusterInfo, rank, name, hccl_config_cancel(config), comm);
 }
 
-/* The one-sided kind: nobody is met before HcclCommPrepare. */
+/* The one-sided kind: ranks do not meet before HcclCommPrepare. */
 HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config,
                                             HcclComm *comm)
 {

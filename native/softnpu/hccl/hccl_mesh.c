@@ -1,7 +1,7 @@
 /* Every rank finds every other. Of each pair the lower rank listens under a name made of key and rank, the higher connects
  * and says hello; the lower answers, and adds the ends of two channels if the communicator has them.
- * Nobody waits for a higher rank before all lower ones have answered it, so there is no circle to deadlock in.
- * A connection that ends before its hello was answered was nobody's fault (the other side may have given up a moment ago
+ * No rank waits for a higher one before all lower ones have answered it, so there is no circle to deadlock in.
+ * A connection that ends before its hello was answered is no error (the other side may have given up a moment ago
  * and be about to try again): the higher rank goes on trying until its deadline.                                         */
 #include <errno.h>
 #include <poll.h>
@@ -142,8 +142,8 @@ static HcclResult try_to_join(hccl_comm *comm, const hccl_wait *wait, uint32_t r
     int fd = hccl_socket_connect(&comm->key, rank);
     if (fd >= 0)
         return greet(comm, wait, rank, fd);
-    bool nobody_yet = errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
-    return nobody_yet ? HCCL_E_AGAIN : HCCL_E_SYSCALL;
+    bool not_yet = errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
+    return not_yet ? HCCL_E_AGAIN : HCCL_E_SYSCALL;
 }
 
 static HcclResult join(hccl_comm *comm, const hccl_wait *wait, uint32_t rank)
@@ -210,7 +210,7 @@ static HcclResult welcome(hccl_comm *comm, const hccl_wait *wait, uint32_t rank,
     hccl_gate_unmap(gate);
     close_channels(channels);
     close(fd);
-    return HCCL_E_AGAIN;                                /* it left, or does not listen; whoever waits for us will come again */
+    return HCCL_E_AGAIN;                                /* it left, or does not listen; a rank that waits for this one will come again */
 }
 
 static HcclResult turn_away(const hccl_wait *wait, int fd, HcclResult code)
@@ -235,7 +235,7 @@ static HcclResult admit(hccl_comm *comm, const hccl_wait *wait, uint64_t *missin
     if (!hccl_socket_ours(fd, &pid) || hccl_message_receive(&brief, fd, HCCL_HELLO, 0, &message))
         return close(fd), HCCL_E_AGAIN;
     const hccl_hello *hello = &message.body.hello;
-    hccl_message_close(&message);                       /* of descriptors that nobody asked for */
+    hccl_message_close(&message);                       /* and the descriptors that no call asked for */
     if (!same_key(&hello->key, &comm->key) || hello->to != comm->rank)
         return close(fd), HCCL_E_AGAIN;
     if (hello->ranks != comm->size || hello->from <= comm->rank || hello->from >= comm->size) {
@@ -245,7 +245,7 @@ static HcclResult admit(hccl_comm *comm, const hccl_wait *wait, uint64_t *missin
         return HCCL_E_PARA;
     }
     if (is_linked(comm, hello->from))
-        return turn_away(&brief, fd, HCCL_E_PARA);      /* somebody has that rank already */
+        return turn_away(&brief, fd, HCCL_E_PARA);      /* another process has that rank already */
     if (!(*missing & bit(hello->from)))
         return close(fd), HCCL_E_AGAIN;                 /* not now: it will try again */
     if (hello->one_sided != (needs_channels(comm, hello->from) ? 0u : 1u))

@@ -1,5 +1,5 @@
 /* Framed messages of a link. A SEQPACKET socket keeps them apart; the length, the count and the descriptors that came
- * along are checked against each other before anybody looks inside.                                                  */
+ * along are checked against each other before any of them is read.                                                   */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -157,7 +157,7 @@ HcclResult hccl_message_receive(const hccl_wait *wait, int fd, uint16_t kind, ui
 HcclResult hccl_message_confirm(const hccl_wait *wait, int fd, HcclResult mine)
 {
     hccl_message message;
-    hccl_wait at_once = {wait->function, 0, -1};        /* with bad news nobody is waited for */
+    hccl_wait at_once = {wait->function, 0, -1};        /* bad news wait for no peer */
     hccl_message_init(&message, HCCL_STATUS, 0, 0);
     message.head.status = mine;
     HcclResult sent = hccl_message_send(mine ? &at_once : wait, fd, &message);

@@ -53,7 +53,7 @@ static bool makes_sense(const hccl_wire_region *wire)
                                                          || wire->type == COMM_MEM_TYPE_HOST);
 }
 
-/* Ranges that were never enabled are of no use to anybody once the peer has put something else in their place. */
+/* Ranges that were never enabled are of no use once the peer has put something else in their place. */
 static bool make_room(hccl_remotes *remotes, const hccl_wire_region *wire)
 {
     size_t at = position(remotes, wire->base);

@@ -75,7 +75,7 @@ static aclError wait_for_progress(meeting *all, bool crowded, int64_t deadline)
         fd = all->ops[0].channel->fd;
         events = hccl_op_events(&all->ops[0]);
     }
-    int ready = soft_task_poll(&all->task, fd, events, crowded ? 1 : 1000);   /* a busy channel tells nobody when it is free */
+    int ready = soft_task_poll(&all->task, fd, events, crowded ? 1 : 1000);   /* a busy channel does not say when it is free */
     if (ready < 0)
         return ACL_ERROR_RT_STREAM_ABORT;
     if (ready == 0 && soft_now_ns() >= deadline)

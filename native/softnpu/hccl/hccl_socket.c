@@ -1,4 +1,4 @@
-/* Where ranks meet: sockets in the abstract namespace. No file is left behind, nobody outside the machine can reach them,
+/* Where ranks meet: sockets in the abstract namespace. No file is left behind, no process outside the machine can reach them,
  * and only processes of our own user are talked to.                                                                    */
 #include <errno.h>
 #include <poll.h>

@@ -104,7 +104,7 @@ typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_
 
 /* ---- hccl_gate.c: side 0 is the lower rank of a link, side 1 the higher ---- */
 typedef struct hccl_gate {
-    atomic_uint shut;                                   /* by either end: nobody goes in any more */
+    atomic_uint shut;                                   /* by either end: no writer goes in any more */
     atomic_uint writing[2];                             /* pieces that a side is copying into the other's memory */
 } hccl_gate;
 int        hccl_gate_new(void);                         /* a file descriptor for both ends to map, or -1 */
@@ -139,7 +139,7 @@ typedef struct hccl_comm {
     bool one_sided, prepared, suspended, closed, destroyed;
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     int cancel;                                         /* that thread's eventfd */
-    int watch;                                          /* an epoll of what says that peers let go; -1: nobody is waited for */
+    int watch;                                          /* an epoll of what says that peers let go; -1: no peer is waited for */
     int caller_cancel;                                  /* the caller's (hccl_config_cancel), until it is prepared; or -1 */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;

@@ -15,7 +15,7 @@
  * to be "any", which still means processes of our own user. Without Yama the call is refused, which does not matter.   */
 static void let_in(pid_t pid)
 {
-    static _Atomic pid_t allowed;                       /* 0: nobody yet, -1: any */
+    static _Atomic pid_t allowed;                       /* 0: none yet, -1: any */
     pid_t before = 0;
     if (atomic_compare_exchange_strong(&allowed, &before, pid) || before == pid) {
         prctl(PR_SET_PTRACER, (unsigned long)pid, 0, 0, 0);

@@ -1,6 +1,6 @@
 /* backing.c: memory that another process can map: memfds of a fixed size.
  *
- * The size is sealed, so whoever has mapped one can trust that no page of it disappears: touching memory of a peer must
+ * The size is sealed, so a process that has mapped one can trust that no page of it disappears: touching memory of a peer must
  * never raise SIGBUS here. Nothing is touched when it is made; pages come with their first use.                      */
 #include "runtime.h"
 #include <errno.h>

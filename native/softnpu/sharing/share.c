@@ -1,7 +1,7 @@
 /* share.c: offering file descriptors to other processes of this user, and fetching theirs.
  *
- * A key is a number that says who offers and what:   63..42 process id | 41..38 slot | 37..0 token
- * The offering process answers on the abstract socket "softnpu-<pid>-<slot>" while it has offers, on a thread of its
+ * A key is a number that says who offers and what:   63..42 process id | 41..38 number | 37..0 token
+ * The offering process answers on the abstract socket "softnpu-<pid>-<number>" while it has offers, on a thread of its
  * own. It asks the kernel who is calling: the user must be the same, and unless the offer is open to all, the process id
  * must have been allowed. The fetching side in turn checks that the answer comes from the process that the key names.
  * Processes of one user can read each other's memory anyway; the token is for mistakes, not against them. Both must see
@@ -30,7 +30,7 @@ typedef struct offer {
 
 typedef struct server {
     int listener, stop;
-    unsigned slot;
+    unsigned number;
     pthread_t thread;
 } server;
 
@@ -112,7 +112,7 @@ static aclError start(void)                                 /* locked */
     if (!made)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for sharing");
     made->stop = eventfd(0, EFD_CLOEXEC);
-    made->listener = soft_share_listen(&made->slot);
+    made->listener = soft_share_listen(&made->number);
     if (made->stop < 0 || made->listener < 0 || soft_thread_start(&made->thread, "softnpu-share", serve, made)) {
         aclError code = soft_error(ACL_ERROR_RT_IPC_ERROR, "cannot offer anything to other processes: %s", strerror(errno));
         free_server(made);
@@ -148,7 +148,7 @@ static uint64_t new_key(void)                               /* locked */
         token = 0;
         if (getrandom(&token, sizeof token, 0) < 0)
             token = (uint64_t)soft_now_ns();
-        key = soft_key_of(getpid(), current->slot, token);
+        key = soft_key_of(getpid(), current->number, token);
     } while (*find(key));
     return key;
 }

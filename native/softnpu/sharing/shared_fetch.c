@@ -7,18 +7,18 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { SLOTS = 16, TOKEN_BITS = 38, SLOT_BITS = 4, ANSWER_MS = 5000 };
+enum { LISTENERS = 16, TOKEN_BITS = 38, NUMBER_BITS = 4, ANSWER_MS = 5000 };
 
 /* ---- keys ---- */
 
-uint64_t soft_key_of(int32_t pid, unsigned slot, uint64_t token)
+uint64_t soft_key_of(int32_t pid, unsigned number, uint64_t token)
 {
-    return (uint64_t)pid << (TOKEN_BITS + SLOT_BITS) | (uint64_t)slot << TOKEN_BITS | (token & ((1ull << TOKEN_BITS) - 1));
+    return (uint64_t)pid << (TOKEN_BITS + NUMBER_BITS) | (uint64_t)number << TOKEN_BITS | (token & ((1ull << TOKEN_BITS) - 1));
 }
 
 int32_t soft_key_pid(uint64_t key)
 {
-    return (int32_t)(key >> (TOKEN_BITS + SLOT_BITS));
+    return (int32_t)(key >> (TOKEN_BITS + NUMBER_BITS));
 }
 
 void soft_key_print(uint64_t key, char *text)
@@ -42,20 +42,20 @@ aclError soft_key_parse(const char *text, uint64_t *key)
 
 /* ---- the socket ---- */
 
-static socklen_t address_of(int32_t pid, unsigned slot, struct sockaddr_un *address)
+static socklen_t address_of(int32_t pid, unsigned number, struct sockaddr_un *address)
 {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;                          /* abstract (a zero first): gone with its process, no file to clean up */
-    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-%d-%u", pid, slot);
+    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-%d-%u", pid, number);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-int soft_share_listen(unsigned *slot)
+int soft_share_listen(unsigned *number)
 {
     struct sockaddr_un address;
     int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    for (*slot = 0; socket_fd >= 0 && *slot < SLOTS; ++*slot) {           /* a slot is taken while an older server goes away */
-        socklen_t length = address_of(getpid(), *slot, &address);
+    for (*number = 0; socket_fd >= 0 && *number < LISTENERS; ++*number) {  /* a number is taken while an older server goes away */
+        socklen_t length = address_of(getpid(), *number, &address);
         if (!bind(socket_fd, (struct sockaddr *)&address, length) && !listen(socket_fd, 64))
             return socket_fd;
     }
@@ -94,7 +94,7 @@ void soft_share_send(int socket_fd, const soft_share_reply *reply, int fd)
         *rights = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
         memcpy(CMSG_DATA(rights), &fd, sizeof fd);
     }
-    sendmsg(socket_fd, &message, MSG_NOSIGNAL);             /* a caller that left is no concern of ours */
+    sendmsg(socket_fd, &message, MSG_NOSIGNAL);             /* a caller that left needs no answer */
 }
 
 static bool receive(int socket_fd, soft_share_reply *reply, int *fd)
@@ -121,10 +121,10 @@ static aclError unreachable(int32_t pid, const char *why)
     return soft_error(ACL_ERROR_RT_IPC_ERROR, "process %d, which exported this key: %s", pid, why);
 }
 
-static aclError call(int32_t pid, unsigned slot, int *out)
+static aclError call(int32_t pid, unsigned number, int *out)
 {
     struct sockaddr_un address;
-    socklen_t length = address_of(pid, slot, &address);
+    socklen_t length = address_of(pid, number, &address);
     int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (socket_fd < 0)
         return unreachable(pid, strerror(errno));
@@ -147,7 +147,7 @@ aclError soft_share_fetch(uint64_t key, soft_offer_kind kind, soft_offer *what, 
     soft_share_request request = { .key = key, .kind = kind };
     soft_share_reply reply;
     int socket_fd = -1;
-    SOFT_TRY(call(pid, key >> TOKEN_BITS & (SLOTS - 1), &socket_fd));
+    SOFT_TRY(call(pid, key >> TOKEN_BITS & (LISTENERS - 1), &socket_fd));
     bool answered = send(socket_fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request && receive(socket_fd, &reply, fd);
     close(socket_fd);
     if (!answered)
