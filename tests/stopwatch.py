@@ -12,7 +12,7 @@ from typing import Self
 
 PAUSE = 0.005
 STILL = 0.02
-"""Seconds late from which it was the machine: a loop of ours, however busy, lets other threads run every 5 ms."""
+"""Seconds late from which it was the machine: a loop of Python's, however busy, lets other threads run every 5 ms."""
 CLOCK = 0.002
 """Seconds by which a loop's clock, which may count whole milliseconds, can be ahead of this one."""
 
@@ -59,7 +59,7 @@ class Stopwatch:
     def _look(self, last: float, last_used: float) -> tuple[float, float]:
         now, used = monotonic(), process_time()
         late = now - last - PAUSE
-        if late >= STILL:  # else, or as far as somebody of ours worked, it was not the machine
+        if late >= STILL:  # else, or as far as a thread of this process worked, it was not the machine
             self.stood_still += max(0.0, late - (used - last_used))
         return now, used
 

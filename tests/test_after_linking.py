@@ -1,4 +1,4 @@
-"""Memory that is registered after linking: a further channel takes over, and the old one goes when nobody uses it."""
+"""Memory that is registered after linking: a further channel takes over, and the old one goes when no transfer uses it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_pull_that_began_in_a_callback_is_cancelled_before_its_task_began(
 
 
 class Patient:
-    """Layers that somebody has to wait for."""
+    """Layers that a task has to wait for."""
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
         await anyio.lowlevel.checkpoint()

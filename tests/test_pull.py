@@ -231,13 +231,13 @@ async def test_link_statuses() -> None:
         stranger = LLMClusterInfo(7)
         stranger.append_remote_ip_info(*(prompt.datadist.listen_address or ("", 0)))
         assert (await link([stranger]))[1] == [LLMStatusCode.LLM_PARAM_INVALID]
-        nobody = LLMClusterInfo(8)
-        nobody.append_remote_ip_info("127.0.0.1", 1)
-        overall, each = await link([info, nobody])
+        absent = LLMClusterInfo(8)
+        absent.append_remote_ip_info("127.0.0.1", 1)
+        overall, each = await link([info, absent])
         assert overall is LLMStatusCode.LLM_LINK_FAILED
         assert each == [LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_LINK_FAILED]
         assert (await link([info]))[0] is LLMStatusCode.LLM_ALREADY_LINK
-        with pytest.raises(NotLinked, match=r"the last attempt failed: nobody can be reached at 127\.0\.0\.1:1"):
+        with pytest.raises(NotLinked, match=r"the last attempt failed: .* can be reached at 127\.0\.0\.1:1"):
             decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(8), await decoder.blocks(BLOCKS), [0], [0])
 
 

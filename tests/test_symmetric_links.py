@@ -89,7 +89,7 @@ async def test_a_communicator_of_four_links_each_to_each() -> None:
             verify(cluster.memory(caches[i]), caches[i], [(0, p + 4, p, p) for p in {1, 2, 3, 4} - {i + 1}])
 
 
-async def test_somebody_who_does_not_come_is_a_timeout() -> None:
+async def test_a_member_that_does_not_come_is_a_timeout() -> None:
     async with open_cluster(1, link_total_time=1) as alone:
         with pytest.raises(LinkTimeout):
             await alone.datadist.link("alone", {1: 0, 2: 1}, table(2))

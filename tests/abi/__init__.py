@@ -1,6 +1,6 @@
 """The ABI gate: are native/acl.h and native/hccl.h what the vendor's libraries really export?
 
-Nobody here owns the hardware, so the claim that the bindings fit it rests on a compiler. Every function, type,
+There is no such hardware here, so the claim that the bindings fit it rests on a compiler. Every function, type,
 constant, struct and field that we declare becomes a line of a generated C++ unit that includes the vendor's headers;
 each error is carried back to the declaration that caused it.
 

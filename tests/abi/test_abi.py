@@ -21,7 +21,7 @@ REQUIRED = "AIODATADIST_REQUIRE_ABI"  # `make abi` sets it to 1
 
 
 def stop(reason: CannotCheck) -> NoReturn:
-    """Skip, unless somebody asked for the check: then not being able to check is a failure."""
+    """Skip, unless the caller asked for the check: then not being able to check is a failure."""
     if os.environ.get(REQUIRED) == "1" or vendor_headers.VARIABLE in os.environ:
         pytest.fail(str(reason))
     pytest.skip(f"{reason} (`make abi` runs this check)")

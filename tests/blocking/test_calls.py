@@ -145,7 +145,7 @@ WRONG: dict[str, Wrong] = {
     "comm out of range": lambda d, _, __: d.unlink(-1),
     "role": lambda d, _, __: d.switch_role("PROMPT"),
     "role while linked": lambda d, _, __: d.switch_role(LLMRole.PROMPT),
-    "nobody to check": lambda d, _, __: d.check_link_status(9),
+    "no peer to check": lambda d, _, __: d.check_link_status(9),
 }
 
 
@@ -196,10 +196,10 @@ def test_every_failure_is_the_awaitable_one(theirs: dict[str, Any], pair: Pair) 
 
 def test_statuses_are_returned_not_raised() -> None:
     with cluster(2, 0) as alone:
-        nobody = info(1)
-        nobody.append_remote_ip_info("127.0.0.1", 1)
+        absent = info(1)
+        absent.append_remote_ip_info("127.0.0.1", 1)
         failed = LLMStatusCode.LLM_LINK_FAILED
-        assert alone.datadist.link_clusters([nobody], 1000) == (failed, [failed])
+        assert alone.datadist.link_clusters([absent], 1000) == (failed, [failed])
         assert alone.datadist.link_clusters([]) == (LLMStatusCode.LLM_PARAM_INVALID, [])
 
 

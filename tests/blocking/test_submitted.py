@@ -186,7 +186,7 @@ def test_one_that_runs_says_so_and_can_be_cancelled(pair: Pair, hung: Handle) ->
     assert pair.target.manager.drain() == []
 
 
-def test_submitting_waits_for_nobody_not_even_for_the_loop(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitting_waits_for_nothing_not_even_for_the_loop(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the loop is kept busy: all are pending, are bounded, and one wake-up begins them all."""
     occupied, release = threading.Event(), threading.Event()
     manager = pair.target.manager
@@ -213,7 +213,7 @@ def test_submitting_waits_for_nobody_not_even_for_the_loop(pair: Pair, monkeypat
         release.set()
     assert handles[-1].wait(10)
     assert max(rings) >= 20, "in one read of this loop's bell; that of another loop may be read before"
-    with pytest.raises(QueueFull):  # they have ended, and nobody has seen it yet
+    with pytest.raises(QueueFull):  # they have ended, and the caller has not seen it yet
         submit(pair)
     assert [handle.tag for handle in manager.drain()] == list(range(20))
     assert submit(pair).wait(10)
@@ -434,7 +434,7 @@ def test_layers_may_be_ready_before_the_transfer_begins_and_fail(pair: Pair) -> 
 
 
 class Leaving:
-    """An event whose code wants to end whoever waits for it."""
+    """An event whose code wants to end the task that waits for it."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

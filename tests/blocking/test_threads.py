@@ -106,7 +106,7 @@ def hung_get() -> Iterator[None]:
         yield
 
 
-def test_a_waiting_call_keeps_nobody_else_waiting(pair: Pair, begun: threading.Event) -> None:
+def test_a_waiting_call_keeps_no_other_waiting(pair: Pair, begun: threading.Event) -> None:
     """One transfer hangs; everything that does not need it goes on, and finalizing ends it."""
     with hung_get(), ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(pair.pull)
@@ -269,7 +269,7 @@ def test_an_interrupted_wait_for_a_layered_transfer_stops_it(pair: Pair, monkeyp
 def test_an_interrupt_that_comes_when_a_layered_transfer_has_begun_stops_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has its task yet: not the caller, who gets the interrupt instead."""
+    """The caller has no task of it yet, and gets the interrupt instead."""
     hanging, call = Hanging(), thread.LoopThread.call
 
     def interrupted(self: thread.LoopThread, function: Callable[[], Any]) -> Any:

@@ -181,7 +181,7 @@ def test_a_cache_is_written_to_the_peer_layer_by_layer() -> None:
 
 
 @pytest.mark.parametrize("where", ["this thread", "another", "the loop's"])
-def test_a_cache_that_nobody_has_any_more_is_given_back_in_whatever_thread_it_is_collected(where: str) -> None:
+def test_a_cache_without_a_reference_left_is_given_back_in_whatever_thread_it_is_collected(where: str) -> None:
     with cluster(LLMRole.DECODER, 2) as datadist:
         manager = datadist.kv_cache_manager
         before = free(datadist)
@@ -290,7 +290,7 @@ WRONG: dict[str, Wrong] = {
     "a PROMPT links": lambda p, _, __: p.link_clusters([]),
     "no timeout": lambda _, d, __: d.link_clusters([LLMClusterInfo(8)], 0),
     "a PROMPT asks": lambda p, _, __: p.check_link_status(2),
-    "nobody to ask": lambda _, d, __: d.check_link_status(9),
+    "no peer to ask": lambda _, d, __: d.check_link_status(9),
     "switching is off": lambda p, _, __: p.switch_role(LLMRole.DECODER),
     "no options": lambda p, _, __: p.add_model({}, ModelRunner()),
     "no runner": lambda p, _, __: p.add_model(options()),
@@ -310,7 +310,7 @@ WRONG_MODELS: dict[str, Wrong] = {
     "not a batch": lambda _, d, __: d.predict([IDLE], []),
     "not merged": lambda _, d, __: d.predict([req(5), IDLE], []),
     "a PROMPT pulls": lambda p, _, __: p.pull_kv(req(1)),
-    "nobody has it": lambda _, d, __: d.pull_kv(req(99)),
+    "no peer has it": lambda _, d, __: d.pull_kv(req(99)),
     "nothing is staged": lambda _, d, __: d.merge_kv(req(1), 0),
     "no such slot": lambda _, d, __: d.merge_kv(req(1), 2),
     "no pages": lambda _, d, __: d.pull_blocks(req(1), [1], [1]),
@@ -464,7 +464,7 @@ def test_nothing_that_a_model_returns_is_awaited() -> None:
 
 class AsyncRunner(ModelRunner):
     async def run_model(self, kv_cache: KvCache, input_tensors: Any, **kwargs: Any) -> Any:
-        """Somebody would have to await it."""
+        """A caller would have to await it."""
 
 
 class TakesAnything(ModelRunner):
@@ -524,7 +524,7 @@ class Closes(Writer):
 
     def on_cache_deallocated(self, kv_cache: KvCache) -> None:
         self.told.append(status_of(self.datadist.finalize, "would wait for it").name)
-        self.datadist.init({})  # it is initialised still: nothing happens, and nobody waits
+        self.datadist.init({})  # it is initialised still: nothing happens, and no call waits
 
 
 def test_a_runner_that_is_told_of_finalize_cannot_wait_for_it() -> None:

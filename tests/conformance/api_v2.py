@@ -1,6 +1,6 @@
 """LLM-DataDist's v2 interface as its users know it: every class, call, property and constant, in upstream's order.
 
-A call is written as it is defined upstream, behind ``await`` where it moves bytes or waits for somebody. What upstream takes
+A call is written as it is defined upstream, behind ``await`` where it moves bytes or waits for a peer. What upstream takes
 out of ``**kwargs`` stands behind the ``*``.
 """
 

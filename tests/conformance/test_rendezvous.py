@@ -136,9 +136,9 @@ class TestMeeting:
 
 
 @pytest.mark.usefixtures("no_leaks")
-class TestNobodyComes:
+class TestMissingMembers:
     @pytest.mark.parametrize(("present", "members"), [([0], 2), ([1], 2), ([0, 2], 3), ([1, 2], 3)])
-    async def test_somebody_missing_is_a_timeout_for_all_others(self, present: list[int], members: int) -> None:
+    async def test_a_missing_member_is_a_timeout_for_all_others(self, present: list[int], members: int) -> None:
         loop, text = asyncio.get_running_loop(), json.dumps(table(members))
         async with open_devices(members) as devices:
             with nothing_left():

@@ -91,7 +91,7 @@ async def refused(
     return caught.value
 
 
-def nobody(cluster_id: int = 8) -> LLMClusterInfo:
+def absent(cluster_id: int = 8) -> LLMClusterInfo:
     info = LLMClusterInfo(cluster_id)
     info.append_remote_ip_info("127.0.0.1", 1)
     return info
@@ -228,9 +228,11 @@ async def test_llm_not_yet_link_says_what_to_do_and_why_the_last_attempt_failed(
         await refused(
             pull(manager, cache, 8), status, r"cluster 8 is not linked .*; link_clusters\(\) first", NotLinked
         )
-        await cluster.datadist.link_clusters([nobody()])
+        await cluster.datadist.link_clusters([absent()])
         await refused(
-            pull(manager, cache, 8), status, r"cluster 8 .*; the last attempt failed: nobody .* at 127\.0\.0\.1:1"
+            pull(manager, cache, 8),
+            status,
+            r"cluster 8 .*; the last attempt failed: .* can be reached at 127\.0\.0\.1:1",
         )
 
 
@@ -264,11 +266,11 @@ async def test_llm_processing_link_is_the_status_of_an_attempt_during_another(ca
         assert said in caplog.messages
 
 
-async def test_llm_link_failed_names_the_address_where_nobody_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_llm_link_failed_names_the_address_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     async with open_cluster(2) as cluster:
         status = LLMStatusCode.LLM_LINK_FAILED
-        assert await cluster.datadist.link_clusters([nobody(8), nobody(9)]) == (status, [status, status])
-        assert any("nobody can be reached at 127.0.0.1:1" in line and status.name in line for line in caplog.messages)
+        assert await cluster.datadist.link_clusters([absent(8), absent(9)]) == (status, [status, status])
+        assert any(" can be reached at 127.0.0.1:1" in line and status.name in line for line in caplog.messages)
 
 
 async def test_llm_timeout_is_the_status_of_a_peer_that_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -452,5 +454,5 @@ async def test_llm_failed_is_the_result_of_a_task_that_was_cancelled() -> None:
 async def test_what_is_not_initialised_is_no_status_but_a_runtime_error() -> None:
     datadist = LLMDataDist(LLMRole.MIX, 1)
     with pytest.raises(RuntimeError, match=r"not initialised: use async with, or await init\(\) first") as caught:
-        await datadist.link_clusters([nobody()])
+        await datadist.link_clusters([absent()])
     assert not isinstance(caught.value, LLMException)

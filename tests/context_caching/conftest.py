@@ -87,7 +87,7 @@ async def _foreign(nbytes: int) -> AsyncIterator[Store]:
 
 
 class _Apart(KVPool):
-    """A pool in which nobody else's values are: the server may have served other tests."""
+    """A pool without values of another test: the server may have served other tests."""
 
     def __init__(self, pool: KVPool, mark: str) -> None:
         self._pool = pool

@@ -219,7 +219,7 @@ def binary(name: str) -> str:
 
 
 class MooncakeMaster(Server):
-    """The master. Fresh for every group of tests: keys that a dead process left are a trap for whoever comes next."""
+    """The master. Fresh for every group of tests: keys that a dead process left are a trap for the one that comes next."""
 
     def __init__(self, client_ttl: int = 3) -> None:
         super().__init__()

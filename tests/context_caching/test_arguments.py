@@ -1,4 +1,4 @@
-"""Every rule of the data calls: what breaks one is refused before anything starts, whoever asks and however."""
+"""Every rule of the data calls: what breaks one is refused before anything starts, in every call and form."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ WRONG = [({**FINE, **change}, match) for change, match in V1] + [
 ]
 
 
-async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:
+async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
     kv = Kv()
     async with await MemoryPool.open(1 << 16) as inner, opened(Foreign(inner), kv) as cache:
         before = kv.image()
@@ -159,7 +159,7 @@ async def test_of_a_hash_without_tokens_nothing_is_stored_and_nothing_read() -> 
         assert (await cache.exists([1, 2, 3])).success == 2
 
 
-async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_nobody() -> None:
+async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
     async with await MemoryPool.open(1 << 16) as inner, opened(Foreign(inner)) as cache:
         for keys, buffers, match in V0:
             for call in (cache.save_values, cache.load_values):

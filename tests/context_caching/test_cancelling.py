@@ -72,7 +72,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
 
     async def watched(call: SaveLoadCall, *note: Any) -> None:
         nonlocal lens
-        await anyio.lowlevel.checkpoint()  # whoever waits for it has begun to
+        await anyio.lowlevel.checkpoint()  # the task that waits for it has begun to
         lens = CancelAt(k, work(call, *note), transfer.cancel if how == "handle" else waiting.cancel)
         await lens
 
@@ -229,7 +229,7 @@ async def test_an_envelope_without_xxhash_says_what_to_install(monkeypatch: pyte
                 pass
 
 
-async def test_a_done_callback_that_fails_concerns_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_done_callback_that_fails_concerns_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: object) -> None:
         raise ZeroDivisionError("of the callback's own")
 

@@ -44,7 +44,7 @@ async def silent(gate: HealthGate | None = None) -> AsyncIterator[ContextCache]:
 
 
 class Turnstile:
-    """Nobody gets a turn before it is opened."""
+    """No call gets a turn before it is opened."""
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aiodatadist.context_caching.transfer.start_limiter.PER_ROUND", 0)

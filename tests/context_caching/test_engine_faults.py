@@ -101,7 +101,7 @@ async def killed_in_the_middle(victim: Server, call: Callable[[], Awaitable[T]])
 
 
 class Untouched:
-    """All memory that a pool can lend now, marked; nobody else may write to it."""
+    """All memory that a pool can lend now, marked; no other may write to it."""
 
     def __init__(self, stages: list[Stage]) -> None:
         self._stages = stages
@@ -282,7 +282,7 @@ async def test_a_redis_cluster_without_slots_is_not_healthy_until_it_has_them() 
             with pytest.raises(PoolUnreachable, match="no server of the cluster has a slot"):
                 await pool.nodes(deadline=soon())
             await anyio.to_thread.run_sync(make_cluster, [server])
-            assert await pool.healthy(deadline=soon())  # nobody has asked for anything else
+            assert await pool.healthy(deadline=soon())  # nothing else was asked for
             assert await store(pool, [new_key()], [b"value"]) == [PutStatus.STORED]
 
 
@@ -382,7 +382,7 @@ async def test_mooncake_keys_that_were_not_read_in_time_are_absent_when_their_ow
         mooncake.lenders[0].stop()
         with pytest.raises(PoolTimeout):
             await within(0.3, lambda end: pool.get_many(hung, [1000], deadline=end))
-        assert await pool.exists_many(hung, deadline=soon()) == [True], "nobody can tell yet"
+        assert await pool.exists_many(hung, deadline=soon()) == [True], "it cannot be known yet"
 
         async def is_absent() -> bool:
             return await pool.exists_many(hung, deadline=soon()) == [False]
@@ -443,7 +443,7 @@ async def test_mooncake_master_killed_and_started_again(mooncake: Mooncake) -> N
             try:
                 return (
                     min(await store(pool, keys, values)) >= PutStatus.STORED
-                )  # rejected as long as nobody lends memory
+                )  # rejected as long as no process lends memory
             except PoolUnreachable:
                 return False
 

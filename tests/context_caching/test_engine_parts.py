@@ -29,7 +29,7 @@ from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
 KIB = 1024
 
 
-async def test_nobody_overtakes_and_a_cancelled_wait_lets_the_next_one_have_its_turn() -> None:
+async def test_no_call_overtakes_and_a_cancelled_wait_lets_the_next_one_have_its_turn() -> None:
     budget, order = ByteBudget(10), []
     await budget.take(8)
 
@@ -75,7 +75,7 @@ async def test_an_arena_lends_everything_again_however_it_was_cut() -> None:
         whole.view()
 
 
-async def test_buffers_are_used_again_unless_somebody_may_still_read_them() -> None:
+async def test_buffers_are_used_again_unless_a_reader_may_be_left() -> None:
     buffers = Buffers(10 * KIB)
     first, second = await buffers.lend([4 * KIB, 4 * KIB])
     first.view()[:] = b"1" * 4 * KIB
@@ -112,7 +112,7 @@ async def test_memory_that_the_process_does_not_have_is_not_missing_later(monkey
     whole.release()
 
 
-async def test_sizes_that_nobody_asks_for_any_more_leave_nothing_behind() -> None:
+async def test_sizes_that_are_not_asked_for_any_more_leave_nothing_behind() -> None:
     buffers = Buffers(10 * KIB)
     for size in range(1, 100):
         (buffer,) = await buffers.lend([size])

@@ -205,7 +205,7 @@ def test_a_url_keeps_what_was_encoded() -> None:
     assert addresses.parse("redis://h", ("redis",), 6379, frozenset(), others=True).port == 6379
 
 
-async def test_a_port_that_nobody_listens_at_is_named_as_what_it_is(mooncake_master: MooncakeMaster) -> None:
+async def test_a_port_without_a_listener_is_named_as_what_it_is(mooncake_master: MooncakeMaster) -> None:
     closed = free_port()
     with pytest.raises(PoolUnreachable, match=rf"RPC port, 127.0.0.1:{closed}.*has to be.*by default 50051") as caught:
         await MooncakePool.open(f"mooncake://127.0.0.1:{closed}?metrics={mooncake_master.metrics}")

@@ -109,7 +109,7 @@ async def test_an_answer_that_comes_late_lands_nowhere() -> None:
 raising = pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (PoolUnreachable("nobody there"), EmsIoError),
+        (PoolUnreachable("no server there"), EmsIoError),
         (PoolTimeout("too slow"), EmsTimeout),
         (ZeroDivisionError("a bug of the engine's"), EmsIoError),
     ],
@@ -219,7 +219,7 @@ async def test_a_copy_is_there_when_the_value_is_and_not_before() -> None:
         assert (await cache.exists([0, 1], read_local_only=True)).success == 2
 
 
-async def test_no_copy_is_kept_of_what_somebody_else_was_faster_with_or_removed_meanwhile() -> None:
+async def test_no_copy_is_kept_of_what_another_was_faster_with_or_removed_meanwhile() -> None:
     async with foreign() as pool, opened(pool, read_cache_bytes=ROOM) as cache, opened(pool) as other:
 
         async def first() -> None:
@@ -264,7 +264,7 @@ async def test_faults_with_single_values_are_counted_as_such() -> None:
 
 
 class Impatient(Foreign):
-    """There is memory for one call at a time, and nobody waits for it."""
+    """There is memory for one call at a time, and no call waits for it."""
 
     is_lent = False
 

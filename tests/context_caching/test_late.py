@@ -101,7 +101,7 @@ async def test_who_is_refused_is_told_at_once() -> None:
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What comes of opening the pool, time after time."""
-    outcomes: list[Any] = [PoolUnreachable("nobody there")]
+    outcomes: list[Any] = [PoolUnreachable("no server there")]
 
     async def open_pool(url: str) -> KVPool:
         outcome = outcomes.pop(0)
@@ -122,7 +122,7 @@ async def in_memory() -> KVPool:
 
 @no_leaks
 async def test_it_is_tried_again_whatever_went_wrong(opening: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    opening += [PoolUnreachable("still nobody"), PoolRefused("who are you?"), RuntimeError("a bug"), in_memory]
+    opening += [PoolUnreachable("still no server"), PoolRefused("who are you?"), RuntimeError("a bug"), in_memory]
     gate = Watched()
     async with await ContextCache.open(rank(), "redis://there", gate=gate) as cache:
         await cache.register_kvcache(Kv().layers)
@@ -144,16 +144,16 @@ async def test_it_is_tried_again_whatever_went_wrong(opening: list[Any], caplog:
 async def test_what_needs_the_pool_itself_is_told_why_it_is_not_there(opening: list[Any]) -> None:
     gate = HealthGate()
     async with await ContextCache.open(rank(), "redis://there", gate=gate) as cache:
-        with pytest.raises(EmsIoError, match="the pool is not open yet: nobody there"):
+        with pytest.raises(EmsIoError, match="the pool is not open yet: no server there"):
             await cache.remove_values(["a"])
 
 
 @no_leaks
 @pytest.mark.parametrize("asked", ["stage", "put_many", "get_many", "exists_many", "remove_many", "nodes"])
-async def test_nobody_is_there_until_it_is(asked: str) -> None:
-    pool = DeferredPool("redis://there", PoolUnreachable("nobody there"))
+async def test_a_pool_is_unreachable_until_it_is_there(asked: str) -> None:
+    pool = DeferredPool("redis://there", PoolUnreachable("no server there"))
     given: dict[str, tuple[Any, ...]] = {"put_many": ([], []), "get_many": ([], []), "nodes": ()}
-    with pytest.raises(PoolUnreachable, match="nobody there"):
+    with pytest.raises(PoolUnreachable, match="no server there"):
         await getattr(pool, asked)(*given.get(asked, ([PoolKey("a", "b", "c")],)), deadline=0.0)
     assert not await pool.healthy(deadline=0.0)
     await pool.aclose()

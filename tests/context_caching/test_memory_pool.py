@@ -165,7 +165,7 @@ async def do_put(name: str, data: bytes, pool: MemoryPool, model: Model, room: i
 
 
 async def do_remove(name: str, pool: MemoryPool, model: Model, orphans: list[tuple[Value, bytes]]) -> None:
-    """Its memory stays taken as long as somebody has the value: the first who has it keeps it to the end."""
+    """Its memory stays taken as long as a caller has the value: the first one keeps it to the end."""
     data = model.held.pop(name, b"")
     taken = [model.lent.pop(number)[1] for number in [n for n, (lent, _) in model.lent.items() if lent == name]]
     for value in taken[1:]:
@@ -195,7 +195,7 @@ async def test_values_of_equal_size_find_room_among_others_that_are_lent() -> No
             stage.release()
 
 
-async def test_what_is_too_large_is_refused_and_evicts_nobody() -> None:
+async def test_what_is_too_large_is_refused_and_evicts_nothing() -> None:
     async with await MemoryPool.open(4 * PAGE) as pool:
         await put(pool, "a", bytes(PAGE))
         assert await pool.stage([5 * PAGE, 4 * PAGE + 1], deadline=NOW) == [None, None]

@@ -1,4 +1,4 @@
-"""Redis over TLS: values larger than what a socket takes at once, and nobody who cannot prove who he is."""
+"""Redis over TLS: values larger than what a socket takes at once, and no end that cannot prove what it is."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.servers import MIB, need_redis
 
 LARGE = 48 * MIB
-"""More than sockets take while nobody reads."""
+"""More than sockets take while the other end does not read."""
 
 
 class Peer:

@@ -69,12 +69,12 @@ async def test_a_value_of_another_length_is_replaced_when_it_was_removed(is_fore
 
 
 @both
-async def test_a_value_that_nobody_missed_stays(is_foreign: bool) -> None:
+async def test_a_value_that_no_load_missed_stays(is_foreign: bool) -> None:
     async with caches(is_foreign) as (kv, cache, _):
         first = kv.rows(block_slots([0]))
         await cache.save([1], **by_slots([0]), write_rcache=False)
         assert (await cache.load([1], **by_slots([8]))).success == 1
-        kv.layers[0][0][0] += 1  # the same hash, and other contents: nobody does that
+        kv.layers[0][0][0] += 1  # the same hash, and other contents: no engine does that
         assert (await cache.save([1], **by_slots([0]))).success == 1
         assert cache.statistics.present == 1
         await cache.load([1], **by_slots([9]))

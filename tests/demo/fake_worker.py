@@ -34,7 +34,7 @@ def decode(scenario: str) -> None:
         say(kind="failed", message="the link\nis gone")
         return
     if scenario == "crash":
-        raise RuntimeError("a bug of ours")
+        raise RuntimeError("a bug of the demo's")
     ready = json.loads(sys.stdin.readline())
     for done in range(1, 65):
         say(kind="progress", phase="reference", done=done, total=64)

@@ -55,7 +55,7 @@ def test_death_of_prefill_is_blamed_and_not_the_complaint_of_decode(start: Start
     assert "prefill process" in demo.errors()
 
 
-def test_complaint_of_a_worker_is_the_line_when_nobody_died(start: Start) -> None:
+def test_complaint_of_a_worker_is_the_line_when_no_worker_died(start: Start) -> None:
     demo = start("complain")
     demo.wait_until_started()
     assert demo.wait_until_all_ended() < LIMIT
@@ -95,7 +95,7 @@ def test_crash_of_a_worker_shows_its_last_words(start: Start) -> None:
     assert demo.process.returncode == 1
     first, *rest = demo.errors().splitlines()
     assert first == f"aiodatadist: the decode process (pid {demo.pids['decode']}) ended unexpectedly with exit code 1"
-    assert rest[-1] == "  RuntimeError: a bug of ours"
+    assert rest[-1] == "  RuntimeError: a bug of the demo's"
 
 
 def test_busy_port_is_one_line_and_exit_code_2(start: Start) -> None:

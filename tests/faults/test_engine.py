@@ -135,7 +135,7 @@ async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
-async def test_clients_that_die_while_they_link_hold_up_nobody(no_leaks: None) -> None:
+async def test_clients_that_die_while_they_link_hold_up_no_other(no_leaks: None) -> None:
     async with open_cluster(1) as prompt:
         host = prompt.datadist._running().transport.endpoint.host
         for cluster_id in range(100, 110):
@@ -186,10 +186,10 @@ async def introduce_waiting(wire: Wire, cluster: Cluster) -> None:
 async def test_the_end_of_a_cluster_ends_what_waits_on_it() -> None:
     datadist = LLMDataDist(LLMRole.MIX, 5)
     await datadist.init()
-    nobody = LLMClusterInfo(6)
+    silent = LLMClusterInfo(6)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        nobody.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
-        link = asyncio.create_task(datadist.link_clusters([nobody], 60_000))
+        silent.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+        link = asyncio.create_task(datadist.link_clusters([silent], 60_000))
         wait = asyncio.create_task(datadist.wait_linked(6))
         await anyio.wait_all_tasks_blocked()
         started = anyio.current_time()

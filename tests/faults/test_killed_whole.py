@@ -26,7 +26,7 @@ from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, pu
 from tests.stopwatch import lasting
 
 TOLD = 1.0
-"""Seconds after which whoever waits for a dead peer has been told."""
+"""Seconds after which a caller that waits for a dead peer has been told."""
 
 
 @asynccontextmanager
@@ -76,12 +76,12 @@ async def pushing(cluster: Cluster, cache: Cache, _: Puppet) -> None:
 
 
 async def notifying(cluster: Cluster, _: Cache, __: Puppet) -> None:
-    while True:  # nobody takes them there: the 65th waits
+    while True:  # the peer takes none of them: the 65th waits
         await cluster.datadist.notify(1, bytes(1000))
 
 
 async def serving(cluster: Cluster, _: Cache, peer: Puppet) -> None:
-    """Nobody here waits for it: the link's end is all there is to hear."""
+    """No task here waits for it: the link's end is all there is to hear."""
     await peer.ask("pull_for_ever")
     why = await cluster.datadist.wait_link_closed(1)
     raise PeerLost(why)

@@ -1,4 +1,4 @@
-"""Layered transfers when a destination dies, a link ends or somebody cancels: each ends as it should, and harms nothing."""
+"""Layered transfers when a destination dies, a link ends or a caller cancels: each ends as it should, and harms nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.stopwatch import lasting
 
 LAYERS = 4
 TOLD = 1.0
-"""Seconds after which whoever waits for a dead peer has been told."""
+"""Seconds after which a caller that waits for a dead peer has been told."""
 
 
 class Opened:
@@ -78,7 +78,7 @@ class Opened:
 
 
 class Foreign:
-    """Somebody else's: a function that blocks, or a coroutine."""
+    """The user's own: a function that blocks, or a coroutine."""
 
     def __init__(self, layers: int, is_blocking: bool) -> None:
         self._ready = [threading.Event() for _ in range(layers)]
@@ -276,7 +276,7 @@ async def test_gates_of_one_transfer_do_not_hold_up_the_next_on_the_same_link() 
 
 
 @pytest.mark.parametrize("who", ["source", "target"])
-async def test_an_unlink_in_good_order_does_not_wait_for_gates_that_nobody_opens(who: str) -> None:
+async def test_an_unlink_in_good_order_does_not_wait_for_gates_that_stay_shut(who: str) -> None:
     async with scene() as all_of:
         opened = Opened("gates", all_of.decoder, 1)
         task = all_of.manager.transfer_cache_async(all_of.target, opened.synchronizer, config(all_of), [1], [2])
@@ -305,7 +305,7 @@ async def test_gates_of_cancelled_transfers_are_given_back() -> None:
         assert len(device._spare_notifies) <= 1
 
 
-async def test_an_event_of_somebody_elses_that_raises_fails_its_own_transfer() -> None:
+async def test_an_event_of_the_users_that_raises_fails_its_own_transfer() -> None:
     class Raising(AwaitableLayerSynchronizer):
         def device_event(self, layer_index: int) -> int:
             raise IndexError("no such event")

@@ -140,7 +140,7 @@ async def test_one_key_is_removed_while_a_peer_asks_for_another_of_the_same_cach
 # ---- keys ----
 
 
-async def test_a_key_is_consumed_once_whoever_pulls_at_the_same_time() -> None:
+async def test_a_key_is_consumed_once_also_by_two_pulls_at_the_same_time() -> None:
     async with owner_and_pullers(3, 5000, 5000, enable_remote_cache_accessible=False) as (owner, pullers):
         whole = free(owner)
         lent = await owner.datadist.cache_manager.allocate_cache(SLOTS, [CacheKey(1, 9)])
@@ -155,7 +155,7 @@ async def test_a_key_is_consumed_once_whoever_pulls_at_the_same_time() -> None:
         assert free(owner) == whole
 
 
-# ---- memory that is somebody else's now ----
+# ---- memory that has another owner now ----
 
 
 @modes

@@ -72,7 +72,7 @@ class Memory:
         raise NotImplementedError
 
     async def give_up(self, cache: Cache, peer: Puppet, number: signal.Signals) -> None:
-        """Return when the memory is somebody else's. A withheld peer is sent the signal, where it has to be waited for."""
+        """Return when the memory has another owner. A withheld peer is sent the signal, where it has to be waited for."""
         raise NotImplementedError
 
     async def end(self) -> None:
@@ -151,7 +151,7 @@ class Array(Own):
 
 
 class Scene:
-    """A peer that writes into memory of ours without pause, and that can be stopped in the middle of it."""
+    """A peer that writes into this process's memory without pause, and that can be stopped in the middle of it."""
 
     def __init__(self, peer: Puppet, cluster: Cluster, memory: Memory, one_sided: bool) -> None:
         self.peer = peer
@@ -305,7 +305,7 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
                 cache = await s.stop_in_a_write(0.001)
                 caught = entry_of(cluster, cache.cache_id).is_withheld
                 started = anyio.current_time()
-            assert anyio.current_time() - started < 5, "a peer that is stopped keeps nobody"
+            assert anyio.current_time() - started < 5, "a stopped peer keeps no caller waiting"
             after = soft_counters()
             for name in ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms"):
                 assert after[name] == before[name], name

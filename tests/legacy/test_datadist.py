@@ -17,7 +17,7 @@ from tests.legacy.test_kv_cache_manager import refused
 S = LLMStatusCode
 
 
-def nobody(cluster_id: int) -> LLMClusterInfo:
+def absent(cluster_id: int) -> LLMClusterInfo:
     info = LLMClusterInfo(cluster_id)
     info.append_remote_ip_info("127.0.0.1", 1)
     return info
@@ -56,7 +56,7 @@ async def test_with_its_option_it_is_the_front_doors(extra: dict[str, str]) -> N
     try:
         assert isinstance(datadist.cache_manager, aiodatadist.CacheManager)
         assert await datadist.link_clusters([]) == (S.LLM_PARAM_INVALID, [])
-        assert await datadist.unlink_clusters([nobody(8)]) == (OK, [OK])
+        assert await datadist.unlink_clusters([absent(8)]) == (OK, [OK])
         calls: dict[str, Callable[[], Any]] = {
             "kv_cache_manager": lambda: datadist.kv_cache_manager,
             "add_model": lambda: datadist.add_model({}, ModelRunner()),
@@ -145,7 +145,7 @@ async def test_a_mix_moves_nothing() -> None:
     async with open_one(LLMRole.MIX, 3) as mix:
         await mix.kv_cache_manager.allocate_cache(SLOTS)
         for call in (
-            lambda: mix.link_clusters([nobody(8)]),
+            lambda: mix.link_clusters([absent(8)]),
             lambda: mix.kv_cache_manager.allocate_cache(SLOTS, [CacheKey(3, 1)]),
             lambda: mix.add_model(options(), ModelRunner()),
         ):
@@ -158,20 +158,20 @@ async def test_a_mix_moves_nothing() -> None:
 async def test_a_link_call_says_what_became_of_each_cluster() -> None:
     async with open_one(LLMRole.PROMPT, 1) as prompt, open_one(LLMRole.DECODER, 2) as decoder:
         link, unlink = decoder.link_clusters, decoder.unlink_clusters
-        assert await link([info_of(prompt), nobody(8)]) == (S.LLM_LINK_FAILED, [OK, S.LLM_LINK_FAILED])
+        assert await link([info_of(prompt), absent(8)]) == (S.LLM_LINK_FAILED, [OK, S.LLM_LINK_FAILED])
         await decoder.check_link_status(1)
         assert await link([info_of(prompt)]) == (S.LLM_LINK_FAILED, [S.LLM_ALREADY_LINK])
         for call in (link, unlink):
             assert await call([]) == (S.LLM_PARAM_INVALID, [])
-            assert await call([nobody(8), nobody(8)]) == (S.LLM_REPEAT_REQUEST, [])
-            assert await call([nobody(i) for i in range(17)]) == (S.LLM_CLUSTER_NUM_EXCEED_LIMIT, [])
+            assert await call([absent(8), absent(8)]) == (S.LLM_REPEAT_REQUEST, [])
+            assert await call([absent(i) for i in range(17)]) == (S.LLM_CLUSTER_NUM_EXCEED_LIMIT, [])
             with pytest.raises(ParamInvalid, match="timeout is 0"):
-                await call([nobody(8)], 0)
+                await call([absent(8)], 0)
             with pytest.raises(TypeError):
                 await call([None])  # type: ignore[list-item]
-        assert await unlink([nobody(8), info_of(prompt)]) == (OK, [S.LLM_NOT_YET_LINK, OK])
+        assert await unlink([absent(8), info_of(prompt)]) == (OK, [S.LLM_NOT_YET_LINK, OK])
         await refused(lambda: decoder.check_link_status(1), S.LLM_NOT_YET_LINK)
-        one, other = nobody(8), nobody(9)
+        one, other = absent(8), absent(9)
         one.append_local_ip_info("127.0.0.1", 1)
         other.append_local_ip_info("127.0.0.2", 1)
         with pytest.raises(ParamInvalid, match="one list for all clusters"):

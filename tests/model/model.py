@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PAGE = 1024
 GAP = 8
-"""Bytes before, between and behind the tensors of the caller's memory: nobody may write there."""
+"""Bytes before, between and behind the tensors of the caller's memory: no transfer may write there."""
 
 PARAM = "LLM_PARAM_INVALID"
 MISSING = "LLM_KV_CACHE_NOT_EXIST"

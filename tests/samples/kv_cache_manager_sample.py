@@ -77,6 +77,6 @@ else:
     cache = offer(CLIENT)
     say("listening")
     hear("done")
-    del cache  # nobody has it any more: it goes back
+    del cache  # without a reference it goes back
 datadist.finalize()
 assert not manager.is_initialized()

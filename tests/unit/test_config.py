@@ -510,7 +510,7 @@ def test_loopback_address_needs_no_key(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, ""])
-def test_without_an_address_nobody_listens(text: str | None) -> None:
+def test_without_an_address_a_cluster_does_not_listen(text: str | None) -> None:
     assert LLMConfig(listen_ip_info=text).listen_address is None
 
 

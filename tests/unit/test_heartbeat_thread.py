@@ -164,7 +164,7 @@ async def test_any_bytes_are_a_beat_however_many(
         await news.come()
 
 
-async def test_a_peer_that_does_not_read_holds_nobody_up(
+async def test_a_peer_that_does_not_read_holds_up_no_other(
     heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     full, _unread = pair
@@ -298,7 +298,7 @@ async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_ser
 # ---- stop and close ----
 
 
-async def test_stop_closes_and_tells_nobody(
+async def test_stop_closes_and_tells_no_callback(
     heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     news, last = News(), News()

@@ -59,7 +59,7 @@ def test_block_numbers_of_any_kind_become_what_c_reads(values: list[int]) -> Non
     assert indexes(values, "x").itemsize == 8
 
 
-def test_block_numbers_are_copied_so_that_nobody_changes_them_under_a_transfer() -> None:
+def test_block_numbers_are_copied_so_that_no_caller_changes_them_under_a_transfer() -> None:
     values = array("Q", [1, 2])
     taken = indexes(values, "x")
     values[0] = 99

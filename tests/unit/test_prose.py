@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 THIS = Path(__file__).resolve()
 
-FOLDERS = ("benchmarks", "docs", "native")
+FOLDERS = ("benchmarks", "docs", "native", "tests")
 """Where the words below are not used, as on the pages at the top. ``aiodatadist`` follows: its prose has them yet."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

@@ -22,7 +22,7 @@ def test_the_contract_is_abstract() -> None:
         LayerSynchronizer()  # type: ignore[abstract]
 
 
-async def test_layers_are_said_before_and_after_somebody_waits() -> None:
+async def test_layers_are_said_before_and_after_a_task_waits() -> None:
     synchronizer = AwaitableLayerSynchronizer(3)
     synchronizer.ready(1)
     assert await synchronizer.synchronize_layer(1, None)
@@ -108,7 +108,7 @@ async def test_gates_of_the_device() -> None:
         synchronizer.record(1, stream)
         assert not gate.is_shut
         gate.close(1)
-        synchronizer.record(1, stream)  # nobody waits any more
+        synchronizer.record(1, stream)  # no task waits any more
         later = synchronizer.gate(range(1, 2))
         assert later.notifies == [first], "only a gate that was waited for is used again"
         later.close(0)

@@ -418,7 +418,7 @@ def test_a_shape_without_elements_is_refused() -> None:
 
 
 class Block:
-    """Memory that says whether somebody still looks at it."""
+    """Memory that says whether a view of it is left."""
 
     def __init__(self, nbytes: int) -> None:
         block = (ctypes.c_char * nbytes)()

@@ -10,14 +10,14 @@ from aiodatadist import CacheDesc, CacheKey, DataType
 from aiodatadist.cache.table import CacheTable, Entry
 
 GAP = 4096
-"""Bytes between two tensors that belong to nobody."""
+"""Bytes between two tensors that belong to neither."""
 SOURCE, TARGET = 2**48, 2**32
 """Where the first tensor is."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A cache of nobody's: what a plan has to know."""
+    """A cache without an owner: what a plan has to know."""
 
     cache_id: int
     blocks: bool

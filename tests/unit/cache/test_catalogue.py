@@ -60,7 +60,7 @@ def test_name_is_the_key_in_its_name_space(key: Key, name: Name) -> None:
     assert name_of(key) == name
 
 
-def test_name_is_the_same_whoever_is_asked() -> None:
+def test_name_is_the_same_at_either_end() -> None:
     assert name_of(CacheKey(7, 10)) == name_of(CacheKey(8, 10))
     assert name_of(BlocksCacheKey(7, 1)) == name_of(BlocksCacheKey(8, 1))
 

@@ -158,7 +158,7 @@ class Pages(RuleBasedStateMachine):
         first, inside = divmod(address - BASE, 1024)
         assert inside == 0
         mine = set(range(first, first + pages))
-        assert mine <= self.free  # inside the pool, and nobody else's
+        assert mine <= self.free  # inside the pool, and no other owner's
         self.free -= mine
         left = list(before)
         fitting = min(length for length in before if length >= pages)

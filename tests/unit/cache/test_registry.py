@@ -1,4 +1,4 @@
-"""Caches are made whole, answered for while somebody refers to them, and given back when nothing touches them."""
+"""Caches are made whole, answered for while a caller refers to them, and given back when nothing touches them."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ async def test_deallocate_waits_for_transfers_and_for_peers(registry: CacheRegis
     assert peer.asked == [entry]
 
 
-async def test_cache_that_is_being_given_up_is_offered_to_nobody(registry: CacheRegistry) -> None:
+async def test_cache_that_is_being_given_up_is_offered_to_no_peer(registry: CacheRegistry) -> None:
     cache, entry = allocate_blocks(registry, BlocksCacheKey(1, 3))
     entry.lease()
     waiting = asyncio.create_task(registry.deallocate(cache, True))
@@ -378,7 +378,7 @@ async def test_second_deallocate_waits_for_the_first_and_a_third_does_nothing(re
     await asyncio.gather(*both)
     again, _ = allocate(registry)
     await registry.deallocate(cache, False)
-    assert free(registry) == PAGES - 2, "pages that somebody else has meanwhile are not given back"
+    assert free(registry) == PAGES - 2, "pages that have another owner meanwhile are not given back"
     await registry.deallocate(again, False)
 
 
@@ -724,7 +724,7 @@ async def test_cancelled_registration_leaves_nothing_behind(
     await register(registry, (at(1), at(2)), K0)
 
 
-async def test_cache_for_ourselves_is_offered_to_nobody(registry: CacheRegistry) -> None:
+async def test_cache_for_ourselves_is_offered_to_no_peer(registry: CacheRegistry) -> None:
     memory = ctypes.create_string_buffer(2 * PAGE)
     where = ctypes.addressof(memory)
     before = registry._transport.epoch

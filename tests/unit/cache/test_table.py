@@ -42,7 +42,7 @@ class Peer:
     """A holder."""
 
     def revoke(self, entry: Entry) -> Event:
-        raise AssertionError("nobody asked for this")
+        raise AssertionError("no test asks for this")
 
 
 # ---- ids ----
@@ -324,7 +324,7 @@ async def test_lease_taken_before_the_waiter_ran_is_waited_for_too() -> None:
     assert order == ["release", "quiet"]
 
 
-async def test_nobody_waits_for_a_cache_that_the_device_does_not_let_go_of() -> None:
+async def test_no_call_waits_for_a_cache_that_the_device_does_not_let_go_of() -> None:
     entry = bind(CacheTable())
     entry.lease()
     entry.holders.add(Peer())

@@ -132,7 +132,7 @@ def test_position_matters(model: Model) -> None:
 
 @pytest.fixture
 def filled(model: Model) -> tuple[list[Array], list[int]]:
-    """A cache that holds the prompt, and its block table; block 19 belongs to nobody."""
+    """A cache that holds the prompt, and its block table; block 19 is in no table."""
     table = scattered(blocks_for(len(PROMPT) + 1), 19)
     cache = empty_cache(SMALL, 20)
     model.prefill(PROMPT, cache, table)

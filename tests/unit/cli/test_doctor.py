@@ -87,7 +87,7 @@ def test_an_installed_client_is_no_server(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_xxhash_is_missed_by_whoever_has_an_engine(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xxhash_is_missed_where_there_is_an_engine(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 

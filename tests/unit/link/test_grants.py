@@ -19,7 +19,7 @@ LONG = 3600.0
 
 
 class Link:
-    """What grants have to do with: a holder, a connection, and somebody to complain to."""
+    """What grants have to do with: a holder, a connection, and what complaints go to."""
 
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], seconds: float) -> None:
         self.said: list[Message] = []
@@ -144,7 +144,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
         await link.complained.wait()
         assert anyio.current_time() - before >= 0.049  # uvloop counts in milliseconds
         assert link.complaints == [f"did not give cache {entry.cache_id} back within 0.05 s"]
-        assert entry.holders == {link}, "nobody knows what it does"
+        assert entry.holders == {link}, "what the peer does is not known"
         link.peer_leases.end()
         assert entry.holders == set()
 

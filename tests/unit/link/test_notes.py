@@ -1,4 +1,4 @@
-"""Notifications leave in the order in which they were asked for, and whoever takes them gets each once."""
+"""Notifications leave in the order in which they were asked for, and a taker gets each once."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_later_one_that_is_ready_waits_for_an_earlier_one() -> None:
     assert third.sent.is_set()
 
 
-def test_dropped_one_holds_up_nobody_and_is_never_sent() -> None:
+def test_dropped_one_holds_up_no_other_and_is_never_sent() -> None:
     box, sent = notification_queue()
     first, second, third = (box.reserve(payload) for payload in (b"1", b"2", b"3"))
     second.drop()

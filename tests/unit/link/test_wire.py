@@ -198,7 +198,7 @@ async def test_stranger_cannot_send_much_and_a_known_peer_can() -> None:
     assert await one.receive() == LARGE
 
 
-# ---- when nobody is there ----
+# ---- when the peer is not there ----
 
 
 async def test_peer_that_left_is_lost_to_the_reader() -> None:

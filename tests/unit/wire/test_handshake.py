@@ -1,4 +1,4 @@
-"""Any message in any state is an answer or a LinkError, and nobody without the key gets a link."""
+"""Any message in any state is an answer or a LinkError, and no peer without the key gets a link."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def travel(sent: list[Message]) -> list[Message]:
 
 
 def converse(client: Handshake, server: Handshake) -> None:
-    """Carry messages to and fro until nobody has anything to say."""
+    """Carry messages to and fro until neither has anything to say."""
     to_server, to_client = travel(client.start(CONNECT)), list[Message]()
     while to_server or to_client:
         for message in to_server:
