@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import pytest
 
 from aiodatadist import (
@@ -283,11 +284,12 @@ async def test_model_code_on_the_loop(one_sided: bool) -> None:
         seen: list[LayerDone] = []
         news = task.progress()
         for layer in range(LAYERS):
-            await asyncio.sleep(0.002)
-            assert len(seen) == 2 * layer
+            first = asyncio.ensure_future(anext(news))
+            await anyio.wait_all_tasks_blocked()
+            assert not first.done()
             made.compute(layer)
             synchronizer.ready(layer)
-            seen += [await anext(news), await anext(news)]
+            seen += [await first, await anext(news)]
             for i in range(2):
                 assert made.held(i) == made.after_blocks(i, before[i], range(layer + 1))
         with pytest.raises(StopAsyncIteration):
@@ -307,7 +309,7 @@ async def test_layers_ready_in_any_order_travel_in_theirs() -> None:
             made.compute(layer)
             synchronizer.ready(layer)
         task = made.blocks(synchronizer)
-        await asyncio.sleep(0.02)
+        await anyio.wait_all_tasks_blocked()
         assert made.held(0) == before
         made.compute(0)
         synchronizer.ready(0)
@@ -584,7 +586,7 @@ async def test_cancelling(how: str, what: str) -> None:  # noqa: PLR0912
                     await task
 
                 waiter = asyncio.ensure_future(wait())
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0)  # it waits
                 waiter.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiter
@@ -917,7 +919,8 @@ async def test_the_receiver_hears_that_the_caches_do_not_fit() -> None:
 async def test_the_receiver_hears_of_the_end_of_the_link(force: bool) -> None:
     async with fan() as made, made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
         waiting = asyncio.ensure_future(receiver.layer(0))
-        await asyncio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert not waiting.done()
         await made.source.datadist.unlink_clusters([cluster_info(made.targets[0])], force=force)
         async with asyncio.timeout(5):
             with pytest.raises(LinkError):

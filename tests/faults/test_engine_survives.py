@@ -19,7 +19,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.cluster import engine as engine_module
-from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -69,13 +69,20 @@ async def test_a_synchronizer_that_is_cancelled_costs_its_transfer_only() -> Non
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
+async def serving(cluster: Cluster) -> None:
+    """Until a transfer that a peer asked for has begun."""
+    async with asyncio.timeout(5):
+        while not any(link.running for link in cluster.datadist.statistics().links):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("end", ["unlink", "finalize"])
 async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(end: str) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
         with soft_faults_cleared():
             soft_fault("HcclBatchPut:delay=700")
             task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
-            await anyio.sleep(0.05)
+            await serving(prompt)
             leaving = asyncio.create_task(
                 decoder.datadist.unlink_clusters([cluster_info(prompt)], 200)
                 if end == "unlink"
@@ -83,7 +90,7 @@ async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(en
             )
             await task.synchronize()
             before = bytes(decoder.memory(cache).view())
-            await anyio.sleep(1.0)
+            await anyio.sleep(1.0)  # the fault's 0.7 s, and then some
             assert bytes(decoder.memory(cache).view()) == before
             await leaving
 
@@ -91,13 +98,13 @@ async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(en
 async def test_a_destination_that_is_taken_back_while_it_is_filled_costs_that_pull_only() -> None:
     pool = '{"memory_size": 1048576, "page_shift": 12}'
     options = {"enable_remote_cache_accessible": False, "mem_pool_cfg": pool, "sync_kv_timeout": 300}
-    async with linked_pair(DESC, **options) as (_, decoder, _, cache):  # type: ignore[arg-type]
+    async with linked_pair(DESC, **options) as (prompt, decoder, _, cache):  # type: ignore[arg-type]
         manager = decoder.datadist.cache_manager
         lent = await manager.allocate_blocks_cache(DESC)
         with soft_faults_cleared():
             soft_fault("HcclBatchPut:hang")
             task = manager.pull_blocks(BlocksCacheKey(1), lent, [1], [2])
-            await anyio.sleep(0.05)
+            await serving(prompt)
             await manager.deallocate_blocks_cache(lent)
             with pytest.raises(LLMException):
                 await task

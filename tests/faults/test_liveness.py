@@ -183,9 +183,8 @@ async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_hold_up_fi
 async def test_a_busy_loop_does_not_look_dead(options: dict[str, Any]) -> None:
     async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
         milliseconds = 200 if options else 300
-        await anyio.sleep(0.3)  # until both beat
         hers = asyncio.create_task(peer.ask("spin", 5, milliseconds))
-        await anyio.sleep(0.05)
+        await anyio.wait_all_tasks_blocked()  # she was asked
         for _ in range(5):
             spin(milliseconds)
             await asyncio.sleep(0)
@@ -197,10 +196,7 @@ async def test_a_busy_loop_does_not_look_dead(options: dict[str, Any]) -> None:
 
 async def test_a_loop_that_is_busy_right_after_linking_does_not_look_dead() -> None:
     async with puppet(**BRISK) as peer, linked_to(peer, **BRISK) as (cluster, cache):
-        hers = asyncio.create_task(peer.ask("spin", 5, 200))
-        for _ in range(5):
-            await anyio.sleep(0.2)
-        await hers
+        await peer.ask("spin", 5, 200)
         await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 

@@ -87,6 +87,15 @@ async def count_beats(sock: socket.socket, number: int) -> None:
             assert len(await loop.sock_recv(sock, 1)) == 1
 
 
+async def what_is_queued(heartbeats: HeartbeatThread) -> None:
+    """Until the loop has heard all that the thread queued on it so far: what it says of a silent peer comes behind that."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        silent = News()
+        heartbeats.watch(ours, 0.01, silent)
+        await silent.come()
+
+
 # ---- alive ----
 
 
@@ -123,13 +132,21 @@ async def test_the_peers_first_byte_is_told_once_and_the_others_are_not(
     heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     begun: list[threading.Thread] = []
-    news, last = News(), News()
-    heartbeats.watch(pair[0], 0.2, news, lambda: begun.append(threading.current_thread()), patience=60)
-    await asyncio.sleep(0.1)
+    news, last, told = News(), News(), asyncio.Event()
+
+    def begins() -> None:
+        begun.append(threading.current_thread())
+        told.set()
+
+    heartbeats.watch(pair[0], 0.2, news, begins, patience=60)
+    await count_beats(pair[1], 3)
     assert begun == []
-    for _ in range(3):
+    pair[1].send(b"x")
+    async with asyncio.timeout(5):
+        await told.wait()
+    for _ in range(2):
         pair[1].send(b"x")
-        await asyncio.sleep(0.05)
+        await count_beats(pair[1], 2)  # each is read by the thread before its next beat
     assert begun == [threading.main_thread()]
     assert "no heartbeat" in await news.come()  # from its first byte on it has the time that all have
     silent = socket.socketpair()
@@ -147,7 +164,7 @@ async def test_who_stopped_watching_is_not_told_of_the_first_byte(
     watch = heartbeats.watch(pair[0], FOREVER, News(), lambda: begun.append(1))
     spin(lambda: heartbeats._loop is not None and any(line.has_begun for line in [*heartbeats._loop._lines.values()]))
     watch.stop()
-    await asyncio.sleep(0.05)
+    await what_is_queued(heartbeats)
     assert begun == []
 
 
@@ -156,11 +173,9 @@ async def test_any_bytes_are_a_beat_however_many(
 ) -> None:
     news, loop = News(), asyncio.get_running_loop()
     heartbeats.watch(pair[0], 0.25, news)
-    await asyncio.sleep(0.15)
+    await count_beats(pair[1], 6)
     await loop.sock_sendall(pair[1], b"anything " * 100_000)
-    with lasting(0.25 + SLACK, 0.2):
-        await asyncio.sleep(0.15)
-        assert news.reasons == []
+    with lasting(0.25 + SLACK, 0.2):  # from then on, and not from the beginning
         await news.come()
 
 
@@ -321,7 +336,7 @@ async def test_stop_prevents_what_the_thread_has_queued_already(
     pair[1].close()
     spin_until_closed(pair[0])
     watch.stop()
-    await asyncio.sleep(0.05)
+    await what_is_queued(heartbeats)
     assert news.reasons == []
 
 
@@ -330,8 +345,8 @@ async def test_close_prevents_it_too(heartbeats: HeartbeatThread, pair: tuple[so
     heartbeats.watch(pair[0], FOREVER, news)
     pair[1].close()
     spin_until_closed(pair[0])
-    heartbeats.close()
-    await asyncio.sleep(0.05)
+    heartbeats.close()  # its thread has ended: what it queued comes in the next round of the loop
+    await asyncio.sleep(0)
     assert news.reasons == []
 
 
