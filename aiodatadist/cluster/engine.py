@@ -45,7 +45,7 @@ from aiodatadist.link import (
     connected,
     hear_first,
 )
-from aiodatadist.transport import Transport, open_transport
+from aiodatadist.transport import RdmaConfig, Transport, open_transport
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
@@ -147,7 +147,7 @@ class Engine:
         """From opening to the end. What goes wrong while opening is raised; afterwards nothing is."""
         async with AsyncExitStack() as stack:
             self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
-            self.transport = open_transport(self._config.transport, self.device, self._config.local_comm_res or None)
+            self.transport = self._open_transport()
             stack.push_async_callback(self.transport.aclose)
             self.registry = CacheRegistry(self.device, self.transport, self.spawn, self.cluster_id)
             await self._open_pools()
@@ -186,6 +186,13 @@ class Engine:
         self.jobs.add(job)
         job.add_done_callback(self.jobs.discard)
         job.start(tasks.start_soon)
+
+    def _open_transport(self) -> Transport:
+        config = self._config
+        for line in config.without_effect():
+            logger.warning("cluster %d: %s", self.cluster_id, line)
+        rdma = RdmaConfig(config.rdma_traffic_class, config.rdma_service_level)
+        return open_transport(config.transport, self.device, config.local_comm_res or None, rdma)
 
     async def _open_pools(self) -> None:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):

@@ -91,6 +91,7 @@ class RankGroups:
                     rank_table,
                     card.model_dump_json().encode(),
                     self._seconds,
+                    self._engine.transport.rdma,
                 )
                 cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
             except BaseException:

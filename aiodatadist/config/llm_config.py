@@ -25,6 +25,17 @@ DEFAULT_HEARTBEAT_MISSES = 3
 
 TransportName = Literal["hccl", "loopback"]
 
+WITHOUT_EFFECT: Final = {
+    "transfer_backend": "bytes travel as `transport` says; there is no HIXL engine here",
+    "global_resource_config": "it is for the HIXL engine, which is not here",
+    "deploy_res_path": "nothing is deployed to a device here",
+    "cluster_info": "a cluster listens where listen_ip_info says, and is who its constructor says",
+    "output_max_size": "outputs of a model runner may have any size",
+}
+"""Options that a vendor's script may give, which are checked and kept, and the reasons why they change nothing."""
+
+_POOL_SIZE: Final = "ge.flowgraphmemmaxsize"
+
 _UNSET: Final[Any] = object()
 
 
@@ -76,15 +87,17 @@ class LLMConfig(BaseModel):
         local_comm_res: this device in a rank table, as JSON; needed on an NPU, ignored by softnpu.
         mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host, as JSON with
             ``memory_size`` in bytes and ``page_shift``.
-        rdma_traffic_class: 0 to 255, a multiple of 4. None: what the environment says.
-        rdma_service_level: 0 to 7. None: what the environment says.
-        transfer_backend: None or ``"hixl"``, which needs ``listen_ip_info`` and both modes on.
-        global_resource_config: JSON for that backend.
+        rdma_traffic_class: 0 to 255, a multiple of 4, of HCCL's communicators. None: what HCCL_RDMA_TC says, else 132.
+        rdma_service_level: 0 to 7, likewise. None: what HCCL_RDMA_SL says, else 4.
         ge_options: further options of the engine; their keys begin with ``ge.``. A device named here becomes
-            ``device_id``, unless that was set.
-        enable_switch_role, mem_utilization, buf_pool_cfg, deploy_res_path, cluster_info, output_max_size: of the
-            KvCacheManager mode: checked and kept, and of no consequence in the other one. ``mem_utilization`` is a
-            share in [0, 1]; addresses in ``cluster_info`` are kept as integers.
+            ``device_id``, unless that was set; ``ge.flowGraphMemMaxSize`` is the KvCacheManager mode's pool. Others have no
+            effect, and a warning at ``init`` names them.
+        enable_switch_role, mem_utilization, buf_pool_cfg: of the KvCacheManager mode: checked and kept, and of no
+            consequence in the other one. ``mem_utilization`` is a share in [0, 1].
+        transfer_backend, global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give
+            them; they are checked and kept, have no effect, and a warning at ``init`` says why (``WITHOUT_EFFECT``).
+            ``transfer_backend`` is ``"hixl"``, and needs ``listen_ip_info`` and both modes on. Addresses in
+            ``cluster_info`` are kept as integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
         heartbeat_interval: milliseconds between two signs of life on a link, 10 to 600000.
         heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
@@ -231,6 +244,13 @@ class LLMConfig(BaseModel):
                 raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it has to be 1, or absent")
         if not self.listen_ip_info:
             raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it has to be given")
+
+    def without_effect(self) -> list[str]:
+        """A line for each option that was given and changes nothing: its name, and the reason."""
+        given = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
+        lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
+        others = sorted(key for key in self.ge_options if key.lower() != _POOL_SIZE)
+        return lines + [f"option {key!r} has no effect: there is no graph engine here" for key in others]
 
     @property
     def options(self) -> dict[str, str]:

@@ -11,7 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
+from aiodatadist.transport.contract import (
+    DEFAULT_RDMA,
+    Channel,
+    ChannelOffer,
+    Endpoint,
+    RdmaConfig,
+    Region,
+    StillWritten,
+    Transport,
+)
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device
@@ -19,7 +28,9 @@ if TYPE_CHECKING:
 TRANSPORTS = {"hccl": "HcclTransport", "loopback": "LoopbackTransport"}
 
 
-def open_transport(name: str, device: Device, resource: str | None = None) -> Transport:
+def open_transport(
+    name: str, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA
+) -> Transport:
     """The transport of this name for a device. ``resource`` is the ``local_comm_res`` option.
 
     Raises:
@@ -28,8 +39,18 @@ def open_transport(name: str, device: Device, resource: str | None = None) -> Tr
     if name not in TRANSPORTS:
         raise ParamInvalid(f"transport {name!r} does not exist: there are {', '.join(sorted(TRANSPORTS))}")
     module = import_module(f"aiodatadist.transport.{name}")
-    transport: Transport = getattr(module, TRANSPORTS[name])(device, resource)
+    transport: Transport = getattr(module, TRANSPORTS[name])(device, resource, rdma)
     return transport
 
 
-__all__ = ["TRANSPORTS", "Channel", "ChannelOffer", "Endpoint", "Region", "StillWritten", "Transport", "open_transport"]
+__all__ = [
+    "TRANSPORTS",
+    "Channel",
+    "ChannelOffer",
+    "Endpoint",
+    "RdmaConfig",
+    "Region",
+    "StillWritten",
+    "Transport",
+    "open_transport",
+]

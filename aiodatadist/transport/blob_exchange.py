@@ -31,6 +31,7 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
+from aiodatadist.transport.contract import DEFAULT_RDMA, RdmaConfig
 from aiodatadist.transport.hccl import Stop, communicator_config, making
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Placement
@@ -133,7 +134,14 @@ def _member(of: Any, name: str, kind: type, where: str) -> Any:
 
 
 async def meet(
-    device: Device, name: str, rank: int, ranks: Sequence[int], rank_table: str, blob: bytes, timeout: float
+    device: Device,
+    name: str,
+    rank: int,
+    ranks: Sequence[int],
+    rank_table: str,
+    blob: bytes,
+    timeout: float,
+    rdma: RdmaConfig = DEFAULT_RDMA,
 ) -> dict[int, bytes]:
     """Exchange blobs with all other members, who make the same call with the same name, ranks and table.
 
@@ -148,6 +156,7 @@ async def meet(
         ranks: of all members, our own among them.
         blob: at most ``BLOB - 4`` bytes.
         timeout: seconds.
+        rdma: for the communicator.
 
     Returns:
         The blob of every other member, by rank.
@@ -161,7 +170,7 @@ async def meet(
     """
     _check_meeting(name, rank, ranks, blob)
     stop = Stop()
-    meeting = _Meeting(device, rank, sorted(ranks), stop, timeout)
+    meeting = _Meeting(device, rank, sorted(ranks), stop, timeout, rdma)
     try:
         async with asyncio.timeout(timeout):
             return await in_thread(meeting.run, name, rank_table, blob, on_cancel=stop.set)
@@ -200,13 +209,16 @@ def _failing_as_link() -> Iterator[None]:
 class _Meeting:
     """One member's part of a meeting. Everything blocks; all of it happens in one thread."""
 
-    def __init__(self, device: Device, rank: int, ranks: list[int], stop: Stop, timeout: float) -> None:
+    def __init__(
+        self, device: Device, rank: int, ranks: list[int], stop: Stop, timeout: float, rdma: RdmaConfig
+    ) -> None:
         self._device = device
         self._runtime = device.runtime
         self._rank = rank
         self._ranks = ranks
         self._stop = stop
         self._timeout = timeout
+        self._rdma = rdma
         self._comm: Handle | None = None
         self._stream: Handle | None = None
         self._memory: Memory | None = None
@@ -242,7 +254,7 @@ class _Meeting:
         return ffi.cast("void *", self._memory.address + BLOB * self._ranks.index(rank))
 
     def _make_communicator(self, name: str, rank_table: str) -> None:
-        config = communicator_config(name, BUFFER_MIB)
+        config = communicator_config(name, BUFFER_MIB, self._rdma)
         if self._runtime.is_soft:
             self._stop.ends_calls_of(config)
         comm = ffi.new("HcclComm *")

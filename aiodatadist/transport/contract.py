@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from aiodatadist.errors import LinkError
 from aiodatadist.values.descriptors import Placement
@@ -68,6 +68,17 @@ class ChannelOffer:
         return 1 - self.rank
 
 
+class RdmaConfig(NamedTuple):
+    """What the packets of a channel over RDMA are marked with. None: the environment's ``HCCL_RDMA_TC`` and
+    ``HCCL_RDMA_SL``, or the vendor's defaults, 132 and 4."""
+
+    traffic_class: int | None = None
+    service_level: int | None = None
+
+
+DEFAULT_RDMA: Final = RdmaConfig()
+
+
 class StillWritten(LinkError):
     """A channel is closed, but the peer was stopped in the middle of writing into our memory: it finishes that piece when it
     goes on."""
@@ -109,6 +120,7 @@ class Transport(ABC):
     """Opens channels for one device. Regions are counted: as many ``unregister`` as ``register`` give one back.
 
     Attributes:
+        rdma: for channels over RDMA.
         epoch: grows whenever a region becomes known. A channel reaches the regions of the epoch in which it was opened.
 
     Raises, from every method: LLMException for what the runtime refuses.
@@ -116,8 +128,9 @@ class Transport(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, device: Device, resource: str | None = None) -> None:
+    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
         self.device = device
+        self.rdma = rdma
         self.epoch = 0
 
     @property

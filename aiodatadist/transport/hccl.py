@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
-from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, StillWritten, Transport
+from aiodatadist.transport.contract import (
+    DEFAULT_RDMA,
+    Channel,
+    ChannelOffer,
+    Endpoint,
+    RdmaConfig,
+    Region,
+    StillWritten,
+    Transport,
+)
 from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
@@ -156,8 +165,8 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def communicator_config(name: str, buffer_mib: int) -> Handle:
-    """A ``HcclCommConfig``: the name that all members give, and the megabytes of HCCL's staging memory."""
+def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig) -> Handle:
+    """A ``HcclCommConfig``: the name that all members give, the megabytes of HCCL's staging memory, and RDMA's marks."""
     config = ffi.new("HcclCommConfig *")
     header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
     ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
@@ -165,8 +174,8 @@ def communicator_config(name: str, buffer_mib: int) -> Handle:
     header[3] = CONFIG_VERSION
     config.hcclBufferSize = buffer_mib
     config.hcclCommName = name.encode()
-    config.hcclRdmaTrafficClass = NOT_SET
-    config.hcclRdmaServiceLevel = NOT_SET
+    config.hcclRdmaTrafficClass = NOT_SET if rdma.traffic_class is None else rdma.traffic_class
+    config.hcclRdmaServiceLevel = NOT_SET if rdma.service_level is None else rdma.service_level
     return config
 
 
@@ -175,8 +184,8 @@ class HcclTransport(Transport):
 
     name: ClassVar[str] = "hccl"
 
-    def __init__(self, device: Device, resource: str | None = None) -> None:
-        super().__init__(device, resource)
+    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
+        super().__init__(device, resource, rdma)
         self._runtime = device.runtime
         self._regions: dict[Region, tuple[Handle, int]] = {}
         self._endpoint = self._describe(resource)
@@ -309,7 +318,7 @@ class HcclTransport(Transport):
             return channel
 
     def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: Stop) -> Handle:
-        config = communicator_config(offer.name, BUFFER_MIB)
+        config = communicator_config(offer.name, BUFFER_MIB, self.rdma)
         if self._runtime.is_soft:
             stop.ends_calls_of(config)
         comm = ffi.new("HcclComm *")

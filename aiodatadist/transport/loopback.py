@@ -11,7 +11,7 @@ import anyio
 
 from aiodatadist.device.program import CopyKind
 from aiodatadist.errors import IncompatiblePeer, LinkTimeout, ParamInvalid
-from aiodatadist.transport.contract import Channel, ChannelOffer, Endpoint, Region, Transport
+from aiodatadist.transport.contract import DEFAULT_RDMA, Channel, ChannelOffer, Endpoint, RdmaConfig, Region, Transport
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid
 
@@ -42,8 +42,8 @@ class LoopbackTransport(Transport):
 
     name: ClassVar[str] = "loopback"
 
-    def __init__(self, device: Device, resource: str | None = None) -> None:
-        super().__init__(device, resource)
+    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
+        super().__init__(device, resource, rdma)
         self._regions: dict[Region, int] = {}
         self._host = f"process {os.getpid()}"
 

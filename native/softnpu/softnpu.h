@@ -36,6 +36,8 @@ int softnpu_comm_awaited(void *comm);
 /* Destroys it without waiting: the caller has seen to it that memory which the peer may still write is not used again.
  * 0, or -1: it is not one that HcclCommDestroy refused for that reason. */
 int softnpu_comm_abandon(void *comm);
+/* The RDMA traffic class and service level that a communicator was made with. 0, or -1: there is no such communicator. */
+int softnpu_comm_rdma(void *comm, uint32_t *traffic_class, uint32_t *service_level);
 
 typedef struct softnpu_counters {
     uint64_t device_bytes, pinned_bytes;           /* allocated now */

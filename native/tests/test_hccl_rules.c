@@ -131,6 +131,58 @@ TEST(test_configurations)
     CHECK_OK(HcclCommDestroy(comm));
 }
 
+static void check_rdma(HcclCommConfig *config, uint32_t traffic_class, uint32_t service_level)
+{
+    HcclComm comm = NULL;
+    uint32_t found[2] = { 0, 0 };
+    CHECK_OK(HcclCommInitClusterInfoMemConfig(two_ranks, 0, config, &comm));
+    CHECK_EQ(softnpu_comm_rdma(comm, &found[0], &found[1]), 0);
+    CHECK_EQ(found[0], traffic_class);
+    CHECK_EQ(found[1], service_level);
+    CHECK_OK(HcclCommDestroy(comm));
+    CHECK_EQ(softnpu_comm_rdma(comm, &found[0], &found[1]), -1);
+}
+
+TEST(test_rdma_is_configured_or_the_environments_or_the_vendors)
+{
+    HcclCommConfig config = named_config("rdma"), older = config;
+    uint32_t version = 4;
+    config.hcclRdmaTrafficClass = 64, config.hcclRdmaServiceLevel = 7;
+    check_rdma(&config, 64, 7);
+    memcpy(older.reserved + 12, &version, sizeof version);  /* these fields came with version 5 */
+    check_rdma(&older, 132, 4);
+    config.hcclRdmaTrafficClass = HCCL_COMM_TRAFFIC_CLASS_CONFIG_NOT_SET;
+    config.hcclRdmaServiceLevel = HCCL_COMM_SERVICE_LEVEL_CONFIG_NOT_SET;
+    check_rdma(&config, 132, 4);
+    setenv("HCCL_RDMA_TC", "252", 1);
+    setenv("HCCL_RDMA_SL", "0", 1);
+    check_rdma(&config, 252, 0);
+    config.hcclRdmaTrafficClass = 0;
+    check_rdma(&config, 0, 0);
+    unsetenv("HCCL_RDMA_TC");
+    unsetenv("HCCL_RDMA_SL");
+}
+
+TEST(test_wrong_rdma_is_refused)
+{
+    static const char *const classes[] = { "256", "130", "-4", "x" };
+    HcclComm comm = NULL;
+    HcclCommConfig config = named_config("wrong rdma");
+    config.hcclRdmaTrafficClass = 130;                      /* no multiple of 4 */
+    CHECK_ERR(HcclCommInitClusterInfoMemConfig(two_ranks, 0, &config, &comm), HCCL_E_PARA);
+    config.hcclRdmaTrafficClass = 256;
+    CHECK_ERR(HcclCommInitClusterInfoMemConfig(two_ranks, 0, &config, &comm), HCCL_E_PARA);
+    config.hcclRdmaTrafficClass = HCCL_COMM_TRAFFIC_CLASS_CONFIG_NOT_SET;
+    config.hcclRdmaServiceLevel = 8;
+    CHECK_ERR(HcclCommInitClusterInfoMemConfig(two_ranks, 0, &config, &comm), HCCL_E_PARA);
+    config.hcclRdmaServiceLevel = 0;
+    for (int i = 0; i < 4; i++) {
+        setenv("HCCL_RDMA_TC", classes[i], 1);
+        CHECK_ERR(HcclCommInitClusterInfoMemConfig(two_ranks, 0, &config, &comm), HCCL_E_PARA);
+    }
+    unsetenv("HCCL_RDMA_TC");
+}
+
 TEST(test_a_destroyed_communicator_is_not_found)
 {
     HcclComm comm = new_one_sided("gone", 0);
@@ -217,6 +269,8 @@ int main(void)
     RUN(test_bound_regions_stay_registered);
     RUN(test_names_are_unique_per_device);
     RUN(test_configurations);
+    RUN(test_rdma_is_configured_or_the_environments_or_the_vendors);
+    RUN(test_wrong_rdma_is_refused);
     RUN(test_a_destroyed_communicator_is_not_found);
     RUN(test_suspended_communicators_refuse_transfers);
     RUN(test_communicators_want_a_device);

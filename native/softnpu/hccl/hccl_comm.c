@@ -38,7 +38,7 @@ static void comm_free(soft_object *object)
     free(comm);
 }
 
-hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const hccl_key *key)
+hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const hccl_config *config, const hccl_key *key)
 {
     hccl_comm *comm = calloc(1, sizeof *comm + size * sizeof comm->peers[0]);
     if (!comm)
@@ -47,7 +47,9 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const h
     atomic_init(&comm->object.refs, 1);
     pthread_mutex_init(&comm->lock, NULL);
     comm->key = *key;
-    strncpy(comm->name, name, HCCL_NAME_BYTES - 1);
+    memcpy(comm->name, config->name, HCCL_NAME_BYTES);
+    comm->traffic_class = config->traffic_class;
+    comm->service_level = config->service_level;
     comm->device = soft_current_device();
     comm->rank = rank;
     comm->size = size;

@@ -11,22 +11,13 @@
 /* The first 24 bytes, which the vendor's structure hides in `reserved`. */
 typedef struct config_head { uint64_t size; uint32_t magic, version; uint64_t zero; } config_head;
 
-HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, char name[HCCL_NAME_BYTES])
+static HcclResult read_name(const char *function, const config_head *head, const HcclCommConfig *given, char *name)
 {
-    config_head head;
-    name[0] = 0;
-    memcpy(&head, config->reserved, sizeof head);
-    if (head.magic != HCCL_COMM_CONFIG_MAGIC_WORD)
-        return soft_hccl_error(HCCL_E_PARA, "%s: HcclCommConfig has magic 0x%x instead of 0x%x", function, head.magic,
-                               HCCL_COMM_CONFIG_MAGIC_WORD);
-    if (head.size < sizeof head || head.version < 1)
-        return soft_hccl_error(HCCL_E_PARA, "%s: HcclCommConfig says size %llu, version %u", function,
-                               (unsigned long long)head.size, head.version);
-    if (head.size < offsetof(HcclCommConfig, hcclCommName) + HCCL_NAME_BYTES)
+    if (head->size < offsetof(HcclCommConfig, hcclCommName) + HCCL_NAME_BYTES)
         return HCCL_SUCCESS;                            /* older and shorter */
-    if (strnlen(config->hcclCommName, HCCL_NAME_BYTES) == HCCL_NAME_BYTES)
+    if (strnlen(given->hcclCommName, HCCL_NAME_BYTES) == HCCL_NAME_BYTES)
         return soft_hccl_error(HCCL_E_PARA, "%s: hcclCommName is longer than %d characters", function, HCCL_NAME_BYTES - 1);
-    memcpy(name, config->hcclCommName, HCCL_NAME_BYTES);
+    memcpy(name, given->hcclCommName, HCCL_NAME_BYTES);
     return HCCL_SUCCESS;
 }
 
@@ -34,35 +25,96 @@ HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, 
  * or an HcclCommPrepare that waits for peers. "softnpu-cancel-fd=N": it ends with E_NOT_FOUND once that eventfd is
  * readable. The caller keeps it open until the initialisation is over; of a one-sided communicator, until it is prepared
  * or destroyed.                                                                                                       */
-int hccl_config_cancel(const HcclCommConfig *config)
+static int read_cancel(const config_head *head, const HcclCommConfig *given)
 {
     static const char prefix[] = "softnpu-cancel-fd=";
-    config_head head;
     int fd;
     char end;
-    memcpy(&head, config->reserved, sizeof head);
-    if (head.size < offsetof(HcclCommConfig, hcclUdi) + sizeof config->hcclUdi ||
-        strnlen(config->hcclUdi, sizeof config->hcclUdi) == sizeof config->hcclUdi)
+    if (head->size < offsetof(HcclCommConfig, hcclUdi) + sizeof given->hcclUdi ||
+        strnlen(given->hcclUdi, sizeof given->hcclUdi) == sizeof given->hcclUdi)
         return -1;
-    if (strncmp(config->hcclUdi, prefix, sizeof prefix - 1))
+    if (strncmp(given->hcclUdi, prefix, sizeof prefix - 1))
         return -1;
-    return sscanf(config->hcclUdi + sizeof prefix - 1, "%9d%c", &fd, &end) == 1 && fd >= 0 ? fd : -1;
+    return sscanf(given->hcclUdi + sizeof prefix - 1, "%9d%c", &fd, &end) == 1 && fd >= 0 ? fd : -1;
+}
+
+static bool number_from_environment(const char *variable, long low, long high, long *value)
+{
+    const char *text = getenv(variable);
+    char *end;
+    if (!text || !*text)
+        return true;
+    errno = 0;
+    *value = strtol(text, &end, 10);
+    return !errno && !*end && *value >= low && *value <= high;
+}
+
+/* ---- RDMA: what the configuration says, else the environment, else the vendor ---- */
+
+typedef struct rdma_rule { const char *name, *variable; long fallback, high, step; } rdma_rule;
+
+static const rdma_rule traffic_class = {"hcclRdmaTrafficClass", "HCCL_RDMA_TC", 132, 255, 4};
+static const rdma_rule service_level = {"hcclRdmaServiceLevel", "HCCL_RDMA_SL", 4, 7, 1};
+
+static HcclResult rdma_from_environment(const char *function, const rdma_rule *rule, uint32_t *value)
+{
+    long number = rule->fallback;
+    if (!number_from_environment(rule->variable, 0, rule->high, &number) || number % rule->step)
+        return soft_hccl_error(HCCL_E_PARA, "%s: %s=%s: it has to be in [0, %ld] and a multiple of %ld", function,
+                               rule->variable, getenv(rule->variable), rule->high, rule->step);
+    *value = (uint32_t)number;
+    return HCCL_SUCCESS;
+}
+
+static HcclResult read_rdma(const char *function, const rdma_rule *rule, uint32_t given, uint32_t *value)
+{
+    if (given == UINT32_MAX)                            /* HCCL_COMM_..._CONFIG_NOT_SET, of both */
+        return rdma_from_environment(function, rule, value);
+    if (given > rule->high || given % rule->step)
+        return soft_hccl_error(HCCL_E_PARA, "%s: %s is %u: it has to be in [0, %ld] and a multiple of %ld", function,
+                               rule->name, given, rule->high, rule->step);
+    *value = given;
+    return HCCL_SUCCESS;
+}
+
+/* ---- the whole ---- */
+
+static HcclResult read_head(const char *function, const HcclCommConfig *given, config_head *head)
+{
+    memcpy(head, given->reserved, sizeof *head);
+    if (head->magic != HCCL_COMM_CONFIG_MAGIC_WORD)
+        return soft_hccl_error(HCCL_E_PARA, "%s: HcclCommConfig has magic 0x%x instead of 0x%x", function, head->magic,
+                               HCCL_COMM_CONFIG_MAGIC_WORD);
+    if (head->size < sizeof *head || head->version < 1)
+        return soft_hccl_error(HCCL_E_PARA, "%s: HcclCommConfig says size %llu, version %u", function,
+                               (unsigned long long)head->size, head->version);
+    return HCCL_SUCCESS;
+}
+
+HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config)
+{
+    config_head head = {0};
+    *config = (hccl_config){.cancel = -1};
+    HcclResult code = given ? read_head(function, given, &head) : HCCL_SUCCESS;
+    bool has_rdma = head.version >= 5 && head.size >= offsetof(HcclCommConfig, hcclRdmaServiceLevel) + sizeof(uint32_t);
+    if (!code)
+        code = read_name(function, &head, given, config->name);
+    if (!code)
+        code = read_rdma(function, &traffic_class, has_rdma ? given->hcclRdmaTrafficClass : UINT32_MAX, &config->traffic_class);
+    if (!code)
+        code = read_rdma(function, &service_level, has_rdma ? given->hcclRdmaServiceLevel : UINT32_MAX, &config->service_level);
+    if (!code)
+        config->cancel = read_cancel(&head, given);
+    return code;
 }
 
 /* The vendor rejects less than 120 s; here a short limit is what tests want. */
 static bool seconds_from_environment(const char *variable, int fallback, int *seconds)
 {
-    const char *text = getenv(variable);
-    char *end;
-    *seconds = fallback;
-    if (!text || !*text)
-        return true;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (errno || *end || value < 1 || value > 1000000)
-        return false;
-    *seconds = (int)value;
-    return true;
+    long value = fallback;
+    bool ok = number_from_environment(variable, 1, 1000000, &value);
+    *seconds = ok ? (int)value : fallback;
+    return ok;
 }
 
 HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline)

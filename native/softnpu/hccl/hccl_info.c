@@ -3,7 +3,7 @@
 #include "hccl_soft.h"
 
 /* Fields of the version-5 configuration that are understood: buffer size, deterministic, name, udi, expansion mode, traffic
- * class, service level. All but the name concern hardware, and any value of theirs is right here.                         */
+ * class, service level. The name and the last two are checked; the others concern hardware, and may have any value here.    */
 #define CAPABILITY 7
 
 typedef struct question { uint32_t *number; char *name; HcclResult *error; } question;
@@ -169,4 +169,15 @@ HcclResult HcclRemapRegistedMemory(HcclComm *comm, CommMem *memInfoArray, uint64
         if (!memInfoArray[i].size || !soft_span_of(memInfoArray[i].addr, memInfoArray[i].size, &span))
             return soft_hccl_error(HCCL_E_PARA, "%s: range %llu is not known memory", __func__, (unsigned long long)i);
     return HCCL_SUCCESS;
+}
+
+int softnpu_comm_rdma(void *handle, uint32_t *traffic_class, uint32_t *service_level)
+{
+    hccl_comm *comm = handle ? soft_handle_get(SOFT_COMM, handle) : NULL;
+    if (!comm)
+        return -1;
+    *traffic_class = comm->traffic_class;
+    *service_level = comm->service_level;
+    hccl_comm_put(comm);
+    return 0;
 }

@@ -38,16 +38,16 @@ static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
     return code;
 }
 
-static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, const char *name, const hccl_key *key,
-                             int cancel, HcclComm *out)
+static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, hccl_config *config,
+                             const hccl_key *key, HcclComm *out)
 {
-    hccl_wait wait = {function, 0, cancel};
-    char made_up[HCCL_NAME_BYTES];
+    hccl_wait wait = {function, 0, config->cancel};
     HcclResult code = hccl_connect_deadline(function, 0, &wait.deadline);
     if (code)
         return code;
-    snprintf(made_up, sizeof made_up, "softnpu-%016llx", (unsigned long long)(key->word[0] ^ key->word[1]));
-    hccl_comm *comm = hccl_comm_new(ranks, rank, *name ? name : made_up, key);
+    if (!*config->name)
+        snprintf(config->name, sizeof config->name, "softnpu-%016llx", (unsigned long long)(key->word[0] ^ key->word[1]));
+    hccl_comm *comm = hccl_comm_new(ranks, rank, config, key);
     if (!comm)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
     code = meet(comm, &wait);
@@ -83,40 +83,41 @@ HcclResult HcclGetRootInfo(HcclRootInfo *rootInfo)
     return HCCL_SUCCESS;
 }
 
-static HcclResult init_root(const char *function, uint32_t ranks, const HcclRootInfo *info, uint32_t rank, const char *name,
-                            int cancel, HcclComm *comm)
+static HcclResult init_root(const char *function, uint32_t ranks, const HcclRootInfo *info, uint32_t rank,
+                            const HcclCommConfig *given, HcclComm *comm)
 {
-    root given;
+    root from;
+    hccl_config config;
     hccl_key key = {{0, 0}};
     if (!info || !comm)
         return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, info ? "comm" : "rootInfo");
-    HcclResult code = check_ranks(function, ranks, rank);
+    HcclResult code = hccl_config_read(function, given, &config);
+    if (!code)
+        code = check_ranks(function, ranks, rank);
     if (!code)
         code = need_device(function);
     if (code)
         return code;
-    memcpy(&given, info->internal, sizeof given);
-    if (memcmp(given.magic, root_magic, sizeof root_magic))
+    memcpy(&from, info->internal, sizeof from);
+    if (memcmp(from.magic, root_magic, sizeof root_magic))
         return soft_hccl_error(HCCL_E_PARA, "%s: rootInfo did not come from HcclGetRootInfo", function);
-    hccl_key_add(&key, &given, sizeof given);
-    return rendezvous(function, ranks, rank, name, &key, cancel, comm);
+    hccl_key_add(&key, &from, sizeof from);
+    return rendezvous(function, ranks, rank, &config, &key, comm);
 }
 
 HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm)
 {
     HCCL_ENTER();
-    return init_root(__func__, nRanks, rootInfo, rank, "", -1, comm);
+    return init_root(__func__, nRanks, rootInfo, rank, NULL, comm);
 }
 
 HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank,
                                       const HcclCommConfig *config, HcclComm *comm)
 {
-    char name[HCCL_NAME_BYTES];
     HCCL_ENTER();
     if (!config)
         return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
-    HcclResult code = hccl_config_name(__func__, config, name);
-    return code ? code : init_root(__func__, nRanks, rootInfo, rank, name, hccl_config_cancel(config), comm);
+    return init_root(__func__, nRanks, rootInfo, rank, config, comm);
 }
 
 /* ---- rank tables ---- */
@@ -138,47 +139,48 @@ static HcclResult read_table(const char *function, const char *path, char **text
     return HCCL_SUCCESS;
 }
 
-static HcclResult init_table(const char *function, const char *path, uint32_t rank, const char *name, int cancel,
+static HcclResult init_table(const char *function, const char *path, uint32_t rank, const HcclCommConfig *given,
                              HcclComm *comm)
 {
     char *text = NULL;
     size_t length = 0;
     uint32_t ranks;
+    hccl_config config;
     hccl_key key = {{1, 0}};
     if (!path || !comm)
         return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", function, path ? "comm" : "clusterInfo");
-    HcclResult code = need_device(function);
+    HcclResult code = hccl_config_read(function, given, &config);
+    if (!code)
+        code = need_device(function);
     if (!code)
         code = read_table(function, path, &text, &length);
     if (code)
         return code;
-    hccl_key_add(&key, name, strlen(name) + 1);
+    hccl_key_add(&key, config.name, strlen(config.name) + 1);
     code = hccl_rank_table(function, text, length, rank, &ranks, &key);
     free(text);
-    return code ? code : rendezvous(function, ranks, rank, name, &key, cancel, comm);
+    return code ? code : rendezvous(function, ranks, rank, &config, &key, comm);
 }
 
 HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm)
 {
     HCCL_ENTER();
-    return init_table(__func__, clusterInfo, rank, "", -1, comm);
+    return init_table(__func__, clusterInfo, rank, NULL, comm);
 }
 
 HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank, HcclCommConfig *config, HcclComm *comm)
 {
-    char name[HCCL_NAME_BYTES];
     HCCL_ENTER();
     if (!config)
         return soft_hccl_error(HCCL_E_PTR, "%s: config is NULL", __func__);
-    HcclResult code = hccl_config_name(__func__, config, name);
-    return code ? code : init_table(__func__, clusterInfo, rank, name, hccl_config_cancel(config), comm);
+    return init_table(__func__, clusterInfo, rank, config, comm);
 }
 
 /* The one-sided kind: ranks do not meet before HcclCommPrepare. */
 HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config,
                                             HcclComm *comm)
 {
-    char name[HCCL_NAME_BYTES];
+    hccl_config read;
     uint32_t ranks;
     hccl_key key = {{2, 0}};
     HCCL_ENTER();
@@ -186,22 +188,22 @@ HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_
         return soft_hccl_error(HCCL_E_PTR, "%s: rankTableString, config or comm is NULL", __func__);
     HcclResult code = need_device(__func__);
     if (!code)
-        code = hccl_config_name(__func__, config, name);
+        code = hccl_config_read(__func__, config, &read);
     if (code)
         return code;
-    if (!*name)
+    if (!*read.name)
         return soft_hccl_error(HCCL_E_PARA, "%s: config gives no hcclCommName", __func__);
     size_t length = strnlen(rankTableString, HCCL_TABLE_BYTES);
     if (length == HCCL_TABLE_BYTES)
         return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", __func__, HCCL_TABLE_BYTES);
-    hccl_key_add(&key, name, strlen(name) + 1);
+    hccl_key_add(&key, read.name, strlen(read.name) + 1);
     code = hccl_rank_table(__func__, rankTableString, length, rank, &ranks, &key);
     if (code)
         return code;
-    hccl_comm *made = hccl_comm_new(ranks, rank, name, &key);
+    hccl_comm *made = hccl_comm_new(ranks, rank, &read, &key);
     if (!made)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
     made->one_sided = true;
-    made->caller_cancel = hccl_config_cancel(config);
+    made->caller_cancel = read.cancel;
     return hccl_comm_publish(__func__, made, comm);
 }

@@ -50,10 +50,14 @@ static HcclResult make_all(const char *function, uint32_t count, const int32_t *
     static _Atomic uint64_t serial;
     struct { uint64_t number; pid_t pid; } __attribute__((packed)) self = {atomic_fetch_add(&serial, 1), getpid()};
     hccl_key key = {{3, 0}};
-    HcclResult code = HCCL_SUCCESS;
+    hccl_config config;
+    HcclResult code = hccl_config_read(function, NULL, &config);
+    if (code)
+        return code;
+    strcpy(config.name, "softnpu-all");
     hccl_key_add(&key, &self, sizeof self);
     for (uint32_t i = 0; i < count; i++) {
-        made[i] = hccl_comm_new(count, i, "softnpu-all", &key);
+        made[i] = hccl_comm_new(count, i, &config, &key);
         if (!made[i])
             return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
         made[i]->device = devices[i];

@@ -43,15 +43,19 @@ typedef struct hccl_wait {
     const char *function;
     int64_t deadline;                                   /* soft_now_ns(); INT64_MAX = never */
     int cancel;                                         /* readable when the communicator is destroyed, or the
-                                                         * caller gives up (hccl_config_cancel); or -1               */
+                                                         * caller gives up (hccl_config.cancel); or -1               */
 } hccl_wait;
 HcclResult hccl_wait_fd(const hccl_wait *wait, int fd, short events); /* 0, E_TIMEOUT, E_NOT_FOUND (cancelled), E_SYSCALL */
 HcclResult hccl_wait_pause(const hccl_wait *wait, int ms);
 HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult code);
 
 /* ---- hccl_config.c ---- */
-HcclResult hccl_config_name(const char *function, const HcclCommConfig *config, char name[HCCL_NAME_BYTES]); /* "": none */
-int        hccl_config_cancel(const HcclCommConfig *config);            /* a file descriptor; -1: none was given */
+typedef struct hccl_config {
+    char name[HCCL_NAME_BYTES];                         /* "": none was given */
+    int cancel;                                         /* a file descriptor; -1: none was given */
+    uint32_t traffic_class, service_level;              /* of RDMA: given, the environment's, or the vendor's */
+} hccl_config;
+HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config); /* NULL: nothing */
 HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline); /* 0: the environment's, -1: never */
 int64_t    hccl_exec_deadline(void);
 bool       hccl_bytes(uint64_t count, HcclDataType type, uint64_t *bytes);  /* false: bad type, or overflow */
@@ -136,17 +140,18 @@ typedef struct hccl_comm {
     char name[HCCL_NAME_BYTES];
     int device;
     uint32_t rank, size;
+    uint32_t traffic_class, service_level;              /* nothing here sends packets: for softnpu_comm_rdma */
     bool one_sided, prepared, suspended, closed, destroyed;
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     int cancel;                                         /* that thread's eventfd */
     int watch;                                          /* an epoll of what says that peers let go; -1: no peer is waited for */
-    int caller_cancel;                                  /* the caller's (hccl_config_cancel), until it is prepared; or -1 */
+    int caller_cancel;                                  /* the caller's (hccl_config.cancel), until it is prepared; or -1 */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;
     struct hccl_comm *next;                             /* live one-sided communicators */
     hccl_peer peers[];
 } hccl_comm;
-hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const char *name, const hccl_key *key);
+hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const hccl_config *config, const hccl_key *key);
 HcclResult hccl_comm_publish(const char *function, hccl_comm *comm, HcclComm *handle); /* takes over the reference */
 HcclResult hccl_comm_find(const char *function, HcclComm handle, hccl_comm **comm);    /* a new reference */
 void       hccl_comm_put(hccl_comm *comm);

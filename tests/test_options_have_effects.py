@@ -1,0 +1,105 @@
+"""An option that is accepted does something, or a warning says why it does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiodatadist import LLMConfig, LLMDataDist, LLMRole, RegisterMemStatus, legacy
+from aiodatadist._native.library import Handle, ffi
+from aiodatadist.config.llm_config import WITHOUT_EFFECT
+from aiodatadist.testing import linked_pair, open_cluster
+from aiodatadist.transport import hccl
+from tests.test_pull import BLOCKS
+from tests.test_symmetric_links import link_all, settled
+
+GIVEN: dict[str, str | int] = {
+    "transfer_backend": "hixl",
+    "global_resource_config": "{}",
+    "deploy_res_path": "/opt",
+    "cluster_info": "{}",
+    "output_max_size": 7,
+}
+
+
+@pytest.fixture
+def communicators(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+    """Those of all channels, as they are made."""
+    made: list[Handle] = []
+    init: Callable[..., None] = hccl.HcclChannel.__init__
+
+    def remember(self: hccl.HcclChannel, device: Any, comm: Handle, peer_rank: int) -> None:
+        made.append((device, comm))
+        init(self, device, comm, peer_rank)
+
+    monkeypatch.setattr(hccl.HcclChannel, "__init__", remember)
+    return made
+
+
+def rdma_of(device: Any, comm: Handle) -> tuple[int, int]:
+    """What softnpu was asked for."""
+    found = ffi.new("uint32_t[2]")
+    assert device.runtime.acl.softnpu_comm_rdma(comm, found, found + 1) == 0
+    return found[0], found[1]
+
+
+async def test_rdma_options_reach_the_communicators_of_a_link(communicators: list[Handle]) -> None:
+    async with linked_pair(BLOCKS, rdma_traffic_class=64, rdma_service_level=7):
+        assert [rdma_of(*each) for each in communicators] == [(64, 7), (64, 7)]
+
+
+async def test_rdma_is_the_environments_unless_it_is_an_option(
+    communicators: list[Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HCCL_RDMA_TC", "252")
+    monkeypatch.setenv("HCCL_RDMA_SL", "1")
+    async with linked_pair(BLOCKS, rdma_service_level=0):
+        assert [rdma_of(*each) for each in communicators] == [(252, 0), (252, 0)]
+
+
+async def test_rdma_options_reach_the_communicator_in_which_members_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """softnpu refuses a bad environment, and looks at it only where no option says otherwise."""
+    monkeypatch.setenv("HCCL_RDMA_TC", "1")
+    options: dict[str, Any] = {"listen_ip_info": None, "rdma_traffic_class": 0}
+    async with open_cluster(1, **options) as one, open_cluster(2, device_id=1, **options) as two:
+        await link_all(one, two)
+        assert await settled(one, 1) is await settled(two, 1) is RegisterMemStatus.OK
+
+
+# ---- options without an effect ----
+
+
+def test_all_of_them_are_tried() -> None:
+    assert GIVEN.keys() == WITHOUT_EFFECT.keys()
+
+
+@pytest.mark.parametrize("name", GIVEN)
+async def test_a_warning_says_once_why_an_option_has_no_effect(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = LLMConfig(listen="127.0.0.1:0", **{name: GIVEN[name]})  # type: ignore[arg-type]
+    async with LLMDataDist(LLMRole.MIX, 3, config):
+        pass
+    assert warnings(caplog) == [f"cluster 3: {name} has no effect: {WITHOUT_EFFECT[name]}"]
+
+
+async def test_the_graph_engines_options_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"ge.flowGraphMemMaxSize": "1048576", "ge.some": "1"}
+    async with LLMDataDist(LLMRole.MIX, 3, LLMConfig(ge_options=options)):
+        pass
+    assert warnings(caplog) == ["cluster 3: option 'ge.some' has no effect: there is no graph engine here"]
+
+
+async def test_v1_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_cluster(1):
+        pass
+    assert warnings(caplog) == []
+    datadist = legacy.LLMDataDist(LLMRole.DECODER, 3)
+    await datadist.init({"llm.deployResPath": "/opt", "ge.flowGraphMemMaxSize": "1048576"})
+    await datadist.finalize()
+    assert warnings(caplog) == [f"cluster 3: deploy_res_path has no effect: {WITHOUT_EFFECT['deploy_res_path']}"]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
