@@ -23,6 +23,7 @@ TOUCHES_THE_LOOP = (
     "tests/context_caching/test_loops.py",
     "tests/faults/test_cancellation.py",
     "tests/faults/test_engine_survives.py",
+    "tests/faults/test_ipv6.py",
     "tests/faults/test_liveness.py",
     "tests/faults/test_timeouts.py",
     "tests/test_after_linking.py",

@@ -267,7 +267,7 @@ async def test_a_published_cache_is_not_given_up_while_it_is_linked() -> None:
 async def test_the_port_in_use_is_named() -> None:
     async with open_cluster(1) as first:
         host, port = first.datadist.listen_address or ("", 0)
-        with pytest.raises(LLMException, match=f"port {port} on {host} is in use"):
+        with pytest.raises(LLMException, match=f"{host}:{port} is in use"):
             async with open_cluster(2, listen_ip_info=f"{host}:{port}"):
                 pass
 

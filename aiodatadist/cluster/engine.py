@@ -46,6 +46,7 @@ from aiodatadist.link import (
     hear_first,
 )
 from aiodatadist.transport import RdmaConfig, Transport, open_transport
+from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
@@ -487,14 +488,14 @@ class Engine:
             return LinkError(
                 f"cluster {self.cluster_id} is being finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
             )
-        return LinkTimeout(f"cluster {cluster_id} at {address[0]}:{address[1]} was not linked within {timeout} s")
+        return LinkTimeout(f"cluster {cluster_id} at {host_port(*address)} was not linked within {timeout} s")
 
     async def _connect(self, address: tuple[str, int]) -> Connection:
         try:
             return await Connection.over(await connected(*address))
         except OSError as error:
             raise LinkError(
-                f"nobody can be reached at {address[0]}:{address[1]}: {error}",
+                f"nobody can be reached at {host_port(*address)}: {error}",
                 hint="is the peer initialised, and listening there? LLMConfig(listen=...)",
             ) from error
 

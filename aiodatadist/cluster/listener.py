@@ -15,6 +15,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.errors import LLMException, explained
+from aiodatadist.values.addresses import host_port
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class Listener:
             is_full = error.errno in {errno.EMFILE, errno.ENFILE}
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {explained(error)}"
             raise LLMException(
-                f"port {port} on {host} {reason}",
+                f"{host_port(host, port)} {reason}",
                 operation=operation,
-                hint=None if is_full else "choose another one, or 0 for any free port",
+                hint=None if is_full else "choose another port, or 0 for any free port",
             ) from error
 
     async def serve(

@@ -374,7 +374,9 @@ def _check_local(clusters: Sequence[LLMClusterInfo]) -> None:
     """Raises ParamInvalid: local addresses, where they are given, have to be the one of our one device."""
     given = {tuple(info.local_ip_info_list) for info in clusters if info.local_ip_info_list}
     if len(given) > 1 or any(len(addresses) != 1 for addresses in given):
-        raise ParamInvalid(f"local addresses are {sorted(given)}: there is one device, and one list for all clusters")
+        raise ParamInvalid(
+            f"local addresses are {sorted(given, key=repr)}: there is one device, and one list for all clusters"
+        )
 
 
 async def _gather(calls: Sequence[Coroutine[Any, Any, LLMStatusCode]]) -> list[LLMStatusCode]:

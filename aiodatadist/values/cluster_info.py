@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from aiodatadist.values import checks
+from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole
 
 
-def _as_integer(ip: str | int, name: str) -> int:
-    """The number that stands for an IPv4 address here: its four network bytes read little-endian."""
+def _as_kept(ip: str | int, name: str) -> int | str:
+    """An IPv4 address as the number that stands for it here, its four network bytes read little-endian; IPv6 as text."""
     if isinstance(ip, int):
         return checks.integer(ip, name, checks.UINT32)
     checks.instance(ip, name, str)
     try:
-        return int.from_bytes(IPv4Address(ip).packed, "little")
+        address = ip_address(ip)
     except ValueError:
-        raise RuntimeError(f"{name} is {ip!r}: it has to be an IPv4 address") from None
+        raise RuntimeError(f"{name} is {ip!r}: it has to be an IPv4 or IPv6 address") from None
+    return str(address) if isinstance(address, IPv6Address) else int.from_bytes(address.packed, "little")
+
+
+def _as_text(ip: int | str) -> str:
+    return ip if isinstance(ip, str) else str(IPv4Address(ip.to_bytes(4, "little")))
 
 
 class LLMClusterInfo:
@@ -25,8 +31,8 @@ class LLMClusterInfo:
     def __init__(self, remote_cluster_id: int | None = None, remote_role_type: LLMRole | int | None = None) -> None:
         self._remote_cluster_id: int | None = None
         self._remote_role_type: LLMRole | int | None = None
-        self._local: list[tuple[int, int]] = []
-        self._remote: list[tuple[int, int]] = []
+        self._local: list[tuple[int | str, int]] = []
+        self._remote: list[tuple[int | str, int]] = []
         if remote_cluster_id is not None:
             self.remote_cluster_id = remote_cluster_id
         if remote_role_type is not None:
@@ -50,25 +56,35 @@ class LLMClusterInfo:
 
     def append_local_ip_info(self, ip: str | int, port: int) -> None:
         """Kept for compatibility; a client's own address is of no consequence here."""
-        self._local.append((_as_integer(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
+        self._local.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     def append_remote_ip_info(self, ip: str | int, port: int) -> None:
-        """Where the peer listens. Raises RuntimeError: the text is not an IPv4 address."""
-        self._remote.append((_as_integer(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
+        """Where the peer listens.
+
+        Args:
+            ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text.
+
+        Raises:
+            TypeError, ValueError: a type is wrong, or a number is not within its C type.
+            RuntimeError: the text is not an IP address.
+        """
+        self._remote.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     @property
-    def local_ip_info_list(self) -> list[tuple[int, int]]:
+    def local_ip_info_list(self) -> list[tuple[int | str, int]]:
+        """IP and port: IPv4 as the integer, IPv6 as text."""
         return list(self._local)
 
     @property
-    def remote_ip_info_list(self) -> list[tuple[int, int]]:
+    def remote_ip_info_list(self) -> list[tuple[int | str, int]]:
+        """Likewise."""
         return list(self._remote)
 
     @property
     def remote_addresses(self) -> list[tuple[str, int]]:
         """The remote list with the addresses as text."""
-        return [(str(IPv4Address(ip.to_bytes(4, "little"))), port) for ip, port in self._remote]
+        return [(_as_text(ip), port) for ip, port in self._remote]
 
     def __repr__(self) -> str:
-        where = ", ".join(f"{host}:{port}" for host, port in self.remote_addresses)
+        where = ", ".join(host_port(*address) for address in self.remote_addresses)
         return f"<LLMClusterInfo {self._remote_cluster_id} at {where}>"

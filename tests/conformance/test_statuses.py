@@ -430,7 +430,7 @@ async def test_llm_failed_names_the_port_that_is_taken() -> None:
             async with open_cluster(2, device_id=1, listen_ip_info=where):
                 pass
 
-        words = rf"port {port} on {re.escape(host)} is in use .*; choose another one, or 0 for any free port"
+        words = rf"{re.escape(host)}:{port} is in use .*; choose another port, or 0 for any free port"
         await refused(start, LLMStatusCode.LLM_FAILED, words)
         async with open_cluster(2, device_id=1) as second:
             before = second.datadist.listen_address

@@ -176,6 +176,10 @@ async def test_a_link_call_says_what_became_of_each_cluster() -> None:
         other.append_local_ip_info("127.0.0.2", 1)
         with pytest.raises(ParamInvalid, match="one list for all clusters"):
             await link([one, other])
+        other = LLMClusterInfo(3)
+        other.append_local_ip_info("::1", 1)
+        with pytest.raises(ParamInvalid, match="one list for all clusters"):
+            await link([one, other])
 
 
 async def silent(decoder: LLMDataDist, hold: Callable[[LLMClusterInfo], Any]) -> None:

@@ -28,6 +28,15 @@ def test_every_address_comes_back_as_it_was_said(ip: ipaddress.IPv4Address, port
     assert info.remote_addresses == [(str(ip), port)] * 2
 
 
+@given(st.ip_addresses(v=6), st.integers(0, 2**16 - 1))
+def test_ipv6_is_kept_as_text(ip: ipaddress.IPv6Address, port: int) -> None:
+    info = LLMClusterInfo(1)
+    info.append_remote_ip_info(ip.exploded, port)
+    info.append_local_ip_info(ip.exploded, port)
+    assert info.remote_addresses == info.remote_ip_info_list == info.local_ip_info_list == [(str(ip), port)]
+    assert repr(info) == f"<LLMClusterInfo 1 at [{ip}]:{port}>"
+
+
 def test_each_call_appends_to_its_own_list() -> None:
     info = LLMClusterInfo()
     info.append_remote_ip_info("10.0.0.1", 1)
@@ -43,9 +52,9 @@ def test_lists_are_copies() -> None:
     assert info.remote_ip_info_list == []
 
 
-@pytest.mark.parametrize("ip", ["", "1.2.3", "1.2.3.4.5", "01.2.3.4", "256.1.1.1", "::1", "localhost"])
-def test_text_that_is_no_ipv4_address_is_a_runtime_error(ip: str) -> None:
-    with pytest.raises(RuntimeError, match="has to be an IPv4 address"):
+@pytest.mark.parametrize("ip", ["", "1.2.3", "1.2.3.4.5", "01.2.3.4", "256.1.1.1", ":::1", "[::1]", "localhost"])
+def test_text_that_is_no_address_is_a_runtime_error(ip: str) -> None:
+    with pytest.raises(RuntimeError, match="has to be an IPv4 or IPv6 address"):
         LLMClusterInfo().append_remote_ip_info(ip, 1)
 
 

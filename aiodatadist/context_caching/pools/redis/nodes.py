@@ -17,6 +17,7 @@ import anyio
 
 from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.context_caching.pools.redis.resp import Exchange, Reply, Request
+from aiodatadist.values.addresses import host_port
 
 try:
     from redis.asyncio.connection import Connection, SSLConnection, parse_url
@@ -158,7 +159,7 @@ class Node:
     def __init__(self, host: str, port: int, account: Account) -> None:
         self.host = host
         self.port = port
-        self.name = f"{host}:{port}"
+        self.name = host_port(host, port)
         self.is_down = False
         self._account = account
         self._idle: list[_Wire] = []
