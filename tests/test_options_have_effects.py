@@ -102,4 +102,8 @@ async def test_v1_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name != "asyncio"
+    ]

@@ -449,8 +449,9 @@ class Engine:
         except LinkError as error:
             attempt.error = error
         except Exception as error:
-            logger.exception("cluster %d: cluster %d was not linked", self.cluster_id, cluster_id)
+            logger.debug("cluster %d: cluster %d was not linked", self.cluster_id, cluster_id, exc_info=True)
             attempt.error = LinkError(f"cluster {cluster_id} was not linked: {error!r}")
+            attempt.error.__cause__ = error
         finally:
             if link is None and attempt.error is None:  # out of time, or the engine stops
                 attempt.error = self._why_not(address, cluster_id, timeout)

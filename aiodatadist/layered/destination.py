@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ from aiodatadist.values.grid import Grid
 if TYPE_CHECKING:
     from aiodatadist.link.channels import LinkChannel
 
-logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 2
 """Portions of one destination on its stream at a time; layers that become ready meanwhile travel together."""
@@ -174,7 +172,6 @@ class Destination:
         except LLMException as error:
             self.fail(error)
         except Exception as error:  # a device event of somebody else's
-            logger.exception("layered transfer to cluster %d", self.cluster_id)
             failure = InternalError(repr(error))
             failure.__cause__ = error
             self.fail(failure)

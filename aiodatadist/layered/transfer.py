@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -20,8 +19,6 @@ from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInv
 from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import Wanted
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +121,9 @@ class LayeredTransfer(Completion):
                     if self._walks:
                         group.start_soon(self._walk)
         except Exception as error:
-            logger.exception("%s failed", self._what())
-            self.fail(InternalError(repr(error)))
+            failure = InternalError(f"{self._what()} failed: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
         finally:
             self._has_task = False
             self._check_end()
@@ -193,7 +191,6 @@ class LayeredTransfer(Completion):
                 if inspect.isawaitable(is_ready):
                     is_ready = await _apart(is_ready)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # of a thread's: not for this event loop
-            logger.exception("synchronize_layer(%d) failed", layer)
             failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
             failure.__cause__ = error
             return failure

@@ -276,8 +276,8 @@ class Channels:
         async def renew() -> None:
             try:
                 await self._renew(message.yours, message.mine)
-            except LinkError as error:
-                logger.warning("%s", error)
+            except LinkError as error:  # the peer, who wanted it, hears why from Renewed, and raises it
+                logger.info("for the peer: %s", error)
             finally:
                 self._post(Pong(call=message.call))
 
@@ -294,8 +294,8 @@ class Channels:
         async def follow() -> None:
             try:
                 await self._open_further(message.channel, message.seconds)
-            except LinkError as error:
-                logger.warning("%s", error)
+            except LinkError as error:  # the same
+                logger.info("for the peer: %s", error)
             finally:
                 self._following -= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
     from aiodatadist.link.link import Link
 
-logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 5.0
 """Seconds that a peer has for answering that it stopped writing, before it loses its link."""
@@ -102,8 +100,9 @@ class Requester:
         except LLMException as error:
             operation.finish(TransferState.FAILED, error)
         except Exception as error:
-            logger.exception("%s failed", what)
-            operation.finish(TransferState.FAILED, InternalError(repr(error)))
+            failure = InternalError(f"{what} failed: {error!r}")
+            failure.__cause__ = error
+            operation.finish(TransferState.FAILED, failure)
 
     # ---- one-sided: where is it, and how is it reached? ----
 
