@@ -16,6 +16,7 @@ from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, 
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
+from aiodatadist.wire.reasons import printable
 
 if TYPE_CHECKING:
     from aiodatadist.transport import Transport
@@ -205,7 +206,7 @@ class Channels:
             if name in self._old:
                 self._spawn(partial(self._close, self._old[name]))
             else:
-                self._post(Renewed(channel=name, epoch=0, reason=_printable(error)))
+                self._post(Renewed(channel=name, epoch=0, reason=printable(error)))
             raise LinkError(f"no further channel could be opened: {self._failure}") from error
         finally:
             self._expected.discard(name)
@@ -360,10 +361,6 @@ class Channels:
         for link_channel in self._leaving:
             link_channel.channel.abandon()
         self._leaving.clear()
-
-
-def _printable(error: LLMException) -> str:
-    return ascii(str(error))[1:-1][:2048]
 
 
 def channel_name(client: int, server: int) -> str:

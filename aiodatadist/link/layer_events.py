@@ -9,6 +9,7 @@ from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.wire.messages import Landed, Message, Watch
+from aiodatadist.wire.reasons import printable
 
 MAX_WATCHED = 65536
 
@@ -128,8 +129,8 @@ class LayerEvents:
             return
         status, reason = (0, "")
         if error is not None:
-            status, reason = int(error.status_code), ascii(str(error.args[0] if error.args else error))[1:-1][:2048]
-        self._post(Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason or ""))
+            status, reason = int(error.status_code), printable(error)
+        self._post(Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason))
 
     def on_watch(self, cache_id: int, on: bool) -> None:
         if not on:

@@ -22,6 +22,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.values.grid import Grid
 from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
+from aiodatadist.wire.reasons import printable
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
@@ -164,8 +165,7 @@ def _layers(message: Pull) -> Layers:
 
 
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
-    reason = ascii(str(error.args[0] if error.args else error))[1:-1][:2048]
-    return Pulled(call=call, status=int(error.status_code), reason=reason, stopped=stopped)
+    return Pulled(call=call, status=int(error.status_code), reason=printable(error), stopped=stopped)
 
 
 def _report(call: int, transfer: StreamTransfer) -> Pulled:

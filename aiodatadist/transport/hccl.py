@@ -338,9 +338,9 @@ class HcclTransport(Transport):
         try:
             self._runtime.check_hccl(call, code)
         except TransferTimeout as error:
-            raise LinkTimeout(str(error)) from error
+            raise LinkTimeout(*error.args, hint=error.hint) from error
         except LLMException as error:
-            raise LinkError(str(error)) from error
+            raise LinkError(*error.args, hint=error.hint) from error
 
     async def aclose(self) -> None:
         last = {region: handle for region, (handle, _) in self._regions.items()}

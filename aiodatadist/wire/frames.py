@@ -9,6 +9,7 @@ from pydantic_core import from_json
 
 from aiodatadist.errors import ProtocolError
 from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
+from aiodatadist.wire.reasons import as_ascii
 
 MAGIC = b"KV"
 VERSION = 1
@@ -132,4 +133,4 @@ def _first(error: ValidationError) -> str:
     """What is wrong, in one short line: names and values in it are the peer's, and as long as it likes."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     text = ".".join(str(part) for part in first["loc"]) + ": " + first["msg"]
-    return ascii(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")[1:-1]
+    return as_ascii(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")

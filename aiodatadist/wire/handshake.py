@@ -24,6 +24,7 @@ from enum import Enum
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
 from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist.wire.reasons import printable
 
 
 class State(Enum):
@@ -167,4 +168,4 @@ class Handshake:
 
 def refusal(error: LinkError) -> Refuse:
     """How to tell the peer that it cannot be."""
-    return Refuse(status=int(error.status_code), reason=ascii(str(error.args[0] if error.args else error))[1:-1][:2048])
+    return Refuse(status=int(error.status_code), reason=printable(error))

@@ -29,7 +29,9 @@ MAX_SECONDS = 864_000.0
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
-Reason = Annotated[str, Field(max_length=2048, pattern=r"^[\x20-\x7e]*$")]
+MAX_REASON = 2048
+"""Characters in which a peer says why: ``reasons.printable`` writes them."""
+Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=r"^[\x20-\x7e]*$")]
 LayerRange = Annotated[tuple[UInt32, UInt32], Strict(False)] | None
 """Half-open. A list in JSON, which is why the tuple, and nothing in it, is read leniently."""
 Indexes = Annotated[list[UInt64], Field(max_length=MAX_INDEXES), FailFast()]
