@@ -245,8 +245,8 @@ class Engine:
         """Whoever wants bytes moves them; else the peer is asked to."""
         return self._config.enable_remote_cache_accessible
 
-    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
-        self.notification_inbox.put(Notification(link.cluster_id, payload), taken)
+    def heard(self, cluster_id: int, payload: bytes, taken: Callable[[], None]) -> None:
+        self.notification_inbox.put(Notification(cluster_id, payload), taken)
 
     # ---- peers that come to us ----
 

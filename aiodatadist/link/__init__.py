@@ -1,8 +1,9 @@
 """One peer: what two linked clusters say to each other, and what they move.
 
-``link`` is the life of it and ``opening`` its beginning; ``connection`` and ``wire`` carry its messages, ``calls`` questions
-and answers, ``ways`` its channels; ``grants`` what the peer may reach of ours; ``errands`` and ``service`` transfers that
-need words, asked for by us and by the peer; ``notes`` notifications, ``arrivals`` layers that have come.
+``session`` is what all its parts share, and ``link`` the life of it, ``link_handshake`` its beginning; ``connection`` and
+``wire`` carry its messages, ``questions`` those that are answered; ``channels`` reach memory, and ``leases`` say what of
+this end's the peer may reach; ``requester`` and ``responder`` are transfers for which the peer has to be asked, and those
+that it asks for; ``notifications``, and ``layer_events`` for layers that have come.
 
 Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
 more. Refuses to know: other links.

@@ -29,7 +29,7 @@ from aiodatadist.wire.messages import Found, Grant, KeyName, Lookup, Pulled, Sto
 
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
-    from aiodatadist.link.link import Link
+    from aiodatadist.link.session import Session
 
 
 STOP_TIMEOUT = 5.0
@@ -39,56 +39,43 @@ CLOSE_TIMEOUT = 10.0
 
 
 class Requester:
-    """Those of one link. Each is a task of the link's, and an outcome that its caller may wait for."""
+    """Those of one link. Each is a task of the link's, and a completion that its caller may wait for."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._operations: set[RemoteOperation] = set()
-
-    def __len__(self) -> int:
-        return len(self._operations)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is under way, apart from what only the end of the channel can end."""
-        return all(operation.is_doubtful for operation in self._operations)
-
-    def cancel(self) -> None:
-        for operation in list(self._operations):
-            operation.cancel()
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def end(self, failure: LinkError) -> None:
         """The link is over: so are the doubtful ones, and those whose task never began."""
-        for operation in list(self._operations):
+        for operation in list(self._session.operations):
             operation.finish(TransferState.FAILED, failure)
 
     def begin(self, job: TransferSpec, what: str) -> RemoteOperation:
         """Start a job that cannot go on the stream at once. Its cache is leased until it ended."""
-        link = self._link
-        patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * link.grace
-        operation = RemoteOperation(f"{what} of cluster {link.cluster_id}", patience)
+        session = self._session
+        patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * session.grace
+        operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)
         job.entry.lease()
-        self._operations.add(operation)
+        self._session.operations.add(operation)
         is_request = job.request is not None
         if is_request:
-            link.counters.started()
+            session.counters.started()
 
         def ended(done: RemoteOperation) -> None:
-            self._operations.discard(operation)
-            if done.state is TransferState.STUCK or (operation.is_doubtful and not link.is_shut):
-                link.lose(job.entry)
+            self._session.operations.discard(operation)
+            if done.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
+                session.lose(job.entry)
             else:
                 job.entry.release()
-            if link.failure is not None and done.state is TransferState.CANCELLED:
-                done.replace_outcome(link.copy_of_failure())
+            if session.failure is not None and done.state is TransferState.CANCELLED:
+                done.replace_outcome(session.copy_of_failure())
             elif done.error is not None:
-                done.error.peer = link.cluster_id
+                done.error.peer = session.cluster_id
             if is_request:
-                link.counters.ended("pulled", done)
-            link.check_idle()
+                session.counters.ended("pulled", done)
+            session.check_idle()
 
         operation.add_done_callback(ended)
-        link.spawn(lambda: self._run(operation, job, what))
+        session.spawn(lambda: self._run(operation, job, what))
         return operation
 
     async def _run(self, operation: RemoteOperation, job: TransferSpec, what: str) -> None:
@@ -108,7 +95,9 @@ class Requester:
 
     async def _arrange(self, operation: RemoteOperation, job: TransferSpec) -> None:
         remote, link_channel, grid = await self.locate(job.entry, job.key, job.plan, job.seconds)
-        operation.follow(self._link.submit(job.direction, link_channel, job.entry, remote, grid, job.seconds, "ours"))
+        operation.follow(
+            self._session.submit(job.direction, link_channel, job.entry, remote, grid, job.seconds, "ours")
+        )
 
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
@@ -119,17 +108,17 @@ class Requester:
             CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
             LLMException: the plan does not fit.
         """
-        link, wanted = self._link, ""
+        session, wanted = self._session, ""
         with anyio.move_on_after(seconds):
             while True:
                 wanted = "say where its cache is"
                 remote, slot = await self._find(key)
                 grid = plan(remote, slot)
                 wanted = "open a channel that reaches both caches"
-                link_channel = await link.channels.reach(entry.epoch, remote.epoch)
+                link_channel = await session.channels.reach(entry.epoch, remote.epoch)
                 if not remote.is_withdrawn:
                     return remote, link_channel, grid
-        raise TransferTimeout(f"cluster {link.cluster_id} did not {wanted} within {seconds:g} s")
+        raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")
 
     async def _find(self, key: Key) -> tuple[RemoteCache, int]:
         """What a key stands for at the peer, which is asked if we do not know.
@@ -137,12 +126,12 @@ class Requester:
         Raises:
             CacheNotFound: the peer has no such cache.
         """
-        link, name = self._link, name_of(key)
-        while (known := link.catalogue.find(key)) is None:
-            found = await link.calls.ask(lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name)
+        session, name = self._session, name_of(key)
+        while (known := session.catalogue.find(key)) is None:
+            found = await session.calls.ask(lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name)
             if not isinstance(found, Found) or found.cache is None:
                 raise CacheNotFound(
-                    f"cluster {link.cluster_id} offers no cache for {key}",
+                    f"cluster {session.cluster_id} offers no cache for {key}",
                     hint="has it been made there? Host memory is only for peers with remote_accessible=True",
                 )
         return known
@@ -155,7 +144,7 @@ class Requester:
             raise InternalError("a request without words")
         await self._grant(job.entry)
         try:
-            with self._link.calls.open(job.request, Pulled) as call:
+            with self._session.calls.open(job.request, Pulled) as call:
                 await self._answer(operation, call, job)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
@@ -172,31 +161,31 @@ class Requester:
 
     async def _grant(self, entry: Entry) -> None:
         """Tell the peer where a cache of ours is."""
-        peer_leases = self._link.peer_leases
+        peer_leases = self._session.peer_leases
         await peer_leases.wait_settled(entry)
         if not entry.is_live:
             raise CacheNotFound(f"cache {entry.cache_id} is being given up")
         if peer_leases.told(entry):
-            self._link.post(Grant(cache=entry.message()))
+            self._session.post(Grant(cache=entry.message()))
 
     async def _stop(self, operation: RemoteOperation, call: Question) -> None:
         """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
-        link = self._link
-        if not link.is_open:
+        session = self._session
+        if not session.is_open:
             self._doubt(operation)
             return
-        link.post(Stop(call=call.number))
-        await link.calls.insist(call, STOP_TIMEOUT)
+        session.post(Stop(call=call.number))
+        await session.calls.insist(call, STOP_TIMEOUT)
         if call.answer is None:
             self._doubt(operation)
-            if not link.calls.is_over:
-                why = f"cluster {link.cluster_id} did not stop writing within {STOP_TIMEOUT:g} s"
-                link.break_off(LinkError(why, hint="link_clusters() again"))
+            if not session.calls.is_over:
+                why = f"cluster {session.cluster_id} did not stop writing within {STOP_TIMEOUT:g} s"
+                session.break_off(LinkError(why, hint="link_clusters() again"))
 
     def _doubt(self, operation: RemoteOperation) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""
         operation.is_doubtful = True
-        self._link.check_idle()
+        self._session.check_idle()
 
     def _conclude(self, operation: RemoteOperation, answer: Pulled, job: TransferSpec) -> None:
         operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
@@ -211,7 +200,7 @@ class Requester:
     def _refused(self, answer: Pulled, key: Key) -> LLMException:
         if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
             return CacheNotFound(
-                f"cluster {self._link.cluster_id} offers no cache for {key}",
+                f"cluster {self._session.cluster_id} offers no cache for {key}",
                 hint="has it been made there, or has its key been consumed by a pull?",
             )
         return status_error(answer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
-    from aiodatadist.link.link import Link
+    from aiodatadist.link.session import Session
 
 MAX_SERVED = 4096
 """Requests of one peer that are under way."""
@@ -50,36 +50,36 @@ def status_error(answer: Pulled) -> LLMException:
 class Responder:
     """The requests of one peer. Each is a task of the link's; their transfers run one after the other on its stream."""
 
-    def __init__(self, link: Link, registry: CacheRegistry) -> None:
-        self._link = link
+    def __init__(self, session: Session, registry: CacheRegistry) -> None:
+        self._session = session
         self._registry = registry
         self._running: dict[int, anyio.CancelScope] = {}
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of ours is, but not while it is being taken back."""
-        link = self._link
-        found = self._registry.offered(Name(**message.name.model_dump())) if link.is_ready else None
+        session = self._session
+        found = self._registry.offered(Name(**message.name.model_dump())) if session.is_ready else None
         if found is None:
-            link.post(Found(call=message.call, cache=None))
+            session.post(Found(call=message.call, cache=None))
             return
         entry, slot = found
-        if link.peer_leases.is_settled(entry):
-            link.peer_leases.told(entry)
-            link.post(Found(call=message.call, cache=entry.message(), slot=slot))
+        if session.peer_leases.is_settled(entry):
+            session.peer_leases.told(entry)
+            session.post(Found(call=message.call, cache=entry.message(), slot=slot))
             return
 
         async def later() -> None:
-            await link.peer_leases.wait_settled(entry)
+            await session.peer_leases.wait_settled(entry)
             self.find(message)
 
-        link.spawn(later)
+        session.spawn(later)
 
     def begin(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
         """What to do about a request."""
         if message.call in self._running or len(self._running) >= MAX_SERVED:
             raise ProtocolError(f"call {message.call} is under way, or {MAX_SERVED} others are")
         scope = self._running[message.call] = anyio.CancelScope()
-        target = self._link.catalogue.get(message.target)  # now: the peer may take it back in its next message
+        target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
         if target is not None:
             target.use()
 
@@ -92,7 +92,7 @@ class Responder:
                 self._running.pop(message.call, None)
                 if target is not None:
                     target.release()
-            self._link.post(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
+            self._session.post(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
 
         return run
 
@@ -104,10 +104,10 @@ class Responder:
 
     async def _answer(self, message: Pull, target: RemoteCache | None) -> Pulled:
         try:
-            self._link.check_ready()
+            self._session.check_ready()
             if target is None:
                 raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
-            with self._link.turn():
+            with self._session.turn():
                 return await self._serve(message, target)
         except LLMException as error:
             return _refusal(message.call, error)
@@ -124,8 +124,8 @@ class Responder:
         grid = self._plan(message, entry, slot, target, layers)
         entry.lease()
         try:
-            link_channel = await self._link.channels.reach(entry.epoch, target.epoch)
-            transfer = self._link.submit("put", link_channel, entry, target, grid, message.seconds, "served")
+            link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
+            transfer = self._session.submit("put", link_channel, entry, target, grid, message.seconds, "served")
         finally:
             entry.release()
         await transfer.join()

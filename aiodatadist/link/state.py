@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
-    from aiodatadist.link.link import Link
 
 
 class LinkState(Enum):
@@ -38,5 +37,5 @@ class LinkHost(Protocol):
         """Around what a peer asked us to write. Raises LLMException: not while something else is under way."""
         ...
 
-    def heard(self, link: Link, payload: bytes, taken: Callable[[], None]) -> None:
-        """A notification came."""
+    def heard(self, cluster_id: int, payload: bytes, taken: Callable[[], None]) -> None:
+        """A notification of that peer's came."""

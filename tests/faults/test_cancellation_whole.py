@@ -179,11 +179,11 @@ class Scene:
         """No lease, no transfer, no task but those that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
-            await until(lambda link=link: not link._transfers and not link.requester, f"{link} is busy")  # type: ignore[misc]
+            await until(lambda link=link: not link._transfers and not link.operations, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
             assert not link.calls
-            assert not any(operation.is_doubtful for operation in link.requester._operations)
+            assert not any(operation.is_doubtful for operation in link.operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 

@@ -320,7 +320,7 @@ async def until_served(p: Pair) -> None:
     """Until the PROMPT has begun with the request."""
     link = p.prompt._running().find_link(2)
     async with asyncio.timeout(5):
-        while not link._service._running:  # noqa: ASYNC110
+        while not link._responder._running:  # noqa: ASYNC110
             await asyncio.sleep(0)
         while 2 not in p.owner.turns._uses:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -1,0 +1,287 @@
+"""What all parts of a link share: who the peer is, what it was told and told us, what is under way, and why it ended."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from aiodatadist.cache.catalogue import Catalogue, RemoteCache
+from aiodatadist.cache.names import Key
+from aiodatadist.concurrency.in_callbacks import Event, Spawner
+from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
+from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost
+from aiodatadist.link.channels import Channels, LinkChannel, channel_name
+from aiodatadist.link.cost_model import Estimate
+from aiodatadist.link.layer_events import LayerEvents
+from aiodatadist.link.leases import PeerLeases
+from aiodatadist.link.notifications import NotificationQueue
+from aiodatadist.link.questions import PendingQuestions
+from aiodatadist.link.remote_operation import RemoteOperation
+from aiodatadist.link.state import LinkHost, LinkState
+from aiodatadist.link.statistics import LinkCounters
+from aiodatadist.link.wire import Wire
+from aiodatadist.wire.messages import Message
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.table import Entry
+    from aiodatadist.device import Device
+    from aiodatadist.transport import Transport
+    from aiodatadist.values.grid import Grid
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ALONE = 1e-4
+"""Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
+
+_DONE = {"get": "pulled", "put": "pushed"}
+
+
+class Session:
+    """One peer, as the requester, the responder and layered transfers see it. ``Link`` adds how it begins, goes on and ends.
+
+    Transfers that this end asks for run one after the other, and so do those that the peer asks for.
+
+    Attributes:
+        cluster_id: the peer's; known once the link is ready.
+        instance, heartbeat: the peer's, from its hello.
+        failure: why it is closed or broken.
+        is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
+        operations: transfers for which the peer is asked, until they end.
+    """
+
+    def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
+        self._wire = wire
+        self._device = device
+        self._host = host
+        self._tasks: Spawner | None = None
+        self._streams: dict[str, Stream] = {}
+        self._transfers: dict[StreamTransfer, RemoteCache] = {}
+        self._taken_back: set[StreamTransfer] = set()
+        self._waiting: set[anyio.CancelScope] = set()
+        self._idle = Event()
+        self._broken = Event()
+        self._vanished = False
+        self._names = (0, 0)
+        self.cluster_id = 0
+        self.instance = ""
+        self.heartbeat = 0.0
+        self.state = LinkState.OPENING
+        self.failure: LinkError | None = None
+        self.is_shut = False
+        self.operations: set[RemoteOperation] = set()
+        self.calls = PendingQuestions(wire.post)
+        self.catalogue = Catalogue()
+        self.channels = Channels(transport, wire.post, self.calls, self.spawn, self._channel_name)
+        self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
+        self.notification_queue = NotificationQueue(wire.post)
+        self.layer_events = LayerEvents(wire.post)
+        self.counters = LinkCounters()
+        self.estimate = Estimate()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is LinkState.READY
+
+    @property
+    def is_open(self) -> bool:
+        """The peer hears us."""
+        return self.state in {LinkState.READY, LinkState.CLOSING}
+
+    @property
+    def grace(self) -> float:
+        """Seconds that the device has for letting go after an abort."""
+        return self._device.limits.grace
+
+    def _channel_name(self) -> str:
+        return channel_name(*self._names)
+
+    def post(self, message: Message) -> None:
+        self._wire.post(message)
+
+    def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start something that ends with the link."""
+        if self._tasks is not None:
+            self._tasks.start_soon(call)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around what the peer asked us to write. Raises LLMException: not now."""
+        return self._host.turn(self.cluster_id)
+
+    def revoke(self, entry: Entry) -> Event:
+        """Take a cache back that the peer was told of; the event is set when it gave it back."""
+        return self.peer_leases.revoke(entry)
+
+    # ---- transfers ----
+
+    def check_ready(self) -> None:
+        """Raises NotLinked or what ended the link."""
+        if self.state is LinkState.READY:
+            return
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args, peer=self.cluster_id, hint="link again")
+        raise NotLinked(f"the link to cluster {self.cluster_id} is {self.state.value}", peer=self.cluster_id)
+
+    def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
+        """What a key stands for at the peer, and a channel that reaches it from a cache of ours; None: the peer has to be
+        asked first."""
+        found = self.catalogue.find(key)
+        link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
+        return None if found is None or link_channel is None else (*found, link_channel)
+
+    def submit(
+        self,
+        direction: str,
+        link_channel: LinkChannel,
+        entry: Entry,
+        remote: RemoteCache,
+        grid: Grid,
+        seconds: float,
+        stream: str,
+    ) -> StreamTransfer:
+        """Hand bytes to the device; the destination is the grid's local side."""
+        program = Program()
+        if direction == "get":
+            link_channel.channel.add_get(program, grid)
+        else:
+            link_channel.channel.add_put(program, grid.mirrored())
+        return self.launch(program, direction, link_channel, entry, remote, seconds, stream)
+
+    def launch(
+        self,
+        program: Program,
+        direction: str,
+        link_channel: LinkChannel,
+        entry: Entry,
+        remote: RemoteCache,
+        seconds: float,
+        stream: str,
+    ) -> StreamTransfer:
+        """Start a program on one of the link's streams: both caches are leased until the device let go."""
+        if stream not in self._streams:
+            self._streams[stream] = self._device.open_stream(f"link to {self.cluster_id}, {stream}")
+        transfer = self._streams[stream].submit(program, seconds)
+        entry.lease()
+        remote.use()
+        link_channel.uses += 1
+        self._transfers[transfer] = remote
+        self.counters.started()
+
+        def ended(done: StreamTransfer) -> None:
+            self._settle(done, entry)
+            del self._transfers[transfer]
+            remote.release()
+            self.channels.release(link_channel)
+            if done.state is TransferState.DONE and done.queue_seconds < ALONE:
+                self.estimate.add(done.nbytes, done.transfer_seconds)
+            self.counters.ended("served" if stream == "served" else _DONE[direction], done)
+            self.check_idle()
+
+        transfer.add_done_callback(ended)
+        return transfer
+
+    def idle_stream(self, kind: str) -> str:
+        """The name of a stream of the link's on which nothing is under way."""
+        for number in itertools.count():
+            name = f"{kind} {number}"
+            if name not in self._streams or self._streams[name].is_idle:
+                return name
+        raise AssertionError
+
+    def _settle(self, transfer: StreamTransfer, entry: Entry) -> None:
+        """Give the lease back, if the device let go, and say what a failure means for the link."""
+        if transfer.state is TransferState.STUCK:
+            self.lose(entry)
+            why = transfer.error.args[0] if transfer.error is not None else "a transfer is stuck"
+            self.break_off(LinkError(f"cluster {self.cluster_id}: {why}"))
+        else:
+            entry.release()
+        if transfer in self._taken_back:
+            self._taken_back.discard(transfer)
+            if transfer.is_cancelled:
+                transfer.replace_outcome(
+                    CacheNotFound(f"cluster {self.cluster_id} took its cache back", peer=self.cluster_id)
+                )
+        suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
+        if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
+            transfer.replace_outcome(self.copy_of_failure())
+        elif suspect and transfer.error is not None:
+            died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {transfer.error.args[0]}"
+            self.break_off(PeerLost(died))
+            transfer.replace_outcome(PeerLost(died, peer=self.cluster_id))
+        elif transfer.error is not None:
+            transfer.error.peer = self.cluster_id
+
+    def lose(self, entry: Entry) -> None:
+        """Nobody knows when bytes stop to land in it: it is never used again."""
+        entry.poison()
+        for region in entry.regions():
+            self._device.mark_stuck(region.address, region.nbytes)
+
+    # ---- until it ends ----
+
+    async def while_it_lasts(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What the work gives. Raises NotLinked, or what ended the link, if that comes first."""
+        self.check_ready()
+        with anyio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                result = await work()
+            finally:
+                self._waiting.discard(scope)
+            if self.failure is None:  # else it ended in the tick in which the work did
+                return result
+        raise self.copy_of_failure()
+
+    def copy_of_failure(self) -> LinkError:
+        failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
+        return type(failure)(*failure.args, peer=self.cluster_id)
+
+    def _end(self, failure: LinkError, state: LinkState) -> None:
+        """Decide that it is over, and why: no new transfer starts."""
+        if self.failure is None:
+            self.failure = failure
+            self.layer_events.stop_sending(self.copy_of_failure())
+            for scope in self._waiting:
+                scope.cancel()
+            level = logging.WARNING if state is LinkState.BROKEN else logging.INFO
+            logger.log(level, "link to cluster %d: %s", self.cluster_id, failure)
+        self.state = state
+
+    def lost(self, why: str) -> None:
+        """The peer is dead, or might as well be."""
+        self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"))
+
+    def _give_up(self, why: str) -> None:
+        self.break_off(LinkError(f"cluster {self.cluster_id} {why}"))
+
+    def break_off(self, failure: LinkError) -> None:
+        """Nothing can be trusted on it from here on: the link ends itself."""
+        if self.is_open:
+            self._vanished = self.state is LinkState.CLOSING
+            self._end(failure, LinkState.BROKEN)
+            self._stop()
+            self._broken.set()
+
+    def _stop(self) -> None:
+        """Ask what is under way to stop; it ends with ``failure``."""
+        for transfer in list(self._transfers):
+            transfer.cancel()
+        for operation in list(self.operations):
+            operation.cancel()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is under way, apart from what only the end of the channel can end."""
+        return not self._transfers and all(operation.is_doubtful for operation in self.operations)
+
+    def check_idle(self) -> None:
+        if self._is_idle:
+            self._idle.set()
+            self._idle = Event()
