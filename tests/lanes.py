@@ -27,7 +27,7 @@ TESTS = (
     "tests/test_pull.py",
     "tests/test_notifications.py",
     "tests/blocking/test_calls.py",
-    "tests/unit/link/test_grants.py",
+    "tests/unit/link/test_leases.py",
     "tests/unit/link/test_wire.py",
     "tests/context_caching/test_loops.py",
     "tests/context_caching/test_ems.py",

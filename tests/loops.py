@@ -17,9 +17,9 @@ VARIABLE = "AIODATADIST_LOOPS"
 """``both``: every test runs on both, whatever it touches."""
 
 TOUCHES_THE_LOOP = (
-    "tests/conformance/test_rendezvous.py",
-    "tests/context_caching/test_behind.py",
+    "tests/conformance/test_blob_exchange.py",
     "tests/context_caching/test_closing.py",
+    "tests/context_caching/test_double_buffer.py",
     "tests/context_caching/test_loops.py",
     "tests/faults/test_cancellation.py",
     "tests/faults/test_engine_survives.py",

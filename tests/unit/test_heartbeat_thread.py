@@ -19,7 +19,7 @@ from time import monotonic
 
 import pytest
 
-from aiodatadist.cluster import heartbeat_thread as pulse_module
+from aiodatadist.cluster import heartbeat_thread as module
 from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 from tests.conftest import open_files
 from tests.stopwatch import lasting
@@ -65,7 +65,7 @@ def pair(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def pulse_threads() -> list[threading.Thread]:
+def heartbeat_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "aiodatadist pulse"]
 
 
@@ -295,7 +295,7 @@ async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_ser
     pairs = [socket.socketpair() for _ in range(3)]
     news = [News() for _ in pairs]
     with monkeypatch.context() as patch:
-        patch.setattr(pulse_module._HeartbeatLoop, "_beat", fail)
+        patch.setattr(module._HeartbeatLoop, "_beat", fail)
         for (ours, _), lost in zip(pairs, news, strict=True):
             heartbeats.watch(ours, FOREVER, lost)
         for lost in news:
@@ -356,12 +356,12 @@ async def test_close_leaves_no_thread_and_no_file(no_leaks: None) -> None:
     pairs = [socket.socketpair() for _ in range(64)]
     for ours, _ in pairs:
         heartbeats.watch(ours, FOREVER, news)
-    assert len(pulse_threads()) == 1
-    heartbeat_loop = weakref.ref(pulse_threads()[0])
+    assert len(heartbeat_threads()) == 1
+    heartbeat_loop = weakref.ref(heartbeat_threads()[0])
     with lasting(0.1):
         heartbeats.close()
     heartbeats.close()
-    assert pulse_threads() == []
+    assert heartbeat_threads() == []
     for ours, theirs in pairs:
         assert ours.fileno() == -1
         theirs.close()
@@ -374,7 +374,7 @@ async def test_close_leaves_no_thread_and_no_file(no_leaks: None) -> None:
 
 def test_without_a_watch_there_is_no_thread(no_leaks: None) -> None:
     heartbeats = HeartbeatThread(INTERVAL)
-    assert pulse_threads() == []
+    assert heartbeat_threads() == []
     heartbeats.close()
 
 
@@ -412,15 +412,15 @@ import asyncio, socket, sys
 from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 
 async def main(fd, interval, silence):
-    lost, pulse = [], HeartbeatThread(interval)
+    lost, heartbeats = [], HeartbeatThread(interval)
     print("ready", flush=True)
     sys.stdin.readline()
-    pulse.watch(socket.socket(fileno=fd), silence, lost.append)
+    heartbeats.watch(socket.socket(fileno=fd), silence, lost.append)
     print("watching", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     print(lost, flush=True)
     sys.stdin.readline()
-    pulse.close()
+    heartbeats.close()
 
 asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))
 """

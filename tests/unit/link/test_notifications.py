@@ -27,7 +27,7 @@ from tests.profiles import examples
 
 
 class Sent:
-    """What an outbox posted."""
+    """What a queue posted."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
@@ -198,7 +198,7 @@ Sending.TestCase.settings = settings(max_examples=examples(50), deadline=None)
 TestSending = Sending.TestCase
 
 
-async def test_outbox_is_empty_when_all_are_out_or_dropped() -> None:
+async def test_queue_is_empty_when_all_are_out_or_dropped() -> None:
     box, _ = notification_queue()
     await box.wait_empty()
     slips = [box.reserve(b"") for _ in range(3)]
@@ -218,7 +218,7 @@ async def test_outbox_is_empty_when_all_are_out_or_dropped() -> None:
     assert order == ["act"] * 3 + ["empty"] * 2
 
 
-async def test_outbox_that_is_filled_again_before_the_waiter_ran_is_not_empty() -> None:
+async def test_queue_that_is_filled_again_before_the_waiter_ran_is_not_empty() -> None:
     box, _ = notification_queue()
     pending = box.reserve(b"")
     async with anyio.create_task_group() as group:
@@ -235,79 +235,79 @@ async def test_outbox_that_is_filled_again_before_the_waiter_ran_is_not_empty() 
 # ---- coming in ----
 
 
-async def collect(notification_inbox: NotificationInbox, into: list[bytes]) -> None:
-    async for note in notification_inbox.take():
+async def collect(inbox: NotificationInbox, into: list[bytes]) -> None:
+    async for note in inbox.take():
         into.append(note.payload)
 
 
-def put(notification_inbox: NotificationInbox, *payloads: bytes, taken: Callable[[], None] = nothing) -> None:
+def put(inbox: NotificationInbox, *payloads: bytes, taken: Callable[[], None] = nothing) -> None:
     for payload in payloads:
-        notification_inbox.put(Notification(7, payload), taken)
+        inbox.put(Notification(7, payload), taken)
 
 
 async def test_notifications_come_in_order_with_the_cluster_that_sent_them() -> None:
-    notification_inbox = NotificationInbox()
-    notification_inbox.put(Notification(7, b"1"), nothing)
-    notification_inbox.put(Notification(8, b"2"), nothing)
-    notification_inbox.close()
-    assert [note async for note in notification_inbox.take()] == [Notification(7, b"1"), Notification(8, b"2")]
+    inbox = NotificationInbox()
+    inbox.put(Notification(7, b"1"), nothing)
+    inbox.put(Notification(8, b"2"), nothing)
+    inbox.close()
+    assert [note async for note in inbox.take()] == [Notification(7, b"1"), Notification(8, b"2")]
 
 
 async def test_peer_is_told_of_each_that_was_taken_and_of_no_other() -> None:
-    notification_inbox, count = NotificationInbox(), [0]
+    inbox, count = NotificationInbox(), [0]
 
     def taken() -> None:
         count[0] += 1
 
-    put(notification_inbox, b"1", b"2", b"3", taken=taken)
+    put(inbox, b"1", b"2", b"3", taken=taken)
     seen = []
-    async for _ in notification_inbox.take():
+    async for _ in inbox.take():
         seen.append(count[0])
         if len(seen) == 2:
             break
     assert seen == [1, 2]
     assert count == [2]
-    assert (await anext(notification_inbox.take())).payload == b"3"
+    assert (await anext(inbox.take())).payload == b"3"
 
 
 async def test_takers_share_what_comes() -> None:
-    notification_inbox = NotificationInbox()
+    inbox = NotificationInbox()
     got: list[list[bytes]] = [[], [], []]
     async with anyio.create_task_group() as group:
         for mine in got:
-            group.start_soon(collect, notification_inbox, mine)
+            group.start_soon(collect, inbox, mine)
         await anyio.wait_all_tasks_blocked()
-        put(notification_inbox, b"1", b"2")
+        put(inbox, b"1", b"2")
         await anyio.wait_all_tasks_blocked()
-        put(notification_inbox, b"3")
+        put(inbox, b"3")
         await anyio.wait_all_tasks_blocked()
-        notification_inbox.close()
+        inbox.close()
     assert sorted(payload for mine in got for payload in mine) == [b"1", b"2", b"3"]
 
 
 async def test_all_takers_end_when_nothing_can_come_and_what_is_there_is_still_taken() -> None:
-    notification_inbox = NotificationInbox()
+    inbox = NotificationInbox()
     early: list[bytes] = []
     late: list[bytes] = []
     async with anyio.create_task_group() as group:
-        group.start_soon(collect, notification_inbox, early)
+        group.start_soon(collect, inbox, early)
         await anyio.wait_all_tasks_blocked()
-        put(notification_inbox, b"1")
-        notification_inbox.close()
-    put(notification_inbox, b"2")
-    await collect(notification_inbox, late)
-    await collect(notification_inbox, late)
+        put(inbox, b"1")
+        inbox.close()
+    put(inbox, b"2")
+    await collect(inbox, late)
+    await collect(inbox, late)
     assert (early, late) == ([b"1"], [b"2"])
 
 
 async def test_taker_that_is_cancelled_takes_nothing_with_it() -> None:
-    notification_inbox = NotificationInbox()
+    inbox = NotificationInbox()
     with anyio.move_on_after(0):
-        await collect(notification_inbox, [])
-    put(notification_inbox, b"1")
-    notification_inbox.close()
+        await collect(inbox, [])
+    put(inbox, b"1")
+    inbox.close()
     got: list[bytes] = []
-    await collect(notification_inbox, got)
+    await collect(inbox, got)
     assert got == [b"1"]
 
 

@@ -19,7 +19,7 @@ LONG = 3600.0
 
 
 class Link:
-    """What grants have to do with: a holder, a connection, and what complaints go to."""
+    """What leases have to do with: a holder, a connection, and what complaints go to."""
 
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], seconds: float) -> None:
         self.said: list[Message] = []
