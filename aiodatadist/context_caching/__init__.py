@@ -25,10 +25,9 @@ from aiodatadist.context_caching.pools.contract import KVPool
 from aiodatadist.context_caching.pools.embedded import MemoryPool
 from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer.handle import BlockTransfer
+from aiodatadist.context_caching.transfer.handle import BlockTransfer as Transfer
 
 __all__ = [
-    "BlockTransfer",
     "CcCacheConfig",
     "CcConfig",
     "CcConfig_v1",
@@ -50,5 +49,6 @@ __all__ = [
     "MemoryPool",
     "PrimaryKey",
     "Statistics",
+    "Transfer",
     "open_pool",
 ]

@@ -1,6 +1,6 @@
 """They can travel: moving bytes between registered memory of two peers.
 
-The contract is in ``base``; implementations are found by name and imported by nobody. Promises: a channel moves only what
+The contract is in ``contract``; implementations are found by name and imported by nobody. Promises: a channel moves only what
 both ends registered, and what it adds to a program follows the program's rules (order, one end, no byte after it).
 Refuses to know: caches, keys, control messages.
 """

@@ -11,12 +11,12 @@ import anyio
 import pytest
 
 from aiodatadist.context_caching import (
-    BlockTransfer,
     CcResult,
     ContextCache,
     EmsInternalError,
     EmsTimeout,
     MemoryPool,
+    Transfer,
 )
 from aiodatadist.context_caching.pools.contract import PoolTimeout
 from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
@@ -90,7 +90,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
     return was_cancelled
 
 
-async def _wait(transfer: BlockTransfer) -> None:
+async def _wait(transfer: Transfer) -> None:
     await transfer
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from aiodatadist.context_caching import BlockTransfer, ContextCache, EmsInternalError, MemoryPool
+from aiodatadist.context_caching import ContextCache, EmsInternalError, MemoryPool, Transfer
 from aiodatadist.context_caching.pools.contract import KVPool
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 
@@ -108,7 +108,7 @@ async def test_an_error_of_closing_is_not_its_own_cause(monkeypatch: pytest.Monk
 
 @pytest.mark.filterwarnings("ignore:coroutine 'Life.keep' was never awaited")  # that is the point
 def test_a_transfer_whose_task_never_began_has_ended() -> None:
-    transfers: list[BlockTransfer] = []
+    transfers: list[Transfer] = []
 
     async def forget_it() -> ContextCache:
         cache = await ContextCache.open(rank())

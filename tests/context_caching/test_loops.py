@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from aiodatadist.context_caching import (
-    BlockTransfer,
     CcResult,
     ContextCache,
     EmsInternalError,
     EmsInvalidArgument,
     MemoryPool,
+    Transfer,
 )
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
@@ -180,7 +180,7 @@ def test_a_transfer_is_awaited_and_cancelled_on_its_loop(loops: tuple[asyncio.Ru
     its, other = loops
     released = asyncio.Event()
 
-    async def start() -> tuple[ContextCache, Foreign, BlockTransfer]:
+    async def start() -> tuple[ContextCache, Foreign, Transfer]:
         pool = Foreign(await MemoryPool.open(ROOM))
         pool.misdeeds["exists_many"] = released.wait
         cache = await ContextCache.open(rank(), pool)

@@ -588,8 +588,8 @@ TABLE = json.dumps(
 
 
 @asynccontextmanager
-async def two_members() -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
-    options: dict[str, Any] = {"listen_ip_info": None, "link_total_time": 1}
+async def two_members(link_total_time: int = 1) -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
+    options: dict[str, Any] = {"listen_ip_info": None, "link_total_time": link_total_time}
     async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(BLOCKS)
         yield prompt, decoder, await decoder.blocks(BLOCKS)
@@ -640,7 +640,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
 
 @hows
 async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
-    async with two_members() as (prompt, decoder, _):
+    async with two_members(20) as (prompt, decoder, _):
         numbers: list[int] = []
 
         async def prepare() -> None:

@@ -47,9 +47,10 @@ PUBLIC: dict[str, str] = {
         Tensor TensorDesc TransferConfig TransferWithCacheKeyConfig
     """,
     "aiodatadist.context_caching": """
-        BlockTransfer CcCacheConfig CcConfig CcConfig_v1 CcResult CcStatus ContextCache EmsErrorCode
+        CcCacheConfig CcConfig CcConfig_v1 CcResult CcStatus ContextCache EmsErrorCode
         EmsException EmsInternalError EmsInvalidArgument EmsIoError EmsTimeout HealthGate HealthRules
         KvBufferWrapper KVCacheType KVPool LayerGroup MemoryPool open_pool PrimaryKey Statistics
+        Transfer
     """,
     "aiodatadist.context_caching.ems": """
         CcCacheConfig CcConfig CcConfig_v1 CcFuture CcKvOption CcResult CcStatus ContextCache_v1
