@@ -321,8 +321,8 @@ class LLMDataDist:
     async def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Link to the other members of a communicator, which all call this at about the same time with the same arguments.
 
-        Nobody has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the links
-        are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
+        No member has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the
+        links are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
 
         Args:
             comm_name: 1 to 127 characters.
@@ -334,7 +334,7 @@ class LLMDataDist:
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
-            LinkTimeout: somebody did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
+            LinkTimeout: a member did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
             LinkError: the communicator could not be made.
         """
         return await self._groups_here().link(comm_name, cluster_rank_info, rank_table)
@@ -428,7 +428,7 @@ class LLMDataDist:
         return (failures[-1] if failures else LLMStatusCode.LLM_SUCCESS), results
 
     async def wait_linked(self, cluster_id: int) -> None:
-        """Until a link to that cluster is ready, whoever made it."""
+        """Until a link to that cluster is ready, whichever end made it."""
         await self._running_here().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:

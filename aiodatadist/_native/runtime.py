@@ -125,7 +125,7 @@ def completion_error(completion: Any) -> LLMException:
 
 
 def decode(text: Any) -> str:
-    """The newest of the vendor's lines: older ones are of calls that nobody asks about."""
+    """The newest of the vendor's lines: older ones are of calls that are not asked about."""
     words = "" if text == ffi.NULL else bytes(ffi.string(text)).decode(errors="replace").strip()
     return words.partition("\n")[0]
 

@@ -73,7 +73,7 @@ class LayersHandle(Handle):
         self._start = lambda: start(self._synchronizer())
 
     def _synchronizer(self) -> _Announced:
-        """On the loop: made for whoever needs it first, the transfer or the layer that is ready."""
+        """On the loop: made for what needs it first, the transfer or the layer that is ready."""
         if self._announced is None:
             self._announced = _Announced(self._layers)
         return self._announced
@@ -147,7 +147,7 @@ class LayerReceiver:
         async def leave() -> None:
             await self._context.__aexit__(None, None, None)
 
-        with suppress(LLMException):  # the cluster was finalized meanwhile: nobody watches any more
+        with suppress(LLMException):  # the cluster was finalized meanwhile: nothing watches any more
             self._thread.call(leave)
 
     @property

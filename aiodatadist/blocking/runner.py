@@ -1,4 +1,4 @@
-"""A user's ModelRunner where nobody awaits: called in a worker thread; what it returns or raises is handed over as it is."""
+"""A user's ModelRunner without an event loop: called in a worker thread; what it returns or raises is handed over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS: Final = ("run_model", "on_cache_allocated", "on_cache_deallocated")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a runner gets from whoever called ``predict``, and that one's context variables."""
+    """What a runner gets from the caller of ``predict``, and that caller's context variables."""
 
     inputs: Any
     kwargs: Mapping[str, Any]
@@ -30,13 +30,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What ``run_model`` returned: nobody on the way awaits it, even if it could be."""
+    """What ``run_model`` returned: it is not awaited on the way, even if it could be."""
 
     value: Any
 
 
 class Escaped(Exception):
-    """SystemExit, KeyboardInterrupt and the like of a runner's: they end whoever called it, and not the event loop."""
+    """SystemExit, KeyboardInterrupt and the like of a runner's: they end the caller, and not the event loop."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(repr(error))

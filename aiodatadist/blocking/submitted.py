@@ -1,7 +1,7 @@
 """Transfers that are submitted, polled and drained, by loops that never wait.
 
 What is submitted is posted to the loop; what ended lies in an outbox until :meth:`Submissions.drain` takes it. Both are
-bounded together: whoever submits, drains.
+bounded together: the thread that submits, drains.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Submissions:
             LLMException: ``LLM_ENGINE_FINALIZED``: it is closed.
             ForkError: this is a child of the process that it belongs to.
         """
-        self._thread.check_process()  # before the lock, which somebody may have had at the fork
+        self._thread.check_process()  # before the lock, which another thread may have had at the fork
         with self._lock:
             if self._is_closed:
                 raise LLMException(
@@ -252,7 +252,7 @@ class Submissions:
         try:
             self.post(self._abandon)  # is run also where the wait for it is interrupted
             self.call(anyio.lowlevel.checkpoint)
-        except LLMException:  # the loop is over, and nobody waits there
+        except LLMException:  # the loop is over, and nothing waits there
             self._abandon()
 
     # ---- on the loop ----

@@ -63,7 +63,7 @@ class RemoteCache:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Until no transfer of ours touches it. Nobody else waits for it."""
+        """Until no transfer of this end touches it. For one waiter."""
         if self.uses:
             self._idle = anyio.Event()
             await self._idle.wait()
@@ -99,7 +99,7 @@ class Catalogue:
             cache.names.add(name)
 
     def withdraw(self, cache_id: int) -> RemoteCache | None:
-        """The peer takes it back: no new transfer of ours finds it."""
+        """The peer takes it back: no new transfer of this end finds it."""
         cache = self._caches.pop(cache_id, None)
         if cache is not None:
             cache.is_withdrawn = True

@@ -1,7 +1,7 @@
 """From "these blocks of that cache" to a grid of byte ranges. Pure; every rule that two caches' geometry has is here.
 
-Plans are made from source to destination, whoever of the two is at hand: in the grids the destination is the local side.
-Whoever has the source at hand uses :meth:`~aiodatadist.values.grid.Grid.mirrored`.
+Plans are made from source to destination, whichever of the two is at hand: in the grids the destination is the local side.
+A caller that has the source at hand uses :meth:`~aiodatadist.values.grid.Grid.mirrored`.
 """
 
 from __future__ import annotations

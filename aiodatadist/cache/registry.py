@@ -68,7 +68,8 @@ class Deallocation:
 class CacheRegistry:
     """The caches of one cluster.
 
-    ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, whoever is cancelled.
+    ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, also if a caller is
+    cancelled.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class CacheRegistry:
         self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
 
     def _pinned(self, placement: Placement) -> tuple[int, int]:
-        """Bytes of a pool that somebody may touch, and how many of them are withheld."""
+        """Bytes of a pool that are in use, and how many of them are withheld."""
         entries = {*self.table, *(leaving.entry for leaving in self._leaving.values())}
         pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
         pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
         return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
 
     def keep_pools(self) -> None:
-        """Somebody may touch their memory for ever: it is not freed with the device."""
+        """Their memory may be touched for ever: it is not freed with the device."""
         for pool in self._pools.values():
             self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
 
@@ -272,7 +273,7 @@ class CacheRegistry:
             await leaving.wait()
 
     def drop(self, cache: Cache) -> None:
-        """As :meth:`deallocate`, without waiting: for a cache that nobody can name any more, or wants to. While an array over
+        """As :meth:`deallocate`, without waiting: for a cache that has no name and no user any more. While an array over
         its memory is alive, so is it."""
         entry = self._own(cache, "cache")
         if entry is None or entry.pool is None or not entry.has_id:
@@ -288,7 +289,7 @@ class CacheRegistry:
         weakref.finalize(token, _tell, loop, self.drop, entry.cache).atexit = False
 
     async def wait_given_back(self, cache_id: int) -> None:
-        """Until a cache to which nobody refers any more is gone, one way or another."""
+        """Until a cache that has no references any more is gone, one way or another."""
         if (leaving := self._leaving.get(cache_id)) is not None:
             await leaving.settled.wait()
 
@@ -310,7 +311,7 @@ class CacheRegistry:
             )
 
     def _collect(self, entry: Entry) -> None:
-        """Give it back if nobody refers to it any more."""
+        """Give it back if it has no references any more."""
         if not entry.references and entry.cache_id not in self._leaving:
             self._start_leaving(entry)
 
@@ -416,7 +417,7 @@ class CacheRegistry:
                 )
 
     def end(self) -> None:
-        """The engine is over: whoever waits for a cache that was not given back is told so."""
+        """The engine is over: a caller that waits for a cache that was not given back is told so."""
         for leaving in self._leaving.values():
             leaving.settled.set()
 

@@ -35,7 +35,7 @@ class Entry:
         names: what it is called, with the batch slot that each name stands for. Not its id.
         pool: what its memory is from; None for memory of the caller's.
         references: of a contiguous cache from a pool: its id, while the caller has it, and its names.
-        leases: transfers of ours that use it.
+        leases: this cluster's transfers that use it.
         holders: peers that may.
         writers: of links that are gone: peers that were stopped while they wrote, and may still do so.
         is_poisoned: the device would not let go of it; for good.
@@ -124,7 +124,7 @@ class Entry:
             self._changed()
 
     def withhold(self, holder: LeaseHolder) -> None:
-        """The link to a peer is gone, but the peer may still write: until it is dropped, nobody may use the memory."""
+        """The link to a peer is gone, but the peer may still write: until it is dropped, the memory is not used."""
         self.holders.discard(holder)
         self.writers.add(holder)
         self._changed()

@@ -1,7 +1,7 @@
 """The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist doctor`` says what this machine offers.
 
 Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
-command has to be changed, 130 interrupted, 141 whoever read the output went away. Errors are one line on stderr.
+command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output went away; the interpreter's last flush must not complain
+    except BrokenPipeError:  # the reader of the output went away; the interpreter's last flush must not complain
         _stop_writing()
         return 128 + signal.SIGPIPE
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One run of the context cache demo: load the blocks that somebody has saved, compute the rest, save what is new."""
+"""One run of the context cache demo: load the blocks that an earlier run has saved, compute the rest, save what is new."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The demo's decode process: fetches the prompt's KV cache and goes on with the text, and proves that this is right.
 
 The proof is a second run of the same model on the same prompt, with a KV cache in ordinary memory of this process that
-nobody ever moves. It takes place before the blocks are pulled, while prefill computes as well, so that it disturbs no
+is never moved. It takes place before the blocks are pulled, while prefill computes as well, so that it disturbs no
 measurement. Tokens alone do not tell everything: rotated keys carry their position with them, so two whole blocks that
 changed places would go unnoticed. Therefore the bytes are compared, too, block by block in the order of the sequence.
 """

@@ -91,7 +91,7 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
 
     Raises:
         ChildError: a worker died or gave up; the one that explains the other, if both did.
-        BrokenPipeError: nobody reads the screen any more.
+        BrokenPipeError: the screen is not read any more.
     """
     kind = "-v1" if job.v1 else ""
     async with (
@@ -126,7 +126,7 @@ async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> En
 async def _follow(
     child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[End]
 ) -> None:
-    """Read one child's reports until it has finished, failed or died, or nobody looks."""
+    """Read one child's reports until it has finished, failed or died, or the demo is over."""
     async for report in child.reports():
         match report:
             case Progress():

@@ -6,7 +6,7 @@ from __future__ import annotations
 class CommandError(Exception):
     """A command cannot go on. The text is one line that says what is wrong and what to do about it.
 
-    Never a bug of ours: those keep their traceback.
+    Never a bug of the library: those keep their traceback.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:

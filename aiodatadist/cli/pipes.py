@@ -22,7 +22,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 
 class Parent(Protocol):
-    """Whoever started the worker: gives it orders, and takes its reports."""
+    """The process that started the worker: gives it orders, and takes its reports."""
 
     async def order(self, kind: type[OrderT]) -> OrderT:
         """The next order, which has to be of this kind."""
@@ -83,6 +83,6 @@ async def _listen(orders: MemoryObjectSendStream[Order], scope: anyio.CancelScop
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, for the times when nobody reads stdin."""
+    """Ask Linux to kill this process when its parent dies, for the times when stdin is not read."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -48,7 +48,7 @@ async def prefill(parent: Parent) -> None:
         else:
             sent = {}
             logits = await compute(
-                parent, "prefill", lambda advance: _prompt_logits(job.seed, prompt, kv, advance, _nobody)
+                parent, "prefill", lambda advance: _prompt_logits(job.seed, prompt, kv, advance, _no_layer_is_awaited)
             )
         assert datadist.listen_address is not None
         ready = Prefilled(
@@ -61,7 +61,7 @@ async def prefill(parent: Parent) -> None:
         )
         await parent.report(ready)
         await datadist.wait_linked(DECODE_CLUSTER)
-        with suppress(NotLinked):  # whoever ended the link: decode or the parent knows, and says so
+        with suppress(NotLinked):  # the end that ended the link, decode or the parent, says so
             await datadist.wait_link_closed(DECODE_CLUSTER)
 
 
@@ -102,8 +102,8 @@ async def _send_layers(
     }
 
 
-def _nobody(_: int) -> None:
-    """Nobody waits for single layers."""
+def _no_layer_is_awaited(_: int) -> None:
+    """Single layers are not waited for."""
 
 
 def _prompt_logits(seed: int, prompt: bytes, kv: Kv, advance: Advance, on_layer: Callable[[int], None]) -> Array:

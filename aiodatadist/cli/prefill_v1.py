@@ -65,5 +65,5 @@ async def prefill_v1(parent: Parent) -> None:
             )
         )
         await datadist.wait_linked(DECODE_CLUSTER)
-        with suppress(NotLinked):  # whoever ended the link: decode or the parent knows, and says so
+        with suppress(NotLinked):  # the end that ended the link, decode or the parent, says so
             await datadist.wait_link_closed(DECODE_CLUSTER)

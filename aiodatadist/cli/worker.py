@@ -129,7 +129,7 @@ async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int
     try:
         yield Kv(cache, tensors, table)
     finally:
-        tensors.clear()  # the library frees the memory when it closes, and nobody must look at it then
+        tensors.clear()  # the library frees the memory when it closes, and nothing may look at it then
 
 
 def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> tuple[Memory, list[Array]]:

@@ -63,11 +63,11 @@ CLIENT_TIMEOUT = 5.0
 MAX_PENDING_CLIENTS = 64
 """Connections that have not said so yet, before the next one gets a fiftieth of the time."""
 PART_TIMEOUT = 2 * DRAIN_TIMEOUT
-"""Seconds that links which are being ended have for it, before somebody who needs them gone is told that they are not."""
+"""Seconds that links which are being ended have for it, before a caller that needs them gone is told that they are not."""
 
 
 class _Attempt:
-    """A link that is being made because somebody here asked for it."""
+    """A link that is being made because a caller here asked for it."""
 
     def __init__(self, deadline: float) -> None:
         self.scope = anyio.CancelScope(deadline=deadline)
@@ -134,7 +134,7 @@ class Engine:
         self._linked = anyio.Event()
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
-        self._refusals: dict[int, str] = {}  # why the last attempt of ours at a cluster failed
+        self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
         self._listener: Listener | None = None
         self._listeners: set[Listener] = set()
@@ -163,7 +163,7 @@ class Engine:
             try:
                 await self._stopping.wait()
                 await self._part_from_all()
-            finally:  # also if something of ours fails: nobody may wait for what cannot come any more
+            finally:  # also after a bug: no caller may wait for what cannot come any more
                 self._end_all()
             self._group.cancel_scope.cancel()
         for job in list(self.jobs):  # those whose task never began
@@ -242,7 +242,7 @@ class Engine:
 
     @property
     def one_sided(self) -> bool:
-        """Whoever wants bytes moves them; else the peer is asked to."""
+        """The end that wants bytes moves them; else the peer is asked to."""
         return self._config.enable_remote_cache_accessible
 
     def heard(self, cluster_id: int, payload: bytes, taken: Callable[[], None]) -> None:
@@ -496,7 +496,7 @@ class Engine:
             return await Connection.over(await connected(*address))
         except OSError as error:
             raise LinkError(
-                f"nobody can be reached at {host_port(*address)}: {error}",
+                f"no cluster can be reached at {host_port(*address)}: {error}",
                 hint="is the peer initialised, and listening there? LLMConfig(listen=...)",
             ) from error
 

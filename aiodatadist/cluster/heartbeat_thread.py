@@ -48,7 +48,7 @@ class HeartbeatThread:
     """
 
     def __init__(self, interval: float) -> None:
-        """``interval``: seconds between two beats of ours. Raises ValueError if it is not positive."""
+        """``interval``: seconds between two beats of this end. Raises ValueError if it is not positive."""
         if not interval > 0:
             raise ValueError(f"interval is {interval}: it has to be more than 0 s")
         self._interval = interval
@@ -157,7 +157,7 @@ class _HeartbeatLoop:
 
     Shared under the lock: the queue (the thread empties it without: a deque's popleft is atomic), ``_ended`` and the life of
     the eventfd. What is posted before ``_ended`` is seen by the thread; afterwards nothing is posted, and nothing is written
-    to a descriptor that is somebody else's by then. ``_closing`` is set by close() and only read elsewhere.
+    to a descriptor that is in other use by then. ``_closing`` is set by close() and only read elsewhere.
     """
 
     def __init__(self, interval: float) -> None:
@@ -305,7 +305,7 @@ class _HeartbeatLoop:
     def _say(line: _Connection, reason: str | None) -> None:
         try:
             line.loop.call_soon_threadsafe(line.tell, reason)
-        except RuntimeError:  # the loop is closed: nobody is interested any more
+        except RuntimeError:  # the loop is closed: no link is left to be told
             logger.debug("a peer was %s after its event loop", "heard" if reason is None else f"lost ({reason})")
 
     def _let_go(self, line: _Connection) -> bool:

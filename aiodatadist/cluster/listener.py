@@ -28,7 +28,7 @@ class Listener:
 
     Attributes:
         address: host, and the real port.
-        is_over: nobody who comes now gets a link.
+        is_over: no client that comes now gets a link.
     """
 
     def __init__(self, listener: Any, host: str, key: bytes | None) -> None:

@@ -27,7 +27,7 @@ class Heartbeats:
     """The beating itself is a thread's business (``heartbeat_token``): a busy event loop must not look dead.
 
     Args:
-        interval: seconds between two beats of ours.
+        interval: seconds between two beats of this end.
         misses: of the peer's, before it is lost with the next.
     """
 

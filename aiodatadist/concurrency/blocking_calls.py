@@ -35,7 +35,7 @@ def _start(
             settle, outcome = future.set_result, result  # type: ignore[assignment]
         try:
             loop.call_soon_threadsafe(settle, outcome)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any more
             logger.debug("%r ended after its event loop", call)
 
     if threads is not None:
@@ -66,7 +66,7 @@ async def in_thread(
     So a cancellation is delivered when the call is over; there is no deadline, because there would be nothing to do at it.
 
     Args:
-        undo: gets the result, in a thread, when the wait was cancelled: nobody else will.
+        undo: gets the result, in a thread, when the wait was cancelled: its caller will not.
         on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
         threads: to be used, for short calls that are made often; otherwise a thread of its own.
         gives_back: the call has to be made: where no thread can be started it runs on the event loop.

@@ -1,4 +1,4 @@
-"""What every transfer has, whoever carries it out: one end, figures, and people who wait for it."""
+"""What every transfer has, whatever carries it out: one end, figures, and callers that wait for it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Completion(ABC):
 
     @abstractmethod
     def _cancel(self) -> bool:
-        """Ask whoever carries it out to stop."""
+        """Ask what carries it out to stop."""
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it on the loop when this ended; at once if it has."""

@@ -38,7 +38,7 @@ _wake: Callable[[int, int], int] = ctypes.PyDLL(None).eventfd_write
 
 
 class _Call:
-    """A call on its way over the loop and back. Whoever made it waits for :attr:`future`, which is always settled."""
+    """A call on its way over the loop and back. Its caller waits for :attr:`future`, which is always settled."""
 
     def __init__(self, function: Callable[[], Awaitable[Any]]) -> None:
         self.future: Future[Any] = Future()
@@ -51,7 +51,7 @@ class _Call:
             tasks.start_soon(self._run, self._scope)
 
     async def _run(self, scope: Scope) -> None:
-        """In a task of the loop's. That what is called was cancelled by somebody else is no reason to cancel others."""
+        """In a task of the loop's. That what is called was cancelled from elsewhere is no reason to cancel others."""
         try:
             with scope:
                 self._settle(await self._function(), None)
@@ -123,7 +123,7 @@ class LoopThread:
             if not started.done():
                 started.set_exception(error)
         finally:
-            with self._lock:  # nobody rings any more
+            with self._lock:  # no thread rings any more
                 self._is_over = True
                 os.close(self._bell)
             for call in list(self._calls):
@@ -246,13 +246,13 @@ def _result_of(future: Future[Any]) -> Any:
     settled = threading.Lock()
     settled.acquire()
     future.add_done_callback(lambda _: settled.release())
-    while not settled.acquire(timeout=seconds):  # no TimeoutError of ours: one that comes is a signal handler's
+    while not settled.acquire(timeout=seconds):  # no TimeoutError is raised here: one that comes is a signal handler's
         pass
     return future.result()
 
 
 def _outlast(future: Future[Any]) -> None:
-    """Until it is settled, however often somebody presses Ctrl-C: what it waits for ends in bounded time."""
+    """Until it is settled, however often Ctrl-C is pressed: what it waits for ends in bounded time."""
     while not future.done():
         with suppress(BaseException):  # whatever a signal handler raises; not the future's own, which is returned
             future.exception()
@@ -276,7 +276,7 @@ def _warn_on_event_loop() -> None:
 
 
 class _Shared:
-    """The thread of the process: there while somebody uses it."""
+    """The thread of the process: there while it is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -289,7 +289,7 @@ os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]  # th
 
 
 def acquire() -> LoopThread:
-    """The process's loop thread, started if it is not running. Whoever gets it gives it back with :func:`release`."""
+    """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
     with _shared.lock:
         if _shared.thread is None:
             _shared.thread = LoopThread()

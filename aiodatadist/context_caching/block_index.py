@@ -77,7 +77,7 @@ class BlockIndex:
         self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
 
     def register(self, shape: Shape | None) -> None:
-        """This rank's blocks have this layout from now on; None: no layout of ours."""
+        """This rank's blocks have this layout from now on; None: none."""
         self._own, self._noted, self._not_before = shape, -math.inf, 0.0
 
     def note_bytes(self, call: SaveLoadCall) -> int:

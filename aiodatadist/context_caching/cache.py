@@ -1,4 +1,4 @@
-"""The asyncio interface: KV blocks saved into a pool, and loaded by whoever has the same prefix later."""
+"""The asyncio interface: KV blocks saved into a pool, and loaded by callers that have the same prefix later."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
     ) -> BlockTransfer:
-        """Start :meth:`load_values`. The regions must be neither read nor written before it has ended; nobody checks that.
+        """Start :meth:`load_values`. The regions must be neither read nor written before it has ended; that is not checked.
 
         Raises:
             EmsInvalidArgument: an argument is wrong.
@@ -490,7 +490,7 @@ class ContextCache:
     def _begin(
         self, what: str, seconds: float, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
     ) -> BlockTransfer:
-        """Run it in a task of ours."""
+        """Run it in a task of the cache's."""
 
         def ended(done: BlockTransfer) -> None:
             self._transfers.discard(done)
@@ -569,7 +569,7 @@ class ContextCache:
         one: the pool knows its layout.
 
         Args:
-            read_local_only: ask the local read cache and nobody else.
+            read_local_only: ask the local read cache alone.
             all_ranks: all ranks' shards have to be there; else this rank's.
             lease_ms: ask the engine to keep what was found for so long, if it can.
             groups: layer groups that all have to be there. None: any one is enough, since a group may store nothing of a

@@ -46,7 +46,7 @@ def _check_seconds(value: Any, name: str) -> None:
 
 
 class HealthGate:
-    """Open while the pool is used. Closed, every call counts as a miss at once, and nobody waits for a pool that is gone.
+    """Open while the pool is used. Closed, every call counts as a miss at once, and no call waits for a pool that is gone.
 
     A gate counts what one cache finds out, so each cache needs one of its own. When its cache has ended, the next one may
     have it, and goes on with what it knows.

@@ -83,7 +83,7 @@ class Life:
         return is_ours and self._loop.is_closed() and self._runner is not None and not self._runner.done()
 
     def failure(self, partial: CcResult | None = None) -> EmsInternalError | None:
-        """Why the cache has ended though nobody closed it; None if it has not."""
+        """Why the cache has ended without being closed; None if it has not."""
         if self._reason is None:
             return None
         return EmsInternalError(f"this cache has ended: {self._reason}", partial=partial)

@@ -50,7 +50,7 @@ class Statistics:
 
     Attributes:
         saved, saved_bytes: values that were stored, payloads only.
-        present: values that somebody had stored before; nothing was moved for them.
+        present: values that were stored before; nothing was moved for them.
         rejected: values for which there was no room.
         failed: values with which the pool had a fault; what a call that raised did not come to is not counted.
         loaded, loaded_bytes: values that were read into the caller's memory.

@@ -140,7 +140,7 @@ class Device:
             raise FeatureNotEnabled("this runtime has no notifies", hint="CANN 8.5 and later have them")
 
     def take_notifies(self, count: int) -> list[Handle]:
-        """So many notifies that nobody has recorded, used before or new. All or nothing.
+        """So many notifies that were not recorded, used before or new. All or nothing.
 
         Raises:
             DeviceError: the device has no more (8192 on A2 and A3).

@@ -22,7 +22,7 @@ class Gate:
 
     Args:
         layers: that there are gates for.
-        forget: called when nobody waits any more.
+        forget: called when nothing waits any more.
     """
 
     def __init__(self, device: Device, layers: range, forget: Callable[[Gate], object] = lambda _: None) -> None:
@@ -35,7 +35,7 @@ class Gate:
 
     @property
     def is_shut(self) -> bool:
-        """Somebody has to open a gate yet."""
+        """A gate has to be opened yet."""
         return bool(self._shut)
 
     def is_shut_at(self, layer: int) -> bool:
@@ -45,14 +45,14 @@ class Gate:
         return self.notifies[layer - self._layers.start]
 
     def opened(self, layer: int, record: StreamTransfer | None) -> None:
-        """Its notify has been, or is being recorded; None: on a stream of somebody else's."""
+        """Its notify has been, or is being recorded; None: on a stream of the caller's."""
         self._shut.discard(layer)
         if record is not None:
             self._records[layer] = record
 
     def close(self, passed: int, is_stuck: bool = False) -> None:
-        """Nobody waits any more. The first ``passed`` gates have been waited for, and are used again. The others are
-        destroyed when nothing is queued that records them; where nobody can tell, with the device."""
+        """Nothing waits any more. The first ``passed`` gates have been waited for, and are used again. The others are
+        destroyed when nothing is queued that records them; where that cannot be told, with the device."""
         notifies, self.notifies = self.notifies, []
         self._device.give_notifies(notifies[:passed])
         for layer, notify in list(zip(self._layers, notifies, strict=False))[passed:]:

@@ -77,7 +77,7 @@ class Program:
         return self._add(ring.RING_WAIT, ring.RING_EVENT, 0, event, None)
 
     def wait_number(self, event: int) -> Program:
-        """The same with an event of somebody else's, given as a number."""
+        """The same with an event of the caller's, given as a number."""
         return self.wait(ffi.cast("void *", event))
 
     def record(self, event: Handle) -> Program:

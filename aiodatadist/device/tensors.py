@@ -110,7 +110,7 @@ class _Rules:
 
 
 def _reader(value: Any, where: str) -> Callable[[Any, str, _Rules], Span]:
-    """Who can read this; raises ``TypeError`` if nobody can. A class, and a scalar of numpy's, is no tensor."""
+    """What can read this; raises ``TypeError`` if nothing can. A class, and a scalar of numpy's, is no tensor."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _of_address
     if not isinstance(value, (bool, type, getattr(sys.modules.get("numpy"), "generic", ()))):
@@ -181,7 +181,7 @@ def _of_buffer(value: Any, where: str, rules: _Rules) -> Span:
 
 
 def _element_of(view: memoryview) -> str | None:
-    """The element type of a buffer as numpy calls it, None for plain bytes, or the format if it is none of ours."""
+    """The element type of a buffer as numpy calls it, None for plain bytes, or the format if it is no DataType."""
     letter = view.format.lstrip("@=" + ("<" if sys.byteorder == "little" else ">!"))
     if letter in {"B", "c"}:
         return None
@@ -240,7 +240,7 @@ def as_tensors(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> lis
     _check_view(view, desc, offsets)
     torch = _load("torch", "torch", "as_tensors")
     dtype, count, shape = _torch_type(torch, desc), math.prod(desc.shape), tuple(desc.shape)
-    own = memoryview(view)  # torch holds the object, but not its export: nobody else can release this one
+    own = memoryview(view)  # torch holds the object, but not its export: only this code can release it
     return [torch.frombuffer(own, dtype=dtype, count=count, offset=offset).reshape(shape) for offset in offsets]
 
 

@@ -144,7 +144,7 @@ class Destination:
 
     @property
     def unready(self) -> range:
-        """Layers that nobody has offered so far."""
+        """Layers that were not offered so far."""
         return self.layers[self._ready :]
 
     def offer(self, layer: int) -> None:
@@ -171,7 +171,7 @@ class Destination:
             raise
         except LLMException as error:
             self.fail(error)
-        except Exception as error:  # a device event of somebody else's
+        except Exception as error:  # a device event of the caller's
             failure = InternalError(repr(error))
             failure.__cause__ = error
             self.fail(failure)
@@ -260,7 +260,7 @@ class Destination:
         return [(self._base, self._base + told)] if told else []
 
     def on_link_ended(self, failure: LinkError) -> None:
-        """What is on the device and waits for nobody may end well; the rest cannot be sent."""
+        """What is on the device and waits for nothing may end well; the rest cannot be sent."""
         if self._sent < len(self.layers) or (self._gate is not None and self._gate.is_shut):
             self.fail(failure)
 
@@ -275,7 +275,7 @@ class Destination:
 
     def _close(self, state: TransferState, error: LLMException | None) -> None:
         if self._layering is not None and state is not TransferState.DONE:
-            self._arrived(self._layering.landed)  # nobody may have watched
+            self._arrived(self._layering.landed)  # they may not have been watched
         if not self.is_open:
             return
         self.state, self.error = state, error
@@ -297,7 +297,7 @@ class Destination:
         return not self.is_open and not self._transfers
 
     def give_back_gate(self) -> None:
-        """It is quiet: nobody waits at its gate any more."""
+        """It is quiet: nothing waits at its gate any more."""
         if self._gate is not None:
             passed = self._layering.landed if self._layering is not None else 0
             self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)

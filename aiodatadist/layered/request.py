@@ -90,7 +90,7 @@ class LayeredRequest:
         return cls(entry, sources, targets, size or (entry.stride if entry.blocks else 0))
 
     def wanted(self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link]) -> Wanted:
-        """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: nobody is there."""
+        """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: the peer is not there."""
         count = len(self.entry.addresses) // TENSORS
         layers = range(count) if config.src_layer_range is None else config.src_layer_range
         if layers.stop > count:

@@ -22,7 +22,7 @@ class LayerSynchronizer(ABC):
         """Wait until the layer is final: True. Or give it up: False.
 
         Called with source layers in ascending order, those that some destination wants, one at a time. ``timeout_in_millis``
-        is always None: whoever computes knows how long that may take.
+        is always None: the code that computes knows how long that may take.
         """
 
 
@@ -61,7 +61,7 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
 
     @property
     def is_plain(self) -> bool:
-        """Nobody has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
+        """No subclass has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
         is_ours = type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
         return is_ours and "synchronize_layer" not in vars(self)
 

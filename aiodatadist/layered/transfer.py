@@ -83,7 +83,7 @@ class LayeredTransfer(Completion):
     # ---- the beginning ----
 
     def start(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]) -> None:
-        """Destinations that are known begin at once. A task looks for the others, and waits for layers if somebody has to."""
+        """Destinations that are known begin at once. A task looks for the others, and waits for layers if that is needed."""
         unknown = []
         for part in self.parts:
             if part.prepare_at_once():
@@ -108,7 +108,7 @@ class LayeredTransfer(Completion):
 
     @property
     def _walks(self) -> bool:
-        """Somebody has to wait for the layers."""
+        """A task has to wait for the layers."""
         return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
     async def _run(self, unknown: Sequence[Destination]) -> None:
@@ -173,7 +173,7 @@ class LayeredTransfer(Completion):
         self._ready_seconds[layer] = perf_counter()
 
     async def _walk(self) -> None:
-        """Layer by layer, in ascending order, those that somebody wants."""
+        """Layer by layer, in ascending order, those that a destination wants."""
         limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
         for layer in sorted({layer for part in self.parts for layer in part.layers}):
             if any(part.is_open and layer in part.layers for part in self.parts):
@@ -205,7 +205,7 @@ class LayeredTransfer(Completion):
         self._wake()
         if not any(each.is_open for each in self.parts):
             if self._has_task:
-                self._scope.cancel()  # nobody wants further layers
+                self._scope.cancel()  # no destination wants further layers
             self._check_end()
 
     def _wake(self) -> None:
@@ -280,7 +280,7 @@ def _given_up(layer: int) -> ParamInvalid:
 
 
 async def _apart(call: Any) -> Any:
-    """Await somebody else's code in a task of its own: what it does with cancellation stays its own affair.
+    """Await the caller's code in a task of its own: what it does with cancellation stays its own affair.
 
     Raises RuntimeError: it was cancelled, and not by us.
     """

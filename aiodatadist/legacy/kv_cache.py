@@ -1,4 +1,4 @@
-"""KvCache: a cache as v1 shows it, which deallocates itself when nobody has it any more."""
+"""KvCache: a cache as v1 shows it, which deallocates itself with its last reference."""
 
 from __future__ import annotations
 

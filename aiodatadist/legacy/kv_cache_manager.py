@@ -60,7 +60,7 @@ class KvCacheManager:
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
         self.turns = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
-        """For the LLMDataDist: told of each transfer that begins here, whoever began it."""
+        """For the LLMDataDist: told of each transfer that begins here, whichever end began it."""
 
     def is_initialized(self) -> bool:
         """False from the moment when its LLMDataDist is finalized: then nothing else works."""

@@ -149,7 +149,7 @@ class LLMModel:
         self._manager.check_here()
         requests = check_requests(llm_req)
         if not requests:
-            raise ParamInvalid("llm_req is empty: there is nobody to predict for")
+            raise ParamInvalid("llm_req is empty: there is no request to predict for")
         self._check_twice([each.req_id for each in requests if not each.is_idle])
         with self._calls.open("predict"):
             if self._layout.has_paged_attention:
@@ -197,7 +197,7 @@ class LLMModel:
 
     async def _predict_prompt(self, requests: list[LLMReq], inputs: Any, kwargs: dict[str, Any]) -> Any:
         if all(each.is_idle for each in requests):
-            raise ParamInvalid("all requests of llm_req are idle: there is nobody to predict for")
+            raise ParamInvalid("all requests of llm_req are idle: there is no request to predict for")
         keys = [CacheKey(self._cluster_id, each.req_id, self._model_id) for each in requests]
         prefixes = [(slot, self._prefix(each)) for slot, each in enumerate(requests) if each.has_prefix]
         desc = self._layout.desc(len(requests), max(each.prompt_length for each in requests))
@@ -328,7 +328,7 @@ class LLMModel:
         Raises:
             TypeError, ParamInvalid, FeatureNotEnabled: as :meth:`preload_prompt_prefix`.
             LLMException: ``LLM_PREFIX_NOT_EXIST``. ``LLM_WAIT_PROCESS_TIMEOUT``: it is given up, and its memory goes back
-                when nobody copies it any more.
+                when it is not copied any more.
         """
         self._want_prefixes("release_prompt_prefix", llm_req)
         cache = self._prefixes.get(llm_req.prefix_id)
@@ -347,7 +347,7 @@ class LLMModel:
         for slot, request in enumerate(requests):
             if not request.is_idle and self._slots.get(slot) != request.req_id:
                 raise ParamInvalid(
-                    f"request {request.req_id} is at index {slot}: merge_kv() put {self._slots.get(slot, 'nobody')} there"
+                    f"request {request.req_id} is at index {slot}: merge_kv() put {self._slots.get(slot, 'no request')} there"
                 )
 
     async def pull_kv(self, llm_req: LLMReq) -> None:
@@ -413,9 +413,9 @@ class LLMModel:
             TypeError, ValueError, ParamInvalid: an argument or the role is wrong: the slot, or the batch, is not there.
             CacheNotFound: what is staged is not this request's.
             TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
-            LLMException: ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile. Nothing of it is staged, and the slot is nobody's.
+            LLMException: ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile. Nothing of it is staged, and the slot has no request.
 
-        When the copy fails or is cancelled, it can be repeated; until then the slot is nobody's.
+        When the copy fails or is cancelled, it can be repeated; until then the slot has no request.
         """
         self._staged_key("merge_kv", llm_req)
         checks.integer(batch_index, "batch_index", checks.UINT32)
@@ -438,7 +438,7 @@ class LLMModel:
     async def pull_blocks(
         self,
         llm_req: LLMReq,
-        prompt_blocks: list[int] = [],  # noqa: B006 - upstream's default, which nobody changes
+        prompt_blocks: list[int] = [],  # noqa: B006 - upstream's default, which is never changed
         decoder_blocks: list[int] = [],  # noqa: B006
     ) -> None:
         """DECODER, with paged attention: fetch ``prompt_blocks[i]`` of ``prompt_cluster_id`` into ``decoder_blocks[i]``.

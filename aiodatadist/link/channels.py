@@ -32,7 +32,7 @@ MAX_FOLLOWING = 32
 
 
 class LinkChannel:
-    """An open channel: what it reaches at either end, and how many transfers of ours are on it."""
+    """An open channel: what it reaches at either end, and how many transfers of this end are on it."""
 
     __slots__ = ("channel", "is_current", "mine", "name", "retired", "theirs", "uses")
 
@@ -159,7 +159,7 @@ class Channels:
             raise LinkError(f"no further channel could be opened: {self._failure or 'the peer did not come'}")
 
     async def _renew(self, mine: int, theirs: int) -> None:
-        """The client's part. It is done in a task of its own, once for all who want it, and whoever is cancelled."""
+        """The client's part. It is done in a task of its own, once for all callers, whichever of them is cancelled."""
         while self.find(mine, theirs) is None:
             renewal = self._renewal
             covers = renewal is not None and renewal.epoch >= mine
@@ -246,7 +246,7 @@ class Channels:
         self._wake()
 
     def _retire(self, link_channel: LinkChannel) -> None:
-        """Say so when an old one has no transfer of ours left; close it when the peer has none either."""
+        """Say so when an old one has no transfer of this end left; close it when the peer has none either."""
         if link_channel.is_current or link_channel.uses:
             return
         if not link_channel.retired["mine"]:
@@ -357,7 +357,7 @@ class Channels:
                 await self.aclose()
 
     def abandon(self) -> None:
-        """After ``StillWritten``: do not wait any longer. The memory that the peer may write is nobody's."""
+        """After ``StillWritten``: do not wait any longer. The memory that the peer may write is withheld by its owner."""
         for link_channel in self._leaving:
             link_channel.channel.abandon()
         self._leaving.clear()

@@ -60,7 +60,7 @@ def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | N
 
     Args:
         nbytes: of all layers.
-        compute: seconds of all layers; None if nobody knows.
+        compute: seconds of all layers; None if that is not known.
         costs: None if nothing was measured yet.
     """
     if costs is None or layers < 2:

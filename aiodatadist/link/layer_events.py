@@ -53,7 +53,7 @@ class LayerReceiver:
 
 
 class Sender(Protocol):
-    """A layered transfer of ours into a cache of the peer's."""
+    """A layered transfer of this end into a cache of the peer's."""
 
     def on_watched(self) -> list[tuple[int, int]]:
         """The peer wants to hear of layers from now on; those that are there, as ranges."""
@@ -63,7 +63,7 @@ class Sender(Protocol):
 
 
 class LayerEvents:
-    """Both sides of it: what we watch, and what the peer watches of ours."""
+    """Both sides of it: what this end watches, and what the peer watches here."""
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
@@ -75,7 +75,7 @@ class LayerEvents:
     # ---- receiving ----
 
     def watch(self, cache_id: int, num_layers: int) -> LayerReceiver:
-        """Raises ParamInvalid: somebody watches this cache already."""
+        """Raises ParamInvalid: this cache is watched already."""
         if cache_id in self._receivers:
             raise ParamInvalid(f"layers of cache {cache_id} are being received already")
         receiver = self._receivers[cache_id] = LayerReceiver(self, cache_id, num_layers)
@@ -124,7 +124,7 @@ class LayerEvents:
             sender.on_link_ended(failure)
 
     def tell(self, cache_id: int, first: int, stop: int, error: LLMException | None = None) -> None:
-        """These layers are there; or, with an error, no more come. Costs nothing when nobody watches."""
+        """These layers are there; or, with an error, no more come. Costs nothing when the peer does not watch."""
         if cache_id not in self._watched:
             return
         status, reason = (0, "")

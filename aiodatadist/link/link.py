@@ -224,7 +224,7 @@ class Link(Session):
         self.catalogue.learn(cache, name, slot)
 
     def _on_revoke(self, message: Revoke) -> None:
-        """The peer takes a cache back: say so when no transfer of ours touches it."""
+        """The peer takes a cache back: say so when no transfer of this end touches it."""
         remote = self.catalogue.withdraw(message.cache_id)
 
         async def answer() -> None:

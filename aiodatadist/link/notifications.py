@@ -105,7 +105,7 @@ class Notification:
 
 
 class NotificationInbox:
-    """What all peers notified us of, until somebody takes it."""
+    """What all peers sent, until it is taken."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Notification, Callable[[], None]]] = deque()

@@ -85,7 +85,7 @@ class PendingQuestions:
             scope.cancel()
 
     def find(self, message: Answer) -> Question | None:
-        """What a message answers; None: nobody waits any more.
+        """What a message answers; None: its caller does not wait any more.
 
         Raises:
             ProtocolError: that was another question.

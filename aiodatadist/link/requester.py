@@ -102,7 +102,7 @@ class Requester:
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
     ) -> tuple[RemoteCache, LinkChannel, Grid]:
-        """What a key stands for at the peer, a channel that reaches it from a cache of ours, and what to move.
+        """What a key stands for at the peer, a channel that reaches it from this end's cache, and what to move.
 
         Raises:
             CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
@@ -160,7 +160,7 @@ class Requester:
                 self._conclude(operation, call.answer, job)
 
     async def _grant(self, entry: Entry) -> None:
-        """Tell the peer where a cache of ours is."""
+        """Tell the peer where a cache of this end is."""
         peer_leases = self._session.peer_leases
         await peer_leases.wait_settled(entry)
         if not entry.is_live:

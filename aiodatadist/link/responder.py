@@ -56,7 +56,7 @@ class Responder:
         self._running: dict[int, anyio.CancelScope] = {}
 
     def find(self, message: Lookup) -> None:
-        """Tell the peer where a cache of ours is, but not while it is being taken back."""
+        """Tell the peer where a cache of this end is, but not while it is being taken back."""
         session = self._session
         found = self._registry.offered(Name(**message.name.model_dump())) if session.is_ready else None
         if found is None:

@@ -129,7 +129,7 @@ class Session:
         raise NotLinked(f"the link to cluster {self.cluster_id} is {self.state.value}", peer=self.cluster_id)
 
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
-        """What a key stands for at the peer, and a channel that reaches it from a cache of ours; None: the peer has to be
+        """What a key stands for at the peer, and a channel that reaches it from this end's cache; None: the peer has to be
         asked first."""
         found = self.catalogue.find(key)
         link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
@@ -219,7 +219,7 @@ class Session:
             transfer.error.peer = self.cluster_id
 
     def lose(self, entry: Entry) -> None:
-        """Nobody knows when bytes stop to land in it: it is never used again."""
+        """It is not known when bytes stop to land in it: it is never used again."""
         entry.poison()
         for region in entry.regions():
             self._device.mark_stuck(region.address, region.nbytes)

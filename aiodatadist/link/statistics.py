@@ -1,4 +1,4 @@
-"""What a link has done: counted always, shown when somebody asks."""
+"""What a link has done: counted always, shown when asked for."""
 
 from __future__ import annotations
 

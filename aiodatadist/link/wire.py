@@ -25,7 +25,7 @@ class Wire:
     """Messages over a byte stream: one reader, and one writer at a time.
 
     While a link is made its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
-    waits, so whoever reacts to a message can answer it, and :meth:`pump` sends them in this order.
+    waits, so a reaction to a message can answer it, and :meth:`pump` sends them in this order.
     """
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
@@ -42,7 +42,7 @@ class Wire:
         self._decoder.max_body = MAX_BODY
 
     async def send(self, *messages: Message) -> None:
-        """Raises PeerLost: nobody is there any more."""
+        """Raises PeerLost: the peer is gone."""
         await self._write(b"".join(encode(message) for message in messages))
 
     async def _write(self, data: bytes) -> None:
@@ -63,12 +63,12 @@ class Wire:
         return self._backlog_bytes > MAX_BACKLOG
 
     async def flush(self) -> None:
-        """Until everything posted so far was handed to the kernel. Somebody has to pump."""
+        """Until everything posted so far was handed to the kernel. :meth:`pump` has to run."""
         while self._backlog_bytes:
             await self._flushed.wait()
 
     async def pump(self) -> None:
-        """Send what is posted, for ever. Raises PeerLost: nobody is there any more."""
+        """Send what is posted, for ever. Raises PeerLost: the peer is gone."""
         while True:
             await self._posted.wait()
             self._posted = anyio.Event()
@@ -84,7 +84,7 @@ class Wire:
         """The next message.
 
         Raises:
-            PeerLost: nobody is there any more.
+            PeerLost: the peer is gone.
             ProtocolError: what came is no message.
         """
         while not self._ready:

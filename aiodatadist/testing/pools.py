@@ -33,7 +33,7 @@ def soon() -> float:
 
 
 def new_key(name: str = "a") -> PoolKey:
-    """A key that nobody has used before, with a distribute key of its own."""
+    """A key that was not used before, with a distribute key of its own."""
     return PoolKey("contract", uuid.uuid4().hex, name)
 
 

@@ -1,8 +1,8 @@
 """They can travel: moving bytes between registered memory of two peers.
 
-The contract is in ``contract``; implementations are found by name and imported by nobody. Promises: a channel moves only what
-both ends registered, and what it adds to a program follows the program's rules (order, one end, no byte after it).
-Refuses to know: caches, keys, control messages.
+The contract is in ``contract``; implementations are found by name, and imported by no other room. Promises: a channel
+moves only what both ends registered, and what it adds to a program follows the program's rules (order, one end, no byte
+after it). Refuses to know: caches, keys, control messages.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _check_table(text: str, ranks: dict[int, int]) -> None:
             raise ParamInvalid(f"rank_table has rank {rank}, of cluster {cluster}, {times}: it has to be there once")
     surplus = sorted(found.keys() - ranks.values())
     if surplus:
-        raise ParamInvalid(f"rank_table has ranks {surplus}, of no cluster in cluster_rank_info: nobody would come")
+        raise ParamInvalid(f"rank_table has ranks {surplus}, of no cluster in cluster_rank_info: they would never come")
 
 
 def _member(of: Any, name: str, kind: type, where: str) -> Any:
@@ -162,8 +162,8 @@ async def meet(
         The blob of every other member, by rank.
 
     Raises:
-        ParamInvalid: an argument breaks a rule. Nobody was waited for.
-        LinkTimeout: somebody did not come in time.
+        ParamInvalid: an argument breaks a rule. No member was waited for.
+        LinkTimeout: a member did not come in time.
         LinkError: the communicator could not be made, or broke: a member failed, ended or gave up.
         FeatureNotEnabled: the runtime lacks a function.
         DeviceError, OutOfMemory: there is no stream or memory left for it.

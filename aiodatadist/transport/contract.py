@@ -113,7 +113,7 @@ class Channel(ABC):
         """After ``StillWritten``: until :meth:`aclose` is worth another try, as long as that takes. May be cancelled."""
 
     def abandon(self) -> None:  # noqa: B027 - the same
-        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is nobody's."""
+        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is withheld."""
 
 
 class Transport(ABC):

@@ -91,7 +91,7 @@ def making(device: Device, timeout: float, stop: threading.Event) -> Iterator[No
     for us: so there is a lock for each device.
 
     Raises:
-        LinkTimeout: the turn did not come in time, or nobody wants it any more.
+        LinkTimeout: the turn did not come in time, or the caller does not want it any more.
     """
     lock = _making.setdefault((device.runtime.name, device.index), threading.Lock())
     deadline = time.monotonic() + timeout

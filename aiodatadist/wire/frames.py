@@ -59,7 +59,7 @@ class Decoder:
         """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
 
         Raises:
-            ProtocolError: these bytes are no message of ours.
+            ProtocolError: these bytes are no message of this protocol.
         """
         if self._failure is not None:
             raise self._failure

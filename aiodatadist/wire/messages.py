@@ -20,7 +20,7 @@ UInt63 = Annotated[int, Field(ge=0, lt=2**63)]
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 CacheId = Annotated[int, Field(ge=1, lt=2**63)]
 CallId = Annotated[int, Field(ge=1, lt=2**63)]
-"""Chosen by whoever asks; its answer has it, too."""
+"""Chosen by the end that asks; its answer has it, too."""
 Text = Annotated[str, Field(max_length=512, pattern=r"^[\x20-\x7e]*$")]
 """Printable ASCII: it may end up in a log."""
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -40,7 +40,7 @@ Indexes = Annotated[list[UInt64], Field(max_length=MAX_INDEXES), FailFast()]
 class _Message(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )  # model_id is one of ours
+    )  # model_id is one of the fields
 
 
 class EndpointInfo(_Message):
@@ -124,7 +124,7 @@ class CacheEntry(_Message):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        """So that nobody who computes with a peer's geometry has to think of overflow."""
+        """So that code which computes with a peer's geometry need not think of overflow."""
         nbytes = self.pieces * self.stride
         if nbytes >= 2**63 or max(self.addresses) + nbytes > 2**64:
             raise ValueError(f"{self.pieces} pieces of {self.stride} bytes leave the address space")

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 THIS = Path(__file__).resolve()
 
-FOLDERS = ("benchmarks", "docs", "native", "tests")
-"""Where the words below are not used, as on the pages at the top. ``aiodatadist`` follows: its prose has them yet."""
+FOLDERS = ("aiodatadist", "benchmarks", "docs", "native", "tests")
+"""Where the words below are not used, as on the pages at the top."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = {".c", ".h", ".md", ".py", ".sh", ".toml", ".txt"}

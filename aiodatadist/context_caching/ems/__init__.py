@@ -1,4 +1,4 @@
-"""EMS's own interface, for callers that block: the same names, checks and results, on one loop in one thread of ours.
+"""EMS's own interface, for callers that block: the same names, checks and results, on one loop in a thread of its own.
 
 ``Ems.init`` starts the process's client, ``Ems.get_cc`` gives its cache, ``Ems.shutdown`` ends it. Times are milliseconds
 here, and nowhere else.
@@ -179,7 +179,7 @@ class _Client:
             return self.run(start)
         except (EmsException, RuntimeError):  # refused; RuntimeError: on the loop's own thread, which must not wait
             raise
-        except BaseException:  # interrupted while it was started there: nobody else will stop it
+        except BaseException:  # interrupted while it was started there: it is stopped here
             self._thread.finish_turn()
             for future in begun:
                 future.stop()

@@ -1,4 +1,4 @@
-"""Who somebody is: the identity under which values are stored, and how a cache behaves."""
+"""Who a caller is: the identity under which values are stored, and how a cache behaves."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CcCacheConfig:
 
 
 def check_access(access_id: str | None, access_key: str | None) -> None:
-    """Raises EmsInvalidArgument: they are not what they may be. Neither is a secret of ours: see SECURITY.md on tenants."""
+    """Raises EmsInvalidArgument: they are not what they may be. Neither is a secret: see SECURITY.md on tenants."""
     for value, name, form, rule in (
         (access_id, "access_id", _ACCESS_ID, "1 to 512 digits, lower-case letters, '.', '-' and '_'"),
         (access_key, "access_key", _ACCESS_KEY, "32 to 256 digits, letters, '+', '/' and '='"),

@@ -113,7 +113,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def noted(cls, note: bytes) -> Shape | None:
-        """None: it is none of ours."""
+        """None: it is not one of this library's."""
         try:
             shape = cls(note[:32].decode("ascii"), int(note[32:]))
         except ValueError:
@@ -123,7 +123,7 @@ class Shape(NamedTuple):
 
 NOTE: Final = 40
 MAX_GROUPS: Final = 4096
-"""Layer groups of a layout; whoever asks what is there makes a name for each of a block's."""
+"""Layer groups of a layout; a caller that asks what is there makes a name for each of a block's."""
 
 _pool_key = partial(tuple.__new__, PoolKey)
 """Of a tuple of all fields; much faster than by their names."""

@@ -53,7 +53,7 @@ class Memory(ABC):
 
     @abstractmethod
     def give(self) -> None:
-        """Nobody can touch it for this call any more."""
+        """It is not touched for this call any more."""
 
 
 # ---- hashes and slots ----
@@ -222,8 +222,8 @@ def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
 
 @dataclass(frozen=True)
 class KvBufferWrapper:
-    """One contiguous region of memory. Whoever gives an address keeps the memory alive, as long as a call uses it: an address
-    that is no memory when a call starts is an error, memory that goes away meanwhile ends the process.
+    """One contiguous region of memory. A caller that gives an address keeps the memory alive, as long as a call uses it: an
+    address that is no memory when a call starts is an error, memory that goes away meanwhile ends the process.
 
     Raises:
         EmsInvalidArgument: the address or the length is not an int above 0.
@@ -274,7 +274,7 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
 
 
 class _Region(NamedTuple):
-    """One of the caller's. Without an owner, which is kept alive, somebody gave an address, and that is all that is known."""
+    """One of the caller's. Without an owner, which is kept alive, an address was given, and that is all that is known."""
 
     start: int
     length: int
@@ -282,7 +282,7 @@ class _Region(NamedTuple):
 
 
 class BufferMemory(Memory):
-    """Regions of the caller's, one behind the other in the value. Nobody but the caller knows who else uses them."""
+    """Regions of the caller's, one behind the other in the value. Only the caller knows what else uses them."""
 
     def __init__(self, buffers: Any, count: int) -> None:
         """Raises EmsInvalidArgument: a rule is broken."""

@@ -46,7 +46,7 @@ class Users:
         self._map = bytearray(2 * slots)
 
     def take(self, runs: Runs, name: str, *, writes: bool) -> None:
-        """Raises EmsInvalidArgument: somebody uses one of them; nothing was taken."""
+        """Raises EmsInvalidArgument: one of them is in use; nothing was taken."""
         at = ffi.new("uint64_t *")
         if ring.slots_take(self._pointer(), *runs.pointers(), writes, at) == ring.SLOTS_BUSY:
             raise EmsInvalidArgument(

@@ -28,10 +28,10 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
     Args:
         port: if the URL does not say.
         ours: names of our options.
-        others: other options are somebody else's, and stay in the URL; else there may be none.
+        others: other options belong to another library, and stay in the URL; else there may be none.
 
     Raises:
-        TypeError, ValueError: it is not such a URL, or has an option twice, or one that nobody knows.
+        TypeError, ValueError: it is not such a URL, or has an option twice, or one that is unknown.
     """
     if not isinstance(url, str):
         raise TypeError(f"url is {url!r} of type {type(url).__name__}: it has to be a str")

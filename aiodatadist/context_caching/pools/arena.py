@@ -54,7 +54,7 @@ class Arena:
     """Anonymous memory of a fixed size. Pages that were never lent cost nothing.
 
     Attributes:
-        address, nbytes: all of it. Its first page is nobody's: whoever wants a byte and not its value reads there.
+        address, nbytes: all of it. Its first page is lent to no value: what wants a byte and not its value reads there.
     """
 
     def __init__(self, nbytes: int) -> None:

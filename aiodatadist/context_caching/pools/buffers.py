@@ -1,7 +1,7 @@
 """Memory of the process's own heap for values on their way. What was used is used again for a value of the same size.
 
 Fresh memory costs half as much as a transfer on one machine: the kernel clears every page when it is first touched. But what
-an abandoned call may still be reading is not used again; it goes when nobody refers to it any more.
+an abandoned call may still be reading is not used again; it goes with its last reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Buffer:
 
     Attributes:
         address, nbytes: where it is, and how long.
-        is_idle: nobody but its user knows it, so that it can be used again. Whoever sends from it says when that is not so.
+        is_idle: nothing but its user knows it, so that it can be used again. What sends from it says when that is not so.
     """
 
     def __init__(self, buffers: Buffers, memory: Any, nbytes: int) -> None:
@@ -111,6 +111,6 @@ class Buffers:
         self._trim()
 
     def _trim(self) -> None:
-        """Memory of sizes that nobody asked for lately makes room for others."""
+        """Memory of sizes that were not asked for lately makes room for others."""
         while self._kept_bytes > self._budget.free:
             self._take(next(iter(self._kept)))

@@ -5,7 +5,7 @@ it gets a :class:`Value` and gives it back. Only a pool knows when its engine ha
 never shown to an engine: whatever an engine does after a deadline or a cancellation, it does to memory of the pool's.
 
 What a pool finds out about one key it reports for that key. It raises only when the whole call is impossible:
-:class:`PoolTimeout` at the deadline, :class:`PoolUnreachable` when nobody answers. A cancelled or failed call has taken back
+:class:`PoolTimeout` at the deadline, :class:`PoolUnreachable` without an answer. A cancelled or failed call has taken back
 everything it lent during that call, and what was put may or may not be there.
 
 ``deadline`` is a time of the event loop's clock (``anyio.current_time()``), or ``math.inf``. One that has passed means: do
@@ -62,7 +62,7 @@ class PoolUnreachable(ConnectionError):
 
 
 class PoolRefused(PoolUnreachable):
-    """Somebody answers, and does not want us: a wrong password, another protocol. To ask again does not help."""
+    """The pool answers, and does not let this caller in: a wrong password, another protocol. To ask again does not help."""
 
 
 class Stage(Protocol):
@@ -156,7 +156,7 @@ class KVPool(ABC):
         return len(sizes)
 
     def why_no_room(self, nbytes: int) -> str:
-        """Words for why a value of so many bytes was rejected: the limit and its name. Asks nobody."""
+        """Words for why a value of so many bytes was rejected: the limit and its name. Does not ask the pool."""
         return "the pool does not say why"
 
     @abstractmethod

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 async def open_deferred(url: str) -> KVPool:
-    """The pool that a URL names; or, if nobody answers, what will be that pool one day.
+    """The pool that a URL names; or, if it does not answer, what will be that pool one day.
 
     Raises:
-        PoolRefused: somebody answers, and does not want us.
+        PoolRefused: the pool answers, and does not let this caller in.
         EmsInvalidArgument, LLMException: see :func:`open_pool`.
     """
     try:

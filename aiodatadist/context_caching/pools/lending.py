@@ -56,7 +56,7 @@ class _Turn:
 
 
 class FairQueue:
-    """Callers who want something that there may not be enough of: nobody overtakes, so a large wish is not starved."""
+    """Callers who want something that there may not be enough of: none overtakes, so a large wish is not starved."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Turn] = deque()
@@ -78,7 +78,7 @@ class FairQueue:
             self.call()
 
     def call(self) -> None:
-        """There is more than before: whoever is first tries again."""
+        """There is more than before: the first tries again."""
         if self._waiting:
             self._waiting[0].called.set()
 

@@ -1,6 +1,6 @@
 """Values in one piece of host memory: bounded in bytes, the least recently used gives way, and what is lent stays.
 
-The memory is pinned memory of a device, which a stream can copy from and to; whoever stores and reads does it right there, so
+The memory is pinned memory of a device, which a stream can copy from and to; callers store and read right there, so
 that nothing is copied inside. It is cut into pages: values of equal size find room as long as there is room.
 """
 
@@ -112,7 +112,7 @@ class LruStore:
         self._name = name
         self._pages = PagePool(name, memory.address, config)
         self._entries: dict[PoolKey, _Entry] = {}
-        self._idle: OrderedDict[PoolKey, _Entry] = OrderedDict()  # nobody has them; the least recently used is first
+        self._idle: OrderedDict[PoolKey, _Entry] = OrderedDict()  # not in use; the least recently used is first
         self._lent = 0
 
     @classmethod
@@ -136,7 +136,7 @@ class LruStore:
         return cls(device, memory, name, config)
 
     async def aclose(self) -> None:
-        """Give the memory back, unless somebody has some of it still: that is a leak then, and no crash."""
+        """Give the memory back, unless some of it is still lent: that is a leak then, and no crash."""
         if self._lent:
             logger.warning("%s: closed while %d values or stages are lent; its memory stays", self._name, self._lent)
             self._memory.is_stuck = True
@@ -144,7 +144,7 @@ class LruStore:
 
     @property
     def is_lent(self) -> bool:
-        """Somebody has a lot or a loan."""
+        """A reservation or a pinned value is out."""
         return self._lent > 0
 
     @property
@@ -238,7 +238,7 @@ class LruStore:
         return key in self._entries
 
     def touch_all(self, keys: Sequence[PoolKey]) -> list[bool]:
-        """The same of each, at the speed of C when all are there and nobody has them."""
+        """The same of each, at the speed of C when all are there and none is in use."""
         try:
             deque(map(self._idle.move_to_end, keys), 0)
         except KeyError:

@@ -1,4 +1,4 @@
-"""From a URL to a pool. Engines are imported when somebody asks for them."""
+"""From a URL to a pool. Engines are imported when a URL names them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def open_pool(url: str) -> KVPool:
 
 
 def _missing(problem: ImportError) -> str:
-    """The package that is not there, whoever said so first."""
+    """The package that is not there, whichever import said so first."""
     while isinstance(problem.__cause__, ImportError):
         problem = problem.__cause__
     package = (problem.name or "").partition(".")[0]

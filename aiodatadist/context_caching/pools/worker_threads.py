@@ -1,8 +1,8 @@
 """Blocking calls of an engine, in a few threads of our own.
 
-Such a call cannot be stopped. Whoever waits for it may give up, and it goes on: it keeps its thread, and the memory that it
-works on, until it returns. So that a peer which hangs does not get all threads, each has a share of them; and once all of a
-share are with calls that nobody waits for any more, further calls are refused at once.
+Such a call cannot be stopped. A caller that waits for it may give up, and it goes on: it keeps its thread, and the memory
+that it works on, until it returns. So that a peer which hangs does not get all threads, each has a share of them; and once
+all of a share are with calls that no caller waits for any more, further calls are refused at once.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class WorkerThreads:
     def _tell(self, what: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(what, *args)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any more
             logger.debug("a call of the engine returned after its event loop")
 
     def _thread_ended(self) -> None:

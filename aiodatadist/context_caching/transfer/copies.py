@@ -1,6 +1,6 @@
 """Bytes between caches and stages: grids on a stream, as every other transfer.
 
-Loads and saves have a stream each, because somebody waits for a load. Which kind of copy it is follows from where the memory
+Loads and saves have a stream each, because a caller waits for a load. Which kind of copy it is follows from where the memory
 is: stages and values are the host's, caches are wherever they were made.
 """
 
@@ -80,7 +80,7 @@ class CopyStreams:
             StuckError: the device did not let go.
         """
         self._is_closed = True
-        async with self._opening:  # somebody may be opening the device: it is closed below
+        async with self._opening:  # a call may be opening the device: it is closed below
             pass
         try:
             for stream in self._streams.values():

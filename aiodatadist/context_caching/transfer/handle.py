@@ -34,7 +34,7 @@ class BlockTransfer:
         seconds: that the caller allowed for it, infinite without a limit.
         scope: of the task that carries it out.
         is_stuck: it has ended, but the device does not let go of the memory.
-        is_asked_to_stop: somebody cancelled it.
+        is_asked_to_stop: it was cancelled.
     """
 
     def __init__(self, what: str, seconds: float) -> None:

@@ -113,7 +113,7 @@ class SaveLoadCall:
         keys: of the values that have bytes.
         memory: the caller's side of them.
         total: keys of the caller's.
-        deadline: of all that waits for somebody, a time of the loop's clock.
+        deadline: of all that waits for the pool, a time of the loop's clock.
         copying: of the copies. Not limited where there is no time at all: what takes no waiting is done then.
         write_local, local_only: the local read cache gets a copy of what is written; nothing else is read.
         statuses: of each value, as far as known.
@@ -162,7 +162,7 @@ class TransferPipeline:
         self._damaged: dict[PoolKey, None] = {}  # the oldest first
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
-        """A question to the pool, by somebody whose own scope ends a little after the deadline. If that has passed already,
+        """A question to the pool, by a caller whose own scope ends a little after the deadline. If that has passed already,
         only what takes no waiting is done.
 
         Raises:
@@ -193,8 +193,8 @@ class TransferPipeline:
     async def save(self, call: SaveLoadCall, beside: int = 0) -> None:
         """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
         there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
-        cannot keep together with the values before it is rejected: it would take their place, and without them nobody reads
-        it.
+        cannot keep together with the values before it is rejected: it would take their place, and without them it is not
+        read.
 
         Args:
             beside: bytes that have to find room, too.

@@ -39,14 +39,14 @@ class StartLimiter:
         return left if has_come and left > 0 else None
 
     def _begin_round(self) -> None:
-        """Every round while somebody waits: that saves them timers, of which a thousand may begin in one."""
+        """Every round while callers wait: that saves them timers, of which a thousand may begin in one."""
         now = self._loop.time()
         if self._earliest <= now:
             self._give_up(now)
         self._left = PER_ROUND
         while self._waiting and self._left:
             _, turn = self._waiting.popleft()
-            if not turn.done():  # else whoever waited was cancelled, or has no more time
+            if not turn.done():  # else its caller was cancelled, or has no more time
                 turn.set_result(True)
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < PER_ROUND

@@ -13,7 +13,7 @@ async def get(host: str, port: int, path: str) -> bytes:
     """The body of a successful answer.
 
     Raises:
-        OSError: nobody is there, or answers anything else. Cancelled: the connection is dropped.
+        OSError: no master is there, or what is there answers anything else. Cancelled: the connection is dropped.
     """
     reader, writer = await asyncio.open_connection(host, port, limit=LIMIT)
     try:
@@ -32,7 +32,7 @@ async def get(host: str, port: int, path: str) -> bytes:
 
 
 async def listens(host: str, port: int) -> None:
-    """Raises OSError: nobody does."""
+    """Raises OSError: none does."""
     _, writer = await asyncio.open_connection(host, port)
     writer.transport.abort()
 

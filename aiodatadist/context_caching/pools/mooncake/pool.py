@@ -1,10 +1,10 @@
 """Mooncake Store as a pool.
 
-Its calls block, know no deadline and cannot be stopped. So they run in threads of ours (:mod:`.calls`), and see no memory but
-that of a registered arena of ours (:mod:`.arena`): when a caller gives up, what the engine may still write to is set aside
+Its calls block, know no deadline and cannot be stopped. So they run in threads of their own (``worker_threads``), and see no
+memory but that of a registered arena (``arena``): when a caller gives up, what the engine may still write to is set aside
 until its call has returned, and nothing of the caller's is ever shown to it.
 
-All values of one distribute key go to one *segment* (the memory that one process lends), chosen here; whoever reads asks the
+All values of one distribute key go to one *segment* (the memory that one process lends), chosen here; a reader asks the
 master. The master's own state is asked over HTTP: the client library says that all is well when its master is dead.
 """
 
@@ -62,7 +62,7 @@ ANYBODY: Final = "anybody"
 REFUSED: Final = -1
 """Our own code for a key that was not asked for, because its peer hangs; no code of Mooncake's."""
 ELSEWHERE: Final = -2
-"""Our own code for a key that somebody else is putting at this moment, so that it is not there yet."""
+"""Our own code for a key that another process is putting at this moment, so that it is not there yet."""
 BATCH_BYTES: Final = (8 << 20) + (64 << 10)
 BATCH_KEYS: Final = 8
 """What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
@@ -85,8 +85,8 @@ _kept: list[Arena] = []
 
 @dataclass(eq=False)
 class _Batch:
-    """Values that travel in one call of the engine, to or from one peer. Its pieces are free once that returned, and nobody
-    wants them.
+    """Values that travel in one call of the engine, to or from one peer. Its pieces are free once that returned, and no
+    caller wants them.
     """
 
     peer: str
@@ -159,7 +159,7 @@ class MooncakePool(KVPool):
         self._seen = -math.inf  # when the master answered the last time
         self._suspects: dict[str, float] = {}  # segment: until when
         self._lost = mooncake_store.Lost(SUSPECT)
-        self._hung: set[_Batch] = set()  # reads that nobody waits for any more
+        self._hung: set[_Batch] = set()  # reads that no caller waits for any more
         self._is_closed = False
 
     @classmethod
@@ -200,7 +200,7 @@ class MooncakePool(KVPool):
         if nbytes > self._arena.room:
             return f"values on their way have {self._arena.room} bytes: see memory= in the URL"
         if not self._segments:
-            return "nobody lends memory to this master: see segment= in the URL"
+            return "no process lends memory to this master: see segment= in the URL"
         return "no segment that is lent to this master has room"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
@@ -385,7 +385,7 @@ class MooncakePool(KVPool):
 
     def _was_read(self, batch: _Batch) -> None:
         pairs = list(zip(batch.keys, batch.codes, strict=False))  # without codes: the call has failed
-        gone = OWNER_GONE if batch.peer == ANYBODY else OWNER_GONE | {REFUSED}  # whoever it was that refused
+        gone = OWNER_GONE if batch.peer == ANYBODY else OWNER_GONE | {REFUSED}  # whichever it was that refused
         self._lost.add(key for key, code in pairs if code in gone and key not in batch.proven)
         self._known(key for key, code in pairs if code >= 0)
 
@@ -407,7 +407,7 @@ class MooncakePool(KVPool):
 
         To put a key that Mooncake knows does nothing, and says that it was done. It knows keys whose only copy is on a dead
         node, for some seconds: so of what is listed a byte has to arrive, or it is removed and put anew. And it knows keys
-        that somebody else has only begun to put: so what was put has to be listed afterwards.
+        that another process has only begun to put: so what was put has to be listed afterwards.
         """
         store, codes = self._store, [1] * len(batch.keys)
         listed = [i for i, code in enumerate(store.batch_is_exist(batch.keys)) if code == 1]
@@ -440,7 +440,7 @@ class MooncakePool(KVPool):
         return [key for owners, theirs in by_owners.items() if owners and not self._gives(theirs[0]) for key in theirs]
 
     def _by_owners(self, keys: list[str]) -> dict[tuple[str, ...], list[str]]:
-        """Keys by whoever has them in memory, as the master says. In a thread."""
+        """Keys by the peer that has them in memory, as the master says. In a thread."""
         found: dict[tuple[str, ...], list[str]] = {}
         for key, replicas in self._store.batch_get_replica_desc(keys).items() if keys else ():
             memory = [replica.get_memory_descriptor() for replica in replicas if replica.is_memory_replica()]
@@ -495,8 +495,8 @@ class MooncakePool(KVPool):
         return pieces
 
     def _batches(self, keys: Sequence[PoolKey], pieces: Sequence[Piece], segments: Sequence[str]) -> list[_Batch]:
-        """Parts that are not large. If some peer hangs, or may, what goes to one segment together, so that it holds up nobody
-        else; else whatever comes together, because fewer calls are faster.
+        """Parts that are not large. If some peer hangs, or may, what goes to one segment together, and holds up no other
+        call; else whatever comes together, because fewer calls are faster.
         """
         is_well = not self._calls.abandoned and not self._suspects
         batches: list[_Batch] = []

@@ -1,7 +1,7 @@
 """Redis servers: one connection for one caller at a time, and which server has which slot.
 
 redis-py's ``Connection`` connects, with TLS and ACLs; what is said then is ours (:mod:`.resp`). Its cluster client is not
-used: after an error of one server nobody's next call begins before the cluster has been learnt anew, and a cluster that is
+used: after an error of one server no next call begins before the cluster has been learnt anew, and a cluster that is
 down closes everybody's connections. Here a server that does not answer costs the calls that wanted it, and no others.
 """
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
 REFUSALS: Final = (AuthenticationError, InvalidResponse, RedisResponseError)
-"""What redis-py raises when somebody answers, and does not let us in."""
+"""What redis-py raises when a server answers, and does not let this caller in."""
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds that closing a connection may take."""
 SMALL: Final = 2
@@ -173,8 +173,8 @@ class Node:
     async def ask(self, *requests: Request, answers: Sequence[object] = ()) -> list[Reply]:
         """Send requests at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
 
-        A cancelled call drops its connection, so nobody reads what it did not. If that one had been idle, those go with it
-        that were idle when the call began: what forgot the one in silence (a firewall, say) will have forgotten them, too.
+        A cancelled call drops its connection, so no other call reads what it did not. If that one had been idle, those go
+        with it that were idle when the call began: what forgot the one in silence (a firewall, say) has forgotten them.
 
         Args:
             answers: of other servers that were asked the same. If there is one, to be cancelled is no sign of anything.

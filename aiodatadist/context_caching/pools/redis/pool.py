@@ -83,14 +83,14 @@ TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 LEAST: Final = 1 << 20
 """Bytes of memory that a pool needs for values on their way."""
 ASKED: Final = 4
-"""Servers that are asked at the same time what the cluster looks like: one that hangs holds nobody up."""
+"""Servers that are asked at the same time what the cluster looks like: one that hangs holds up no other."""
 AGE: Final = 1.0
 """Seconds for which the view of a cluster is good enough while one of its servers is missing."""
 REDIRECTS: Final = 3
 """How often a command follows a slot that moves."""
 TOLD: Final = 3
 """Refusals of one call that a message repeats, if they differ."""
-NOBODY: Final = "no server of the cluster has a slot"
+NO_SERVER: Final = "no server of the cluster has a slot"
 
 
 class RedisValue:
@@ -132,16 +132,16 @@ class RedisPool(KVPool):
     async def open(cls, url: str, *, timeout: float = 5.0) -> RedisPool:
         """Connect to ``redis://[[user]:password@]host[:port][/db]``, or with TLS to ``rediss://...``.
 
-        Options of ours in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` for values to each server
-        at most (and two more for all else), ``memory=256MiB`` for stages and values at most. Others are redis-py's, for
-        instance ``ssl_ca_certs``, of ``rediss://``.
+        Options of this library in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` for values to each
+        server at most (and two more for all else), ``memory=256MiB`` for stages and values at most. Others are redis-py's,
+        for instance ``ssl_ca_certs``, of ``rediss://``.
 
         Args:
             timeout: seconds.
 
         Raises:
             TypeError, ValueError: the URL.
-            PoolTimeout, PoolUnreachable: nobody answers.
+            PoolTimeout, PoolUnreachable: no server answers.
             PoolRefused: the account is refused; it is no Redis; a cluster was named that is none.
         """
         account, host, port, memory, wanted = _read_url(url)
@@ -230,7 +230,7 @@ class RedisPool(KVPool):
             await self._refresh()
         found: dict[str, NodeInfo] = {node.name: NodeInfo(node.name, is_alive=False) for node in self._owners()}
         if not found:
-            raise PoolUnreachable(NOBODY)
+            raise PoolUnreachable(NO_SERVER)
 
         async def look(node: Node) -> None:
             try:
@@ -256,7 +256,7 @@ class RedisPool(KVPool):
                 await self._refresh_if_doubtful()
                 return await self._first_answer(self._owners(), request("PING")) is not None
         except (PoolTimeout, PoolUnreachable):
-            self._is_doubtful = self._is_cluster  # whoever does nothing but ask this has to find out, too
+            self._is_doubtful = self._is_cluster  # a caller that does nothing but ask this has to find out, too
             return False
 
     async def aclose(self) -> None:
@@ -286,7 +286,7 @@ class RedisPool(KVPool):
                     for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
                         replies[i] = reply
                 return replies
-        except BaseException:  # somebody may hang: the others may have noticed by the next call
+        except BaseException:  # a server may hang: the others may have noticed by the next call
             self._is_doubtful = self._is_cluster
             raise
 
@@ -312,7 +312,7 @@ class RedisPool(KVPool):
         async with anyio.create_task_group() as group:
             for node, wanted in by_node.items():
                 if node is None or self._is_given_up(node):
-                    down = NodeDown("nobody has its slot" if node is None else f"redis at {node.name} is down")
+                    down = NodeDown("no server has its slot" if node is None else f"redis at {node.name} is down")
                     for i in wanted:
                         replies[i] = down
                 elif at_once:
@@ -341,7 +341,7 @@ class RedisPool(KVPool):
         return reply
 
     async def _mend(self, failures: list[Any], *, is_all: bool) -> None:
-        """Something is not where it was, or a connection broke. Raises PoolUnreachable: there is nobody else.
+        """Something is not where it was, or a connection broke. Raises PoolUnreachable: there is no other server.
 
         Args:
             is_all: nothing else was answered.
@@ -383,7 +383,7 @@ class RedisPool(KVPool):
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Ask what the cluster looks like now. Raises PoolUnreachable: nobody answers."""
+        """Ask what the cluster looks like now. Raises PoolUnreachable: no server answers."""
         if not self._is_cluster:
             return
         asked = anyio.current_time()
@@ -407,7 +407,7 @@ class RedisPool(KVPool):
             PoolUnreachable: none of them answers, and none of the others; or there are none.
         """
         if not nodes:
-            raise PoolUnreachable(NOBODY)
+            raise PoolUnreachable(NO_SERVER)
         nodes = list(dict.fromkeys(nodes))
         random.shuffle(nodes)
         nodes.sort(key=lambda node: node.is_down or self._is_given_up(node))

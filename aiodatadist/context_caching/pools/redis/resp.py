@@ -1,4 +1,4 @@
-"""Redis's protocol (RESP 2) on a connection that stands: values go from and into memory of ours, with no copy on the way.
+"""Redis's protocol (RESP 2) on a connection that stands: values go from and into memory given to it, with no copy on the way.
 
 redis-py copies a value five times between socket and caller, which costs more than all else that a load does.
 """
@@ -20,7 +20,7 @@ LARGEST: Final = 512 << 20
 PLAIN: Final = 16 << 20
 """Bytes that a reply may have for which the request had no memory: what a server says of itself."""
 SCRATCH: Final = 1 << 16
-"""Bytes for replies of one line, for what stands in front of a value, and for a value that nobody wants."""
+"""Bytes for replies of one line, for what stands in front of a value, and for a value that is not wanted."""
 SLICE: Final = 1 << 20
 """Bytes that the transport gets at a time, and the loop is kept for."""
 SMALL: Final = 1 << 12
@@ -118,7 +118,7 @@ def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryvi
 
 
 class Exchange(asyncio.BufferedProtocol):
-    """Asks, and reads the answers. It takes the transport over from whoever connected it; one caller at a time.
+    """Asks, and reads the answers. It takes the transport over from the code that connected it; one caller at a time.
 
     Raises:
         ConnectionError: from every call, once the connection is lost.
@@ -144,7 +144,7 @@ class Exchange(asyncio.BufferedProtocol):
         transport.set_protocol(self)
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send, and wait for as many replies. Cancelled, it has to be dropped, since nobody reads what was still to come."""
+        """Send, and wait for as many replies. Cancelled, it has to be dropped, since what was still to come is not read."""
         if self._lost.done():
             raise ConnectionResetError("the connection was lost")
         self._places.extend(asked.into for asked in requests)
@@ -191,7 +191,7 @@ class Exchange(asyncio.BufferedProtocol):
             room.set_result(None)
 
     def eof_received(self) -> None:
-        self._transport.abort()  # asyncio would first send what is buffered, to nobody
+        self._transport.abort()  # asyncio would first send what is buffered, in vain
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._lost.done():
@@ -265,7 +265,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._rest = None
         if (tail := bytes(self._value[-TAIL:])) != b"\r\n":
             raise ValueError(f"{tail!r} behind a value")
-        value, self._value = self._value, memoryview(b"")  # its memory is somebody else's now
+        value, self._value = self._value, memoryview(b"")  # its memory is used elsewhere now
         if (place := self._places[0]) is None:
             self._reply(bytes(value[:-TAIL]))
         else:
