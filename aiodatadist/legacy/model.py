@@ -347,7 +347,7 @@ class LLMModel:
         for slot, request in enumerate(requests):
             if not request.is_idle and self._slots.get(slot) != request.req_id:
                 raise ParamInvalid(
-                    f"request {request.req_id} is at index {slot}: merge_kv() put {self._slots.get(slot, 'no request')} there"
+                    f"request {request.req_id} is at index {slot}: merge_kv() put {self._slots.get(slot, 'none')} there"
                 )
 
     async def pull_kv(self, llm_req: LLMReq) -> None:
