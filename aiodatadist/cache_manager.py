@@ -7,19 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.local_copy import MAX_COPY_SECONDS
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
-    Layers,
-    blocks_to_blocks,
     check_below,
     inside,
-    layers_of,
-    slot_to_blocks,
-    slot_to_slot,
-    want_slot_there,
-    whole_layers,
+    plan,
 )
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
@@ -30,7 +23,6 @@ from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.link import LayerReceiver, TransferSpec
 from aiodatadist.link.notifications import check_payload
-from aiodatadist.link.remote_operation import PullRequest, Ranges
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,
@@ -44,6 +36,7 @@ from aiodatadist.values.descriptors import (
     check_cache_key,
 )
 from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.selection import Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
@@ -303,14 +296,7 @@ class CacheManager:
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
-        def plan(remote: RemoteCache, slot: int) -> Grid:
-            if sources:
-                return blocks_to_blocks(want_slot_there(remote, slot), entry, sources, targets, layers)
-            return slot_to_blocks(want_slot_there(remote, slot), slot, entry, targets, layers)
-
-        return self._pull(
-            "pull_blocks", src_cache_key, entry, plan, layers, Ranges(sources.tolist(), targets.tolist()), notify
-        )
+        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), notify)
 
     def pull_cache(
         self,
@@ -357,30 +343,14 @@ class CacheManager:
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
-        def plan(remote: RemoteCache, slot: int) -> Grid:
-            source = want_slot_there(remote, slot)
-            return slot_to_slot(source, slot, entry, batch_index, nbytes, layers, src_offset, dst_offset)
-
         offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
-        ranges = Ranges(dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
-        return self._pull("pull_cache", cache_key, entry, plan, layers, ranges, notify)
+        selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
+        return self._pull("pull_cache", cache_key, entry, selection, notify)
 
-    def _pull(
-        self,
-        what: str,
-        key: Key,
-        entry: Entry,
-        plan: Callable[[RemoteCache, int], Grid],
-        layers: Layers,
-        ranges: Ranges,
-        notify: bytes | None,
-    ) -> CacheTask:
-        link, seconds = self._link(key), self._engine.timeout
-        if self._engine.one_sided:
-            return self._start(what, link, TransferSpec(entry, key, plan, "get", seconds), notify)
-
-        request = PullRequest(key, entry.cache_id, layers, seconds, ranges)
-        return self._start(what, link, TransferSpec(entry, key, plan, "get", seconds, request), notify)
+    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
+        link, engine = self._link(key), self._engine
+        spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request=not engine.one_sided)
+        return self._start(what, link, spec, notify)
 
     # ---- pushing ----
 
@@ -421,12 +391,7 @@ class CacheManager:
         check_below(sources, entry.pieces, "src_blocks", "source")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
-        def plan(remote: RemoteCache, slot: int) -> Grid:
-            if slot:
-                raise ParamInvalid(f"batch index {slot}: a blocks cache has only 0")
-            return blocks_to_blocks(entry, remote, sources, targets, layers)
-
-        return self._push("push_blocks", dst_cache_key, entry, plan, layers, notify)
+        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), notify)
 
     def push_cache(
         self,
@@ -458,10 +423,8 @@ class CacheManager:
             raise ParamInvalid(f"src_batch_index is {src_batch_index}: the cache has {entry.pieces} slots")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
-        def plan(remote: RemoteCache, slot: int) -> Grid:
-            return slot_to_slot(entry, src_batch_index, remote, slot, entry.stride, layers)
-
-        return self._push("push_cache", dst_cache_key, entry, plan, layers, notify)
+        selection = Selection(layers, src_slot=src_batch_index, nbytes=entry.stride)
+        return self._push("push_cache", dst_cache_key, entry, selection, notify)
 
     def _pushable(self, cache: Cache) -> Entry:
         if not self._engine.one_sided:
@@ -470,27 +433,19 @@ class CacheManager:
             )
         return self._local(cache, "src_cache")
 
-    def _push(
-        self,
-        what: str,
-        key: Key,
-        entry: Entry,
-        plan: Callable[[RemoteCache, int], Grid],
-        layers: Layers,
-        notify: bytes | None,
-    ) -> CacheTask:
-        link = self._link(key)
+    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
+        link, layers = self._link(key), selection.layers
         count = max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
-        return self._start(what, link, TransferSpec(entry, key, plan, "put", self._engine.timeout * count), notify)
+        return self._start(what, link, TransferSpec(entry, key, selection, "put", self._engine.timeout * count), notify)
 
-    def _start(self, what: str, link: Link, job: TransferSpec, notify: bytes | None) -> CacheTask:
+    def _start(self, what: str, link: Link, spec: TransferSpec, notify: bytes | None) -> CacheTask:
         pending = None if notify is None else link.notification_queue.reserve(check_payload(notify))
-        outcome = link.start(job, what)
+        outcome = link.start(spec, what)
         if pending is not None:
             outcome.add_done_callback(
                 lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
             )
-        return CacheTask(what, link.cluster_id, outcome, self._engine.check_here)
+        return CacheTask(what, link.cluster_id, outcome, self._engine.check_here, spec)
 
     # ---- layer by layer ----
 
@@ -541,7 +496,7 @@ class CacheManager:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
         self._engine.start_job(job)
-        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job, self._engine.check_here)
+        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job, self._engine.check_here, wanted[0])
 
     @asynccontextmanager
     async def receive_layers(self, cluster_id: int, cache: Cache) -> AsyncIterator[LayerReceiver]:
@@ -598,8 +553,10 @@ class CacheManager:
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
         nbytes = source.stride - offset if size == -1 else size
-        grid = slot_to_slot(source, src_batch_index, target, dst_batch_index, nbytes, Layers(), offset, offset)
-        return self._copy("copy_cache", source, target, grid)
+        selection = Selection(
+            src_slot=src_batch_index, dst_slot=dst_batch_index, nbytes=nbytes, offsets=(offset, offset)
+        )
+        return self._copy("copy_cache", source, target, plan(selection, source, target))
 
     def copy_blocks(self, cache: Cache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
         """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
@@ -629,8 +586,10 @@ class CacheManager:
             checks.sequence(pair, "src_to_dst", int)
         if not src_to_dst:
             raise ParamInvalid("src_to_dst names no pair of blocks")
-        grid = blocks_to_blocks(source, target, list(src_to_dst), list(src_to_dst.values()), Layers())
-        return self._copy("swap_blocks", source, target, grid)
+        sources, targets = indexes(list(src_to_dst), "src_blocks"), indexes(list(src_to_dst.values()), "dst_blocks")
+        return self._copy(
+            "swap_blocks", source, target, plan(Selection(src_blocks=sources, dst_blocks=targets), source, target)
+        )
 
     def _swappable(self, cache: Cache, name: str) -> Entry:
         if checks.instance(cache, name, Cache).cache_id == -1:
@@ -640,7 +599,7 @@ class CacheManager:
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
         self._engine.check_here()
         transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
-        return CacheTask(what, self._engine.cluster_id, transfer, self._engine.check_here)
+        return CacheTask(what, self._engine.cluster_id, transfer, self._engine.check_here, grid)
 
     # ---- other ----
 

@@ -11,13 +11,14 @@ from aiodatadist.blocking.layers import LayerReceiver, LayersHandle
 from aiodatadist.blocking.submitted import Handle, Submissions
 from aiodatadist.cache import task as awaitable_task
 from aiodatadist.cache.names import Key
-from aiodatadist.cache.plan import check_below, layers_of
+from aiodatadist.cache.plan import check_below
 from aiodatadist.cache_manager import blocks_to_pull, blocks_to_push
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.selection import layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 

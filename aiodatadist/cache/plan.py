@@ -8,75 +8,39 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.errors import CacheNotFound, ParamInvalid
-from aiodatadist.values import checks
-from aiodatadist.values.grid import Grid, blocks_for, indexes, tensor_range
+from aiodatadist.values.grid import Grid, blocks_for, indexes
+from aiodatadist.values.selection import Geometry, Layers, Selection
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
 
 
-class Geometry(Protocol):
-    """What a plan has to know of a cache, ours or a peer's.
+def plan(
+    selection: Selection, source: Geometry, target: Geometry, src_slot: int | None = None, dst_slot: int | None = None
+) -> Grid:
+    """Where the bytes of a selection are at either end: the one place that chooses how they are cut.
 
-    ``addresses`` of its tensors, each cut into ``pieces`` of ``stride`` bytes: blocks if ``blocks``, else batch slots.
+    Args:
+        src_slot, dst_slot: the slot at the end that a key names, instead of the selection's.
+
+    Raises:
+        ParamInvalid: the two caches, or the caches and the selection, do not fit together.
     """
-
-    @property
-    def cache_id(self) -> int: ...
-    @property
-    def blocks(self) -> bool: ...
-    @property
-    def pieces(self) -> int: ...
-    @property
-    def stride(self) -> int: ...
-    @property
-    def addresses(self) -> array[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """Which layers of either end; None is all of them."""
-
-    src: range | None = None
-    dst: range | None = None
-    tensors_per_layer: int = 2
-
-    def of_source(self, source: Geometry) -> range:
-        """The tensors of the source that these layers are."""
-        return tensor_range(len(source.addresses), self.src, self.tensors_per_layer, "src_layer_range")
-
-    def of_target(self, target: Geometry) -> range:
-        """The tensors of the destination that these layers are."""
-        return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
-
-
-def layers_of(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    """Layers as a caller gave them. Raises TypeError, ValueError, ParamInvalid: they are none."""
-    for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
-        if value is not None:
-            checks.instance(value, name, range)
-            if value.step != 1 or value.start < 0 or value.stop <= value.start:
-                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
-    if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
-        raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
-    return Layers(src, dst, tensors_per_layer)
-
-
-def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    """As :func:`layers_of`, for a push: whole layers of the source, as many at either end."""
-    layers = layers_of(src, dst, tensors_per_layer)
-    count = len(source.addresses)
-    if count % tensors_per_layer:
-        raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
-    layers.of_source(source)
-    if src is not None and dst is not None and len(src) != len(dst):
-        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
-    return layers
+    src_slot = selection.src_slot if src_slot is None else src_slot
+    dst_slot = selection.dst_slot if dst_slot is None else dst_slot
+    if dst_slot and target.blocks:
+        raise ParamInvalid(f"batch index {dst_slot}: the destination is a blocks cache, which has only 0")
+    layers = selection.layers
+    if selection.src_blocks:
+        return blocks_to_blocks(source, target, selection.src_blocks, selection.dst_blocks, layers)
+    if selection.dst_blocks:
+        return slot_to_blocks(source, src_slot, target, selection.dst_blocks, layers)
+    offsets = selection.offsets or (0, 0)
+    return slot_to_slot(source, src_slot, target, dst_slot, selection.nbytes, layers, *offsets)
 
 
 def want_slot_there(remote: RemoteCache, slot: int) -> RemoteCache:

@@ -45,10 +45,13 @@ class CacheTask:
         peer: the other cluster, or our own for copies.
     """
 
-    __slots__ = ("_check_here", "_is_told", "_operation", "_transfer", "peer")
+    __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_transfer", "peer")
 
-    def __init__(self, operation: str, peer: int, transfer: Completion, check_here: Callable[[], None]) -> None:
-        """``check_here`` raises where the caller is not on the event loop of the cluster."""
+    def __init__(
+        self, operation: str, peer: int, transfer: Completion, check_here: Callable[[], None], about: object = ""
+    ) -> None:
+        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown."""
+        self._about = about
         self._check_here = check_here
         self._is_told = False
         self._operation = operation
@@ -146,7 +149,10 @@ class CacheTask:
         await ended.wait()
 
     def __repr__(self) -> str:
-        return f"<CacheTask {self._operation} peer {self.peer} {self._transfer.state.value}>"
+        """Peer, key, blocks or slot, layers, bytes that landed, and state."""
+        about = f"{self._about}, " if self._about else ""
+        transfer = self._transfer
+        return f"<CacheTask {self._operation} peer {self.peer}: {about}{transfer.nbytes} bytes, {transfer.state.value}>"
 
 
 def _status(state: TransferState, error: LLMException | None) -> LLMStatusCode:

@@ -121,7 +121,7 @@ class Destination:
     def _plan(self, remote: RemoteCache, slot: int) -> Grid:
         self._base = self._first_layer(remote)
         self._remote = remote  # who watches it hears also that it does not fit
-        return self._wanted.plan(remote, slot)
+        return self._wanted.grid(self._entry, remote, slot)
 
     def _first_layer(self, remote: RemoteCache) -> int:
         if self._wanted.first is None and isinstance(self._wanted.key, AddressKey):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey, Key
-from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import check_below, plan
 from aiodatadist.cache.table import Entry
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.selection import Layers, Selection
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
@@ -22,23 +23,6 @@ if TYPE_CHECKING:
 
 TENSORS = 2
 """In a layer: K and V."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One destination, as far as this end knows.
-
-    Attributes:
-        layers: of the source.
-        first: destination layer of the first of them; None: the one that the key's address lies in.
-        plan: all layers' ranges at once, once the peer's cache is known; raises LLMException when they do not fit.
-    """
-
-    link: Link
-    key: Key
-    layers: range
-    first: int | None
-    plan: Callable[[RemoteCache, int], Grid]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +34,47 @@ class _Target:
     pieces: int
     stride: int
     addresses: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One destination, as far as this end knows.
+
+    Attributes:
+        layers: of the source.
+        first: destination layer of the first of them; None: the one that the key's address lies in.
+        selection: all layers at once.
+        block_size: bytes of the destination's blocks; 0: it is a slot.
+        addresses: of the destination's tensors, where the caller gave them; else the key's cache says them.
+    """
+
+    link: Link
+    key: Key
+    layers: range
+    first: int | None
+    selection: Selection
+    block_size: int
+    addresses: array[int] | None = None
+
+    def grid(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
+        """All layers' ranges, once the peer's cache is known. Raises LLMException: they do not fit."""
+        if self.addresses is not None:
+            return plan(self.selection, source, self._at_addresses(source, remote, self.addresses))
+        if self.block_size and remote.stride != self.block_size:
+            raise ParamInvalid(f"the peer's blocks have {remote.stride} bytes, not {self.block_size}")
+        return plan(self.selection, source, remote, dst_slot=slot)
+
+    def _at_addresses(self, source: Entry, remote: RemoteCache, addresses: array[int]) -> _Target:
+        stride = self.block_size or source.stride
+        pieces = min(remote.room_at(address) for address in addresses) // stride
+        if pieces < 1:
+            raise ParamInvalid(
+                f"less than {stride} bytes of the peer's cache {remote.cache_id} follow an address of dst_addrs"
+            )
+        return _Target(remote.cache_id, bool(self.selection.dst_blocks), pieces, stride, addresses)
+
+    def __str__(self) -> str:
+        return f"{self.key}, {self.selection}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +129,12 @@ class LayeredRequest:
                 raise ParamInvalid(
                     f"src_layer_range {layers} and dst_layer_range {dst_layers}: they have to be equally long"
                 )
-            return Wanted(find_link(key), key, layers, dst_layers.start, self._plan_by_key(slot, layers, dst_layers))
+            selection = self._selection(slot, Layers(layers, dst_layers, TENSORS))
+            return Wanted(find_link(key), key, layers, dst_layers.start, selection, self.block_size)
         return self._wanted_by_address(config, layers, find_link)
 
-    def _plan_by_key(self, slot: int, src: range, dst: range) -> Callable[[RemoteCache, int], Grid]:
-        layers = Layers(src, dst, TENSORS)
-
-        def plan(remote: RemoteCache, dst_slot: int) -> Grid:
-            if self.block_size and remote.stride != self.block_size:
-                raise ParamInvalid(f"the peer's blocks have {remote.stride} bytes, not {self.block_size}")
-            return self._plan(slot, remote, dst_slot, layers)
-
-        return plan
-
-    def _plan(self, slot: int, target: Geometry, dst_slot: int, layers: Layers) -> Grid:
-        if target.blocks and dst_slot:
-            raise ParamInvalid(f"batch index {dst_slot}: the destination is a blocks cache, which has only 0")
-        if self.entry.blocks:
-            return blocks_to_blocks(self.entry, target, self.src_blocks, self.dst_blocks, layers)
-        if self.dst_blocks:
-            return slot_to_blocks(self.entry, slot, target, self.dst_blocks, layers)
-        return slot_to_slot(self.entry, slot, target, dst_slot, self.entry.stride, layers)
+    def _selection(self, slot: int, layers: Layers) -> Selection:
+        return Selection(layers, self.src_blocks, self.dst_blocks, src_slot=slot, nbytes=self.entry.stride)
 
     def _wanted_by_address(self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link]) -> Wanted:
         addresses = array("Q", config.dst_addrs)
@@ -133,16 +143,5 @@ class LayeredRequest:
                 f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {TENSORS} for each"
             )
         key = AddressKey(config.dst_cluster_id, addresses[0])
-        stride = self.block_size or self.entry.stride
-        slot = config.src_batch_index
-
-        def plan(remote: RemoteCache, _: int) -> Grid:
-            pieces = min(remote.room_at(address) for address in addresses) // stride
-            target = _Target(remote.cache_id, bool(self.dst_blocks), pieces, stride, addresses)
-            if pieces < 1:
-                raise ParamInvalid(
-                    f"less than {stride} bytes of the peer's cache {remote.cache_id} follow an address of dst_addrs"
-                )
-            return self._plan(slot, target, 0, Layers(layers, None, TENSORS))
-
-        return Wanted(find_link(key), key, layers, None, plan)
+        selection = self._selection(config.src_batch_index, Layers(layers, None, TENSORS))
+        return Wanted(find_link(key), key, layers, None, selection, self.block_size, addresses)

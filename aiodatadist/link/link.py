@@ -136,7 +136,7 @@ class Link(Session):
         When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
         peer first.
         """
-        if job.request is not None:
+        if job.is_request:
             return self.requester.begin(job, what)
         known = self.within_reach(job.entry, job.key)
         if known is None:
@@ -144,7 +144,7 @@ class Link(Session):
         remote, slot, link_channel = known
         try:
             return self.submit(
-                job.direction, link_channel, job.entry, remote, job.plan(remote, slot), job.seconds, "ours"
+                job.direction, link_channel, job.entry, remote, job.grid(remote, slot), job.seconds, "ours"
             )
         except LLMException as error:
             error.peer = self.cluster_id

@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
-from aiodatadist.cache.plan import Layers
+from aiodatadist.cache.plan import plan, want_slot_there
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.in_callbacks import Scope
 from aiodatadist.device import Completion, TransferState
 from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
+from aiodatadist.values.selection import Selection
 from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, Pull
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """What a request asks for: blocks, or so many bytes of each tensor of a slot.
-
-    ``offsets``: where these bytes begin in the peer's slot and in ours. Given, even as 0, no key is consumed.
-    """
-
-    src_blocks: list[int] = field(default_factory=list)
-    dst_blocks: list[int] = field(default_factory=list)
-    dst_slot: int = 0
-    nbytes: int = 0
-    offsets: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PullRequest:
-    """A request, as the peer is told it. ``target``: the cache at this end that the peer is to write."""
-
-    key: Key
-    target: int
-    layers: Layers
-    seconds: float
-    ranges: Ranges
-
-    def __call__(self, call: int) -> Pull:
-        """Raises ProtocolError: it names more blocks than a request may."""
-        key, layers, ranges = self.key, self.layers, self.ranges
-        if len(ranges.dst_blocks) > MAX_INDEXES:
-            raise ProtocolError(f"{len(ranges.dst_blocks)} blocks: the limit of one request is {MAX_INDEXES}")
-        return Pull(
-            call=call,
-            name=KeyName(**name_of(key)._asdict()),
-            slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
-            target=self.target,
-            src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
-            dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
-            tensors_per_layer=layers.tensors_per_layer,
-            seconds=min(self.seconds, MAX_SECONDS),
-            src_blocks=ranges.src_blocks,
-            dst_blocks=ranges.dst_blocks,
-            dst_slot=ranges.dst_slot,
-            nbytes=ranges.nbytes,
-            offsets=ranges.offsets,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +25,53 @@ class TransferSpec:
     Attributes:
         entry: the cache at this end, source or destination.
         key: what the one at the other end is called.
-        plan: what to move, once the peer's cache and the slot are known; the destination is the grid's local side.
-            Raises LLMException: the two do not fit.
+        selection: what to move.
         direction: ``get`` reads the peer's memory, ``put`` writes it.
         seconds: for the transfer, and once more for talking before it.
-        request: in request/response mode: the words for the peer, given a call id and the name of the key.
+        is_request: request/response mode: the peer is asked to write.
     """
 
     entry: Entry
     key: Key
-    plan: Callable[[RemoteCache, int], Grid]
+    selection: Selection
     direction: Literal["get", "put"]
     seconds: float
-    request: Callable[[int], Pull] | None = None
+    is_request: bool = False
+
+    def grid(self, remote: RemoteCache, slot: int) -> Grid:
+        """The bytes, once the peer's cache and the slot are known; the destination is the grid's local side.
+
+        Raises:
+            CacheNotFound: the peer's cache has no such slot.
+            ParamInvalid: the two caches do not fit together.
+        """
+        if self.direction == "get":
+            return plan(self.selection, want_slot_there(remote, slot), self.entry, src_slot=slot)
+        return plan(self.selection, self.entry, remote, dst_slot=slot)
+
+    def message(self, call: int) -> Pull:
+        """The request, as the peer is told it. Raises ProtocolError: it names more blocks than a request may."""
+        key, selection, layers = self.key, self.selection, self.selection.layers
+        if len(selection.dst_blocks) > MAX_INDEXES:
+            raise ProtocolError(f"{len(selection.dst_blocks)} blocks: the limit of one request is {MAX_INDEXES}")
+        return Pull(
+            call=call,
+            name=KeyName(**name_of(key)._asdict()),
+            slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
+            target=self.entry.cache_id,
+            src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
+            dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
+            tensors_per_layer=layers.tensors_per_layer,
+            seconds=min(self.seconds, MAX_SECONDS),
+            src_blocks=selection.src_blocks.tolist(),
+            dst_blocks=selection.dst_blocks.tolist(),
+            dst_slot=selection.dst_slot,
+            nbytes=selection.nbytes,
+            offsets=selection.offsets,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.key}, {self.selection}"
 
 
 class RemoteOperation(Completion):

@@ -56,8 +56,7 @@ class Requester:
         operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)
         job.entry.lease()
         self._session.operations.add(operation)
-        is_request = job.request is not None
-        if is_request:
+        if job.is_request:
             session.counters.started()
 
         def ended(done: RemoteOperation) -> None:
@@ -70,7 +69,7 @@ class Requester:
                 done.replace_outcome(session.copy_of_failure())
             elif done.error is not None:
                 done.error.peer = session.cluster_id
-            if is_request:
+            if job.is_request:
                 session.counters.ended("pulled", done)
             session.check_idle()
 
@@ -81,7 +80,7 @@ class Requester:
     async def _run(self, operation: RemoteOperation, job: TransferSpec, what: str) -> None:
         try:
             with operation.scope:
-                await (self._arrange if job.request is None else self._request)(operation, job)
+                await (self._request if job.is_request else self._arrange)(operation, job)
             if operation.scope.cancelled_caught and not operation.is_doubtful:
                 operation.finish(TransferState.CANCELLED)
         except LLMException as error:
@@ -94,7 +93,7 @@ class Requester:
     # ---- one-sided: where is it, and how is it reached? ----
 
     async def _arrange(self, operation: RemoteOperation, job: TransferSpec) -> None:
-        remote, link_channel, grid = await self.locate(job.entry, job.key, job.plan, job.seconds)
+        remote, link_channel, grid = await self.locate(job.entry, job.key, job.grid, job.seconds)
         operation.follow(
             self._session.submit(job.direction, link_channel, job.entry, remote, grid, job.seconds, "ours")
         )
@@ -140,11 +139,9 @@ class Requester:
 
     async def _request(self, operation: RemoteOperation, job: TransferSpec) -> None:
         """Until the peer said that it is done, or stopped, the destination is not free."""
-        if job.request is None:
-            raise InternalError("a request without words")
         await self._grant(job.entry)
         try:
-            with self._session.calls.open(job.request, Pulled) as call:
+            with self._session.calls.open(job.message, Pulled) as call:
                 await self._answer(operation, call, job)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error

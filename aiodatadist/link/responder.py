@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from aiodatadist.cache.names import Name
-from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import plan
 from aiodatadist.device import StreamTransfer
 from aiodatadist.errors import (
     CacheNotFound,
@@ -20,7 +21,7 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.values.grid import Grid
+from aiodatadist.values.selection import Layers, Selection
 from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
 from aiodatadist.wire.reasons import printable
 
@@ -120,8 +121,8 @@ class Responder:
             return await self._write(message, target, *self._find(message))
 
     async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
-        layers = _layers(message)
-        grid = self._plan(message, entry, slot, target, layers)
+        selection = _selection(message, slot)
+        grid = plan(selection, entry, target)
         entry.lease()
         try:
             link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
@@ -134,7 +135,7 @@ class Responder:
         if transfer.is_cancelled:
             raise TransferError("it was stopped: the destination was taken back")
         if message.offsets is None:
-            self._registry.consumed(entry, name, slot, layers.of_source(entry))
+            self._registry.consumed(entry, name, slot, selection.layers.of_source(entry))
         return _report(message.call, transfer)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
@@ -149,19 +150,18 @@ class Responder:
             raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
         return entry, name, slot
 
-    @staticmethod
-    def _plan(message: Pull, entry: Entry, slot: int, target: Geometry, layers: Layers) -> Grid:
-        if message.src_blocks:
-            return blocks_to_blocks(entry, target, message.src_blocks, message.dst_blocks, layers)
-        if message.dst_blocks:
-            return slot_to_blocks(entry, slot, target, message.dst_blocks, layers)
-        src_offset, dst_offset = message.offsets or (0, 0)
-        return slot_to_slot(entry, slot, target, message.dst_slot, message.nbytes, layers, src_offset, dst_offset)
 
-
-def _layers(message: Pull) -> Layers:
+def _selection(message: Pull, slot: int) -> Selection:
     src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
-    return Layers(src, dst, message.tensors_per_layer)
+    return Selection(
+        Layers(src, dst, message.tensors_per_layer),
+        array("Q", message.src_blocks),
+        array("Q", message.dst_blocks),
+        slot,
+        message.dst_slot,
+        message.nbytes,
+        message.offsets,
+    )
 
 
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:

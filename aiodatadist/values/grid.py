@@ -51,6 +51,9 @@ class Grid:
         blocks = len(self.local_index)
         return len(self.local) * ((blocks - 1) * self.nbytes + self.tail) if blocks else 0
 
+    def __str__(self) -> str:
+        return f"{len(self.local_index)} blocks of {len(self.local)} tensors"
+
     def mirrored(self) -> Grid:
         """The same ranges with the two sides exchanged."""
         return Grid(self.remote, self.local, self.remote_index, self.local_index,

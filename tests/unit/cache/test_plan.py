@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.plan import Geometry, Layers, blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
 from aiodatadist.values.grid import Grid
+from aiodatadist.values.selection import Geometry, Layers
 from tests.unit.cache.examples import Shape, local, place, source, target
 from tests.unit.wire.examples import entry
 

@@ -1,0 +1,111 @@
+"""Which bytes a transfer moves, as its caller said it: layers, and of these blocks or a slot. A value: it can be printed."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.values import checks
+from aiodatadist.values.grid import tensor_range
+
+
+class Geometry(Protocol):
+    """What a plan has to know of a cache, ours or a peer's.
+
+    ``addresses`` of its tensors, each cut into ``pieces`` of ``stride`` bytes: blocks if ``blocks``, else batch slots.
+    """
+
+    @property
+    def cache_id(self) -> int: ...
+    @property
+    def blocks(self) -> bool: ...
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def addresses(self) -> array[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Which layers of either end; None is all of them."""
+
+    src: range | None = None
+    dst: range | None = None
+    tensors_per_layer: int = 2
+
+    def __str__(self) -> str:
+        layers = self.src if self.src is not None else self.dst
+        return "all layers" if layers is None else f"layers {layers.start} to {layers.stop - 1}"
+
+    def of_source(self, source: Geometry) -> range:
+        """The tensors of the source that these layers are."""
+        return tensor_range(len(source.addresses), self.src, self.tensors_per_layer, "src_layer_range")
+
+    def of_target(self, target: Geometry) -> range:
+        """The tensors of the destination that these layers are."""
+        return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
+
+
+def _no_blocks() -> array[int]:
+    return array("Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What goes from a source to a destination, in every tensor of the layers. One of three:
+
+    - ``src_blocks`` and ``dst_blocks``: block ``src_blocks[i]`` goes to block ``dst_blocks[i]``;
+    - ``dst_blocks`` alone: the slot ``src_slot`` is cut into chunks that go to these blocks;
+    - neither: ``nbytes`` bytes of the slot ``src_slot`` go to the slot ``dst_slot``, from an offset in either.
+
+    The slot at the peer is what its cache's key stands for, and is given to the plan instead.
+
+    Attributes:
+        offsets: bytes to skip in the source's slot and in the destination's; None is 0 in both. A pull with offsets, even
+            with 0, consumes no key.
+    """
+
+    layers: Layers = field(default_factory=Layers)
+    src_blocks: array[int] = field(default_factory=_no_blocks)
+    dst_blocks: array[int] = field(default_factory=_no_blocks)
+    src_slot: int = 0
+    dst_slot: int = 0
+    nbytes: int = 0
+    offsets: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.src_blocks:
+            what = f"{len(self.src_blocks)} blocks"
+        elif self.dst_blocks:
+            what = f"a slot to {len(self.dst_blocks)} blocks"
+        else:
+            what = f"{self.nbytes} bytes of a slot"
+        return f"{what}, {self.layers}"
+
+
+def layers_of(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
+    """Layers as a caller gave them. Raises TypeError, ValueError, ParamInvalid: they are none."""
+    for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
+        if value is not None:
+            checks.instance(value, name, range)
+            if value.step != 1 or value.start < 0 or value.stop <= value.start:
+                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
+    if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
+        raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
+    return Layers(src, dst, tensors_per_layer)
+
+
+def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
+    """As :func:`layers_of`, for a push: whole layers of the source, as many at either end."""
+    layers = layers_of(src, dst, tensors_per_layer)
+    count = len(source.addresses)
+    if count % tensors_per_layer:
+        raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
+    layers.of_source(source)
+    if src is not None and dst is not None and len(src) != len(dst):
+        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
+    return layers
