@@ -398,8 +398,8 @@ async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> 
         gc.disable()
 
         async def work(i: int) -> None:
-            await cache.save([i], **by_slots([i % 1000]))
-            await cache.load([i], **by_slots([i % 1000]))
+            await cache.save([i], **by_slots([i % 1000]), timeout=30)
+            await cache.load([i], **by_slots([i % 1000]), timeout=30)
 
         try:
             woken = min([await longest_round(nothing, 0) for _ in range(5)])
