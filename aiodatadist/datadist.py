@@ -24,6 +24,7 @@ from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.engine import Engine, check_on_a_loop
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency import forks
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.device import Device
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
@@ -466,14 +467,8 @@ def _give_up_id(engine: Engine) -> None:
 
 async def _outlast(runner: asyncio.Task[None]) -> None:
     """After a cancellation: wait for the engine's task, which gives everything back in bounded time."""
-    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + FINALIZE):
-        while not runner.done():
-            try:
-                await asyncio.wait([runner])
-            except asyncio.CancelledError:
-                if anyio.current_effective_deadline() <= anyio.current_time():
-                    break
-    if runner.done() and not runner.cancelled() and runner.exception() is not None:
+    is_over = await outlast(runner.done, lambda: asyncio.wait([runner]), FINALIZE)
+    if is_over and not runner.cancelled() and runner.exception() is not None:
         logger.error("finalizing failed", exc_info=runner.exception())
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-import anyio
-
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
@@ -93,9 +92,4 @@ async def in_thread(
 
 async def _finish(future: asyncio.Future[Any]) -> None:
     """Until it is done. The caller re-raises the cancellation that it has; any that come meanwhile are the same news."""
-    with anyio.CancelScope(shield=True):
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue
+    await outlast(future.done, lambda: asyncio.wait([future]))

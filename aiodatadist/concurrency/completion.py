@@ -9,10 +9,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Self
 
-import anyio
-
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.errors import LLMException, StuckError
 
 logger = logging.getLogger(__name__)
@@ -121,14 +120,7 @@ class Completion(ABC):
 
     async def _quiesce(self) -> None:
         """Wait until the device let go, whatever else is cancelled meanwhile."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self.quiesce_seconds):
-            while not self.is_done:
-                try:
-                    await self._settled()
-                except asyncio.CancelledError:
-                    if anyio.current_effective_deadline() <= anyio.current_time():
-                        break
-        if not self.is_done:
+        if not await outlast(lambda: self.is_done, self._settled, self.quiesce_seconds):
             self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
 
     def drop(self, name: str) -> None:

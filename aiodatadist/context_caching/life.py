@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from aiodatadist.concurrency import forks
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgument, translated
 from aiodatadist.context_caching.results import CcResult
@@ -145,11 +146,6 @@ class Life:
 
 async def _ended(task: asyncio.Task[None]) -> None:
     """Until it has; what it raised is logged by those who see it."""
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                continue
+    await outlast(task.done, lambda: asyncio.wait([task]))
     if not task.cancelled():
         task.exception()

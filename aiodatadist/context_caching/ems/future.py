@@ -7,8 +7,7 @@ import concurrent.futures
 from collections.abc import Generator
 from typing import Any
 
-import anyio
-
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.context_caching.ems.loop_thread import LoopThread
 from aiodatadist.context_caching.errors import EmsInternalError
 from aiodatadist.context_caching.results import CcResult
@@ -72,13 +71,7 @@ class CcFuture:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
             self.cancel()
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + QUIESCE):
-                while not ended.done():
-                    try:
-                        await asyncio.wait([ended])
-                    except asyncio.CancelledError:
-                        if anyio.current_effective_deadline() <= anyio.current_time():
-                            break
+            await outlast(ended.done, lambda: asyncio.wait([ended]), QUIESCE)
             raise
 
     def __repr__(self) -> str:

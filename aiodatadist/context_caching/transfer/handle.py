@@ -9,9 +9,8 @@ from asyncio import _get_running_loop  # get_running_loop() raises where there i
 from collections.abc import Callable, Generator
 from typing import Any
 
-import anyio
-
 from aiodatadist.concurrency.in_callbacks import Event, Scope
+from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.device import give_way
@@ -140,13 +139,7 @@ class BlockTransfer:
 
     async def _settle(self) -> None:
         """Until it has ended, whatever else is cancelled meanwhile."""
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + QUIESCE):
-            while not self.done():
-                try:
-                    await self._ended.wait()
-                except asyncio.CancelledError:
-                    if anyio.current_effective_deadline() <= anyio.current_time():
-                        break
+        await outlast(self.done, self._ended.wait, QUIESCE)
 
     def finish(self, result: CcResult | None, error: EmsException | None) -> None:
         """Once; neither means cancelled."""
