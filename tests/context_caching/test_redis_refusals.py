@@ -8,10 +8,10 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from aiodatadist.context_caching.pools.contract import KVPool, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.contract import KVPool, PoolRefused, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.engine_fixtures import redis_server
-from tests.context_caching.servers import RedisServer
+from tests.context_caching.servers import RedisServer, need_redis, running
 
 __all__ = ["redis_server"]
 
@@ -49,3 +49,45 @@ async def test_keys_that_a_server_does_not_tell_of_are_absent_and_it_is_said_onc
             assert await pool.exists_many(keys, deadline=soon()) == [False] * 3
     (told,) = caplog.messages
     assert told.startswith("3 of 3 keys count as absent: NOPERM ")
+
+
+@pytest.mark.parametrize("account", ["", "mine:secret@"])
+async def test_redis_py_connects_nowhere_and_says_nothing(
+    redis_server: RedisServer, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections hold the options of the URL. What they do besides differs from version to version."""
+    from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection  # noqa: PLC0415 - as above
+
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("redis-py was asked to do something")
+
+    for kind in (AbstractConnection, Connection, SSLConnection):
+        for name in ("connect", "_connect", "disconnect", "on_connect", "send_command", "read_response"):
+            if name in vars(kind):
+                monkeypatch.setattr(kind, name, refuse)
+    assert redis_server.ask("ACL", "SETUSER", "mine", "on", ">secret", "~*", "+@all") == b"+OK\r\n"
+    url = redis_server.url.replace("://", f"://{account}")
+    async with aclosing(await RedisPool.open(f"{url}/3?client_name=named")) as pool:
+        assert b"name=named" in (told := redis_server.ask("CLIENT", "LIST"))
+        assert b"db=3" in told
+        key = new_key()
+        assert await store(pool, [key], [b"value"]) == [PutStatus.STORED]
+        assert await fetch(pool, [key], [5]) == [b"value"]
+    with pytest.raises(PoolRefused, match="WRONGPASS"):
+        await RedisPool.open(redis_server.url.replace("://", "://mine:other@"))
+    with pytest.raises(PoolRefused, match="out of range"):
+        await RedisPool.open(f"{redis_server.url}/4711")
+    with pytest.raises(ValueError, match="option lib_name is not for the URL"):
+        await RedisPool.open(f"{redis_server.url}?lib_name=other")
+
+
+async def test_a_server_with_too_many_clients_is_out_of_reach_and_says_why() -> None:
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+
+    need_redis()
+    with running(server := RedisServer(options=["--maxclients", "1"])):
+        async with aclosing(await RedisPool.open(server.url)):
+            with pytest.raises(PoolUnreachable, match="max number of clients reached"):
+                await RedisPool.open(server.url)

@@ -19,7 +19,7 @@ from aiodatadist.context_caching.pools.contract import (
     PoolUnreachable,
     PutStatus,
 )
-from aiodatadist.context_caching.pools.redis.resp import request
+from aiodatadist.context_caching.pools.redis.resp import Exchange, request
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.servers import MIB, need_redis
 
@@ -311,16 +311,16 @@ async def test_a_connection_that_comes_about_when_the_pool_is_closed_is_not_used
                 peer.writer.write(b":1\r\n")
 
     async with pool_at(answers_all_but_the_first) as pool:
-        from redis.asyncio.connection import Connection  # noqa: PLC0415 - absent where redis-py is
+        from aiodatadist.context_caching.pools.redis.wire import Wire  # noqa: PLC0415 - absent where redis-py is
 
-        connect = Connection._connect
+        connect = Wire._connect
 
-        async def connect_late(self: Connection) -> None:
+        async def connect_late(self: Wire) -> Exchange:
             connecting.set()
             await go_on.wait()
-            await connect(self)  # type: ignore[no-untyped-call]
+            return await connect(self)
 
-        monkeypatch.setattr(Connection, "_connect", connect_late)
+        monkeypatch.setattr(Wire, "_connect", connect_late)
         first = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))
         await asked.wait()
         second = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))

@@ -40,10 +40,6 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert (high, low) == (1, 0)
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, Exchange)
-        self.protocol = protocol
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
         if self.is_full and self.protocol is not None:
@@ -51,6 +47,13 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.is_aborted = True
+
+
+def over(wire: Wire) -> Exchange:
+    """As ``create_connection`` makes one."""
+    wire.protocol = exchange = Exchange()
+    exchange.connection_made(wire)
+    return exchange
 
 
 def receive(exchange: Exchange, data: bytes, most: int) -> None:
@@ -76,7 +79,7 @@ async def lent(*sizes: int) -> list[Buffer]:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 64, 1 << 20])
 async def test_replies_may_come_in_any_pieces(most: int) -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     (buffer,) = await lent(3)
     task = await asking(
         exchange,
@@ -101,7 +104,7 @@ async def test_replies_may_come_in_any_pieces(most: int) -> None:
 
 async def test_large_values_of_random_lengths_in_random_pieces() -> None:
     rng = random.Random(11)
-    exchange = Exchange(Wire())
+    exchange = over(Wire())
     sizes = [rng.randrange(1, 3 * SCRATCH) for _ in range(20)]
     buffers = await lent(*sizes)
     task = await asking(exchange, [request("GETRANGE", "k", 0, b.nbytes, into=b.with_tail()) for b in buffers])
@@ -118,7 +121,7 @@ async def test_large_values_of_random_lengths_in_random_pieces() -> None:
 @pytest.mark.parametrize("most", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("nbytes", [1, SCRATCH - 12, SCRATCH, 3 * SCRATCH + 5])
 async def test_of_a_value_of_another_length_only_the_length_is_kept(nbytes: int, most: int) -> None:
-    exchange = Exchange(Wire())
+    exchange = over(Wire())
     (buffer,) = await lent(2)
     task = await asking(exchange, [reading("a", buffer), request("INFO"), reading("b", buffer)])
     other = b"$%d\r\n%b\r\n" % (nbytes, b"\r\n" * (nbytes // 2) + b"x" * (nbytes % 2))
@@ -131,7 +134,7 @@ async def test_of_a_value_of_another_length_only_the_length_is_kept(nbytes: int,
     ("asks_for_value", "head"), [(True, b"$536870912\r\nabc"), (False, b"$%d\r\nabc" % (PLAIN + 1))]
 )
 async def test_a_length_that_a_server_makes_up_takes_no_memory(asks_for_value: bool, head: bytes) -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     (buffer,) = await lent(2)
     task = await asking(exchange, [reading("a", buffer) if asks_for_value else request("INFO")])
     tracemalloc.start()
@@ -147,7 +150,7 @@ async def test_a_length_that_a_server_makes_up_takes_no_memory(asks_for_value: b
 
 
 async def test_the_end_of_a_value_that_is_not_wanted_is_looked_at() -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     (buffer,) = await lent(2)
     task = await asking(exchange, [reading("a", buffer)])
     receive(exchange, b"$4\r\nabcdef", 1)
@@ -177,7 +180,7 @@ async def test_commands_for_very_many_keys_are_what_one_would_type() -> None:
     ids=lambda stream: repr(stream[:12]),
 )
 async def test_what_is_no_reply_ends_the_connection(stream: bytes) -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     task = await asking(exchange, [request("PING")])
     receive(exchange, stream, 1 << 20)
     with pytest.raises(ConnectionError, match="not Redis's protocol"):
@@ -187,15 +190,15 @@ async def test_what_is_no_reply_ends_the_connection(stream: bytes) -> None:
         await exchange.ask([request("PING")])
 
 
-async def test_a_reply_that_was_not_asked_for_ends_the_connection() -> None:
-    exchange = Exchange(wire := Wire())
+async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
+    exchange = over(wire := Wire())
     receive(exchange, b"+OK\r\n", 64)
     assert wire.is_aborted
 
 
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_a_connection_that_is_lost_ends_the_wait(is_full: bool) -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     wire.is_full = is_full
     task = await asking(exchange, [request("PING")])
     exchange.connection_lost(None)
@@ -205,7 +208,7 @@ async def test_a_connection_that_is_lost_ends_the_wait(is_full: bool) -> None:
 
 
 async def test_a_full_socket_is_waited_for() -> None:
-    exchange = Exchange(wire := Wire())
+    exchange = over(wire := Wire())
     wire.is_full = True
     (buffer,) = await lent(3 << 20)
     buffer.view()[:] = b"v" * (3 << 20)

@@ -1,22 +1,22 @@
 """Redis servers: one connection for one caller at a time, and which server has which slot.
 
-redis-py's ``Connection`` connects, with TLS and ACLs; what is said then is ours (:mod:`.resp`). Its cluster client is not
-used: after an error of one server no next call begins before the cluster has been learnt anew, and a cluster that is
-down closes everybody's connections. Here a server that does not answer costs the calls that wanted it, and no others.
+Connections are :mod:`.wire`'s. redis-py's cluster client is not used: after an error of one server no next call begins
+before the cluster has been learnt anew, and a cluster that is down closes the connections of all calls. Here a server that
+does not answer costs the calls that wanted it, and no others.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final
 
 import anyio
 
 from aiodatadist.context_caching.pools.extras import how_to_install
-from aiodatadist.context_caching.pools.redis.resp import Exchange, Reply, Request
+from aiodatadist.context_caching.pools.redis.resp import NotRedis, Reply, Request
+from aiodatadist.context_caching.pools.redis.wire import Refused, Wire
 from aiodatadist.values.addresses import host_port
 
 try:
@@ -24,9 +24,6 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.crc import key_slot
-    from redis.exceptions import AuthenticationError, InvalidResponse, RedisError
-    from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import ResponseError as RedisResponseError
 except ImportError as missing:
     raise ImportError(f"RedisPool needs the package redis ({missing}): {how_to_install('redis')}") from missing
 
@@ -43,83 +40,17 @@ __all__ = [
     "parse_url",
 ]
 
-if TYPE_CHECKING:
-    Base: TypeAlias = Connection
-else:
-    Base = object
-
 logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
-REFUSALS: Final = (AuthenticationError, InvalidResponse, RedisResponseError)
-"""What redis-py raises when a server answers, and does not let this caller in."""
-CLOSE_TIMEOUT: Final = 1.0
-"""Seconds that closing a connection may take."""
+REFUSALS: Final = (Refused, NotRedis)
+"""Raised where a server answers, and that is the end of it."""
 SMALL: Final = 2
 """Connections to a server beyond those for values: a question never waits behind these."""
 
 
 class NodeDown(ConnectionError):
     """This server does not answer."""
-
-
-class _Wire(Base):
-    """A connection that redis-py makes, and that is ours from then on: :class:`Exchange` speaks on it.
-
-    Attributes:
-        idle_since: turn of its :class:`Node`.
-    """
-
-    idle_since = 0
-    _transport: asyncio.Transport | None = None
-    _exchange: Exchange | None = None
-    _is_dropped = False
-
-    async def _connect(self) -> None:
-        await super()._connect()  # type: ignore[no-untyped-call]
-        self._transport = cast("asyncio.Transport", self._writer.transport) if self._writer is not None else None
-        if self._is_dropped:  # while it was under way, when there was nothing to close
-            self.drop()
-            raise ConnectionResetError("the connection was dropped")
-
-    async def talk(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests at once; their replies, in this order. Raises RedisError, OSError: it has to be dropped."""
-        if self._exchange is None:
-            await self.connect()  # type: ignore[no-untyped-call]
-            if self._transport is None or self._is_dropped:
-                self.drop()
-                raise ConnectionResetError("the connection was dropped")
-            self._exchange = Exchange(self._transport)
-        return await self._exchange.ask(requests)
-
-    def drop(self) -> None:
-        """Close it at once: ``disconnect()`` would first send what is buffered, perhaps never."""
-        self._is_dropped = True
-        if self._exchange is not None:
-            self._exchange.drop()
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.abort()
-        self._transport = self._reader = self._writer = None
-
-    @property
-    def is_lost(self) -> bool:
-        """It was closed since it was last used."""
-        return self._exchange is None or self._exchange.is_lost
-
-    async def aclose(self) -> None:
-        """Drop it, and wait until its socket is closed."""
-        self.drop()
-        if self._exchange is not None:
-            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                await self._exchange.closed()
-
-
-class _PlainWire(_Wire, Connection):
-    pass
-
-
-class _TlsWire(_Wire, SSLConnection):
-    pass
 
 
 @dataclass(frozen=True)
@@ -130,10 +61,10 @@ class Account:
     is_tls: bool
     connections: int
 
-    def wire(self, host: str, port: int) -> _Wire:
+    def wire(self, host: str, port: int) -> Wire:
         """Raises TypeError: redis-py does not know an option."""
-        kind = _TlsWire if self.is_tls else _PlainWire
-        return kind(
+        kind = SSLConnection if self.is_tls else Connection
+        settings = kind(
             host=host,
             port=port,
             **self.options,
@@ -143,6 +74,7 @@ class Account:
             health_check_interval=0,
             retry=Retry(NoBackoff(), 0),
         )
+        return Wire(settings)
 
 
 class Node:
@@ -162,10 +94,10 @@ class Node:
         self.name = host_port(host, port)
         self.is_down = False
         self._account = account
-        self._idle: list[_Wire] = []
+        self._idle: list[Wire] = []
         self._is_closed = False
         self._is_over = False
-        self._busy: set[_Wire] = set()
+        self._busy: set[Wire] = set()
         self._turn = 0  # that a request begins, or a connection becomes idle: the order in which they did
         self._for_values = anyio.Semaphore(account.connections, fast_acquire=True)
         self._for_small = anyio.Semaphore(SMALL, fast_acquire=True)
@@ -187,15 +119,12 @@ class Node:
                 if (wire := self._idle_wire()) is not None:
                     try:
                         return await self._talk_again(wire, requests, answers)
-                    except (
-                        RedisConnectionError,
-                        OSError,
-                    ) as error:  # closed just now: the server was restarted, perhaps
+                    except OSError as error:  # closed just now: the server was restarted, perhaps
                         logger.debug("redis at %s: %s", self.name, error)
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.wire(self.host, self.port), requests)
-            except (RedisError, OSError, UnicodeError, OverflowError) as error:  # the last two: of what is no address
+            except (OSError, UnicodeError, OverflowError) as error:  # the last two: of what is no address
                 self.is_down = True
                 raise NodeDown(f"redis at {self.name}: {error}") from error
 
@@ -208,7 +137,7 @@ class Node:
         self._turn += 1
         return self._turn
 
-    def _idle_wire(self) -> _Wire | None:
+    def _idle_wire(self) -> Wire | None:
         while self._idle:
             wire = self._idle.pop()
             if not wire.is_lost:
@@ -216,7 +145,7 @@ class Node:
             wire.drop()
         return None
 
-    async def _talk_again(self, wire: _Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
+    async def _talk_again(self, wire: Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
         """On a connection that was idle."""
         began = self._next_turn()
         try:
@@ -233,7 +162,7 @@ class Node:
                 wire.drop()
         self._idle = [wire for wire in self._idle if wire.idle_since >= before]
 
-    async def _talk(self, wire: _Wire, requests: Sequence[Request]) -> list[Reply]:
+    async def _talk(self, wire: Wire, requests: Sequence[Request]) -> list[Reply]:
         self._busy.add(wire)
         try:
             replies = await wire.talk(requests)

@@ -70,10 +70,16 @@ SILENT: Final = frozenset(
     {
         "decode_responses",
         "encoding",
+        "encoding_errors",
         "health_check_interval",
+        "lib_name",
+        "lib_version",
         "protocol",
         "retry",
+        "retry_on_error",
+        "retry_on_timeout",
         "socket_connect_timeout",
+        "socket_read_size",
         "socket_timeout",
     }
 )
@@ -448,7 +454,9 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     options.pop("host", None)
     options.pop("port", None)
     for name in sorted(SILENT & options.keys()):
-        raise ValueError(f"option {name} is not for the URL: deadlines, retries and bytes are the pool's")
+        raise ValueError(
+            f"option {name} is not for the URL: deadlines, retries, bytes and what is said on a connection are the pool's"
+        )
     _check_tls(options, is_tls=is_tls)
     cluster = address.options.get("cluster")
     if cluster not in {None, "yes", "no", "true", "false"}:

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 import anyio.lowlevel
 
@@ -25,6 +25,10 @@ SLICE: Final = 1 << 20
 """Bytes that the transport gets at a time, and the loop is kept for."""
 SMALL: Final = 1 << 12
 """Bytes up to which a piece is copied next to the others, instead of being sent from where it is."""
+
+
+class NotRedis(ConnectionError):
+    """What came is not Redis's protocol. The connection is closed."""
 
 
 class Filled(Enum):
@@ -118,14 +122,14 @@ def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryvi
 
 
 class Exchange(asyncio.BufferedProtocol):
-    """Asks, and reads the answers. It takes the transport over from the code that connected it; one caller at a time.
+    """Asks, and reads the answers; one caller at a time. Its transport's protocol from the beginning.
 
     Raises:
         ConnectionError: from every call, once the connection is lost.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
         self._room: asyncio.Future[None] | None = None  # of a writer that waits for the socket
         self._answer: asyncio.Future[list[Reply]] | None = None
@@ -133,20 +137,17 @@ class Exchange(asyncio.BufferedProtocol):
         self._places: deque[memoryview | None] = deque()  # of the replies that are still to come
         self._replies: list[Reply] = []
         self._scratch = memoryview(bytearray(SCRATCH))
+        self._farewell = ""  # what the server said before it was asked anything: then it closes the connection
         self._have = 0  # bytes in it that were not looked at
         self._nbytes = 0  # of the value that is coming in
         self._skip = 0  # of these, still to come and not wanted
         self._value = memoryview(b"")  # what is wanted of it, with its tail
         self._rest: memoryview | None = None  # of it
-        transport.set_write_buffer_limits(
-            high=1, low=0
-        )  # with 0, asyncio's TLS would take an empty buffer for a full one
-        transport.set_protocol(self)
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send, and wait for as many replies. Cancelled, it has to be dropped, since what was still to come is not read."""
         if self._lost.done():
-            raise ConnectionResetError("the connection was lost")
+            raise ConnectionResetError(self._farewell or "the connection was lost")
         self._places.extend(asked.into for asked in requests)
         self._replies = []
         self._answer = self._loop.create_future()
@@ -182,6 +183,11 @@ class Exchange(asyncio.BufferedProtocol):
 
     # ---- what the transport calls ----
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        # With 0, asyncio's TLS would take an empty buffer for a full one.
+        self._transport.set_write_buffer_limits(high=1, low=0)
+
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
 
@@ -198,7 +204,7 @@ class Exchange(asyncio.BufferedProtocol):
             self._lost.set_result(None)
         for waiting in (self._room, self._answer):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(exc or ConnectionResetError("the server closed the connection"))
+                waiting.set_exception(exc or ConnectionResetError(self._farewell or "the server closed the connection"))
                 waiting.exception()  # only one of them has a waiter
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -217,7 +223,7 @@ class Exchange(asyncio.BufferedProtocol):
                 self._take(nbytes)
         except (ValueError, IndexError) as error:
             self._transport.abort()
-            self.connection_lost(ConnectionError(f"not Redis's protocol: {error}"))
+            self.connection_lost(NotRedis(f"not Redis's protocol: {error}"))
 
     def _parse(self) -> None:
         """Take replies off the front of the scratch memory, and leave what is not whole yet."""
@@ -272,6 +278,10 @@ class Exchange(asyncio.BufferedProtocol):
             self._reply(Filled.FILLED if value is place else OtherLength(self._nbytes))
 
     def _reply(self, reply: Reply) -> None:
+        if not self._places and isinstance(reply, ResponseError):
+            self._farewell = str(reply)
+            self._transport.abort()
+            return
         self._places.popleft()
         self._replies.append(reply)
         if not self._places and self._answer is not None and not self._answer.done():

@@ -1,0 +1,126 @@
+"""A connection to a Redis server, from connecting to its end: TLS, account and database; requests are :mod:`.resp`'s.
+
+redis-py takes the options of a URL apart and checks them. Nothing else of it is used, and no private name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import anyio
+
+from aiodatadist.context_caching.pools.extras import how_to_install
+from aiodatadist.context_caching.pools.redis.resp import Exchange, Reply, Request, ResponseError, request
+
+try:
+    from redis.asyncio.connection import Connection, SSLConnection
+except ImportError as missing:
+    raise ImportError(f"RedisPool needs the package redis ({missing}): {how_to_install('redis')}") from missing
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that closing a connection may take."""
+
+
+class Refused(ConnectionError):
+    """The server answers, and does not let us in."""
+
+
+class Wire:
+    """A connection that is made when it is first used, and is never made again.
+
+    Args:
+        settings: whereto, and as whom. Never connected itself.
+
+    Attributes:
+        idle_since: turn of its node.
+    """
+
+    idle_since = 0
+
+    def __init__(self, settings: Connection) -> None:
+        self._settings = settings
+        self._exchange: Exchange | None = None
+        self._is_dropped = False
+
+    async def talk(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send requests at once; their replies, in this order.
+
+        Raises:
+            Refused: the account or the database is not accepted.
+            OSError: the connection cannot be made, or is lost. It has to be dropped.
+        """
+        if self._exchange is None:
+            exchange = await self._connect()
+            self._exchange = exchange
+            if self._is_dropped:  # while it was under way, when there was nothing to close
+                exchange.drop()
+                raise ConnectionResetError("the connection was dropped")
+            await self._greet(exchange)
+        return await self._exchange.ask(requests)
+
+    async def _connect(self) -> Exchange:
+        settings = self._settings
+        tls = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
+        loop = asyncio.get_running_loop()
+        transport, exchange = await loop.create_connection(Exchange, settings.host, settings.port, ssl=tls)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and settings.socket_keepalive:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in cast("Mapping[int, int]", settings.socket_keepalive_options).items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        return exchange
+
+    async def _greet(self, exchange: Exchange) -> None:
+        """There is always an answer to wait for: a server that has too many clients says so instead of the first one."""
+        settings = self._settings
+        if settings.username or settings.password:
+            await self._sign_in(exchange, settings.username or "", settings.password or "")
+        greeting = [request("CLIENT", "SETINFO", "LIB-NAME", "aiodatadist")]  # Redis 7.2 and newer know it
+        if settings.client_name:
+            greeting.append(request("CLIENT", "SETNAME", settings.client_name))
+        if settings.db:
+            greeting.append(request("SELECT", settings.db))
+        info, *others = await exchange.ask(greeting)
+        _check_room(info)
+        for reply in others:
+            _check(reply)
+
+    async def _sign_in(self, exchange: Exchange, user: str, password: str) -> None:
+        replies = await exchange.ask([request("AUTH", user, password) if user else request("AUTH", password)])
+        if user and isinstance(replies[0], ResponseError) and "wrong number of arguments" in str(replies[0]):
+            replies = await exchange.ask([request("AUTH", password)])  # before Redis 6 there were no users
+        _check(replies[0])
+
+    def drop(self) -> None:
+        """Close it at once; what is buffered is not sent."""
+        self._is_dropped = True
+        if self._exchange is not None:
+            self._exchange.drop()
+
+    @property
+    def is_lost(self) -> bool:
+        """It was closed since it was last used."""
+        return self._exchange is None or self._exchange.is_lost
+
+    async def aclose(self) -> None:
+        """Drop it, and wait until its socket is closed."""
+        self.drop()
+        if self._exchange is not None:
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                await self._exchange.closed()
+
+
+def _check(reply: Reply) -> None:
+    """Raises Refused."""
+    _check_room(reply)
+    if isinstance(reply, ResponseError):
+        raise Refused(str(reply))
+
+
+def _check_room(reply: Reply) -> None:
+    """Raises ConnectionResetError: the server has so many clients that it closes this connection."""
+    if isinstance(reply, ResponseError) and "max number of clients" in str(reply):
+        raise ConnectionResetError(str(reply))
