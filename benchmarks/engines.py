@@ -35,7 +35,7 @@ from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.context_caching.pools.redis.pool import RedisPool
 from benchmarks.common import Spread, arguments, now, report
-from tests.context_caching.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
+from benchmarks.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 
 MIB = 1 << 20
 VALUES = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from benchmarks.ports import free_port
 
 pytestmark = pytest.mark.alone  # with -X dev asyncio writes a line where a step took 0.1 s
 

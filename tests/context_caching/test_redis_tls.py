@@ -13,8 +13,8 @@ import trustme
 
 from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolTimeout, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import new_key, soon, store
+from benchmarks.ports import free_port
 from tests.context_caching.servers import RedisServer, need_redis, running
-from tests.ports import free_port
 
 SIZES = [1, 4095, 3 << 20, 17 << 20]
 

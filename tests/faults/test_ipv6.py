@@ -15,8 +15,8 @@ import uvloop
 
 from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
+from benchmarks.ports import free_port
 from tests.faults.peer import DESC
-from tests.ports import free_port
 from tests.test_pull import moved
 
 BRISK = {"heartbeat_interval": 200, "heartbeat_misses": 4}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from benchmarks.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))

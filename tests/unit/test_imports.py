@@ -111,3 +111,22 @@ def test_circles_are_found_also_where_one_arrow_is_for_types_only() -> None:
     names = ["a", "b", "c", "d"]
     around = [rooms.Arrow(x, y, "", 1, x == "c") for x, y in pairwise([*names, "b"])]
     assert rooms.circles(names, around) == [["b", "c", "d"]]
+
+
+def test_benchmarks_use_no_test() -> None:
+    files = sorted((rooms.ROOT.parent / "benchmarks").glob("*.py"))
+    assert files
+    found = [
+        f"{path.name}: {name}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in _modules(node)
+        if name.partition(".")[0] == "tests"
+    ]
+    assert found == []
+
+
+def _modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []

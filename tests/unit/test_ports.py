@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import ports
+from benchmarks import ports
 
 
 def range_of(worker: str, count: int, monkeypatch: pytest.MonkeyPatch) -> set[int]:
