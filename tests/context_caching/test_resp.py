@@ -190,7 +190,7 @@ async def test_what_is_no_reply_ends_the_connection(stream: bytes) -> None:
         await exchange.ask([request("PING")])
 
 
-async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
+async def test_a_reply_that_was_not_asked_for_ends_the_connection() -> None:
     exchange = over(wire := Wire())
     receive(exchange, b"+OK\r\n", 64)
     assert wire.is_aborted
