@@ -30,7 +30,7 @@ class Facade(Protocol):
         """Where it lives. Raises RuntimeError: it does not live."""
 
 
-class Mover(Facade, Protocol):
+class TransferFacade(Facade, Protocol):
     """One that moves bytes."""
 
     def _watched(self, task: awaitable.CacheTask) -> awaitable.CacheTask:
@@ -66,13 +66,13 @@ def moving(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callab
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        mover: Mover = self
-        inner = mover._inner
+        facade: TransferFacade = self
+        inner = facade._inner
 
         async def run() -> None:
-            await mover._watched(getattr(inner, name)(*args, **kwargs))
+            await facade._watched(getattr(inner, name)(*args, **kwargs))
 
-        mover._thread.call(run)
+        facade._thread.call(run)
 
     call.__signature__ = signature(method).replace(return_annotation="None")  # type: ignore[attr-defined]
     return call
@@ -87,18 +87,18 @@ def starting(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Call
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> CacheTask:
-        mover: Mover = self
-        inner = mover._inner
+        facade: TransferFacade = self
+        inner = facade._inner
 
         begun: list[CacheTask] = []
 
         async def run() -> awaitable.CacheTask:
             task: awaitable.CacheTask = getattr(inner, name)(*args, **kwargs)
-            begun.append(CacheTask(mover._thread, task))
-            return mover._watched(task)
+            begun.append(CacheTask(facade._thread, task))
+            return facade._watched(task)
 
         try:
-            mover._thread.call(run)
+            facade._thread.call(run)
             return begun[0]
         except BaseException:
             for task in begun:

@@ -1,6 +1,6 @@
 """Transfers that are submitted, polled and drained, by loops that never wait.
 
-What is submitted is posted to the loop; what ended lies in an outbox until :meth:`Submissions.drain` takes it. Both are
+What is submitted is posted to the loop; what ended is kept until :meth:`Submissions.drain` takes it. Both are
 bounded together: the thread that submits, drains.
 """
 
@@ -193,7 +193,7 @@ class Submissions:
         self.counters = counters
         self._thread = thread
         self._lock = threading.Lock()
-        self._outbox: deque[Handle] = deque()
+        self._ended_handles: deque[Handle] = deque()
         self._undrained = 0
         self._is_closed = False
         self._under_way: set[Handle] = set()
@@ -225,11 +225,11 @@ class Submissions:
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
         """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once."""
-        count = len(self._outbox) if max_items is None else min(max_items, len(self._outbox))
+        count = len(self._ended_handles) if max_items is None else min(max_items, len(self._ended_handles))
         taken: list[Handle] = []
         try:
             for _ in range(count):
-                taken.append(self._outbox.popleft())
+                taken.append(self._ended_handles.popleft())
         except IndexError:  # another thread drains, too
             pass
         if taken:
@@ -259,7 +259,7 @@ class Submissions:
 
     def _ended(self, handle: Handle) -> None:
         self._under_way.discard(handle)
-        self._outbox.append(handle)
+        self._ended_handles.append(handle)
         if not self._under_way:
             self._news.set()
             self._news = Event()

@@ -176,7 +176,7 @@ class _HeartbeatLoop:
         try:
             self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._epoll.register(self._wake, select.EPOLLIN)
-            self._thread = threading.Thread(target=self._run, name="aiodatadist pulse", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="aiodatadist heartbeats", daemon=True)
             self._thread.start()
         except BaseException:
             self._close_own()

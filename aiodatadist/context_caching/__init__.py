@@ -1,10 +1,9 @@
 """EMS ContextCaching: KV blocks kept in a pool, so that a later request with the same prefix loads what it would compute.
 
-Read from the ground up: ``pool`` is the contract of whatever keeps values, ``shelf`` and ``memory`` are the embedded one,
-``engines`` adapt stores of others; ``names``, ``layout`` and ``places`` say what is moved, ``mover`` moves it, ``work`` makes
-saves and loads of that, ``presence`` knows what is there, ``watch`` whether the pool is used just now, ``late`` waits
-for one that is not up yet, ``life`` opens and closes; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers
-without an event loop.
+Read from the ground up: ``pools`` has the contract of what keeps values, the embedded pool, and Redis and Mooncake;
+``identity`` says who a caller is and what a block is called, ``memory`` where its KV cache is, and ``transfer`` moves values
+between the two. ``block_index`` knows what is there, ``pool_guard`` and ``health_gate`` whether the pool is used just now, and
+``life`` opens and closes; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers without an event loop.
 """
 
 from aiodatadist.context_caching.cache import ContextCache

@@ -66,7 +66,7 @@ def pair(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def heartbeat_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "aiodatadist pulse"]
+    return [thread for thread in threading.enumerate() if thread.name == "aiodatadist heartbeats"]
 
 
 def spin(until: Callable[[], bool]) -> None:

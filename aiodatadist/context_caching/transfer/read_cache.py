@@ -1,4 +1,4 @@
-"""The local read cache: copies of values in this process, above any pool. Made of the same shelf as the embedded pool.
+"""The local read cache: copies of values in this process, above any pool. Made of the same store as the embedded pool.
 
 Values are named by their contents, so a copy is not stale; it goes only when room is needed, or when it is removed. What this
 process removes it does not keep; who gives other contents to a key of its own has to know that other processes' copies stay.
