@@ -2,7 +2,7 @@
 
 Read from the ground up: ``pools`` has the contract of what keeps values, the embedded pool, and Redis and Mooncake;
 ``identity`` says who a caller is and what a block is called, ``memory`` where its KV cache is, and ``transfer`` moves values
-between the two. ``block_index`` knows what is there, ``pool_guard`` and ``health_gate`` whether the pool is used just now, and
+between the two. ``block_index`` knows what is there, ``pool_guard`` and ``health_gate`` whether it is used now, and
 ``life`` opens and closes; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers without an event loop.
 """
 
