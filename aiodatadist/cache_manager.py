@@ -219,7 +219,7 @@ class CacheManager:
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
         """Unbind a key from its slot: when this returns no peer can pull by it. Unknown keys and registered caches are left
-        alone.
+        alone. If cancelled while it waits, the key is removed all the same; call it again to wait for that.
 
         Raises:
             FeatureNotEnabled: there is no memory pool.

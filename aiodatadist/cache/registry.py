@@ -59,6 +59,9 @@ class Deallocation:
         self.settled = Event()
         self.error: LLMException | None = None
 
+    def is_set(self) -> bool:
+        return self.settled.is_set()
+
     async def wait(self) -> None:
         await self.settled.wait()
         if self.error is not None:
@@ -87,6 +90,7 @@ class CacheRegistry:
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
         self._leaving: dict[int, Deallocation] = {}
+        self._removals: dict[Name, list[Deallocation | Event]] = {}
         self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
 
     # ---- pools ----
@@ -350,18 +354,22 @@ class CacheRegistry:
                 self._collect(entry)
 
     async def remove_key(self, name: Name) -> None:
-        """Unbind a key; peers that knew it have forgotten it on return. Unknown ones, and registered caches', stay."""
+        """Unbind a key; peers that knew it have forgotten it on return. Unknown ones, and registered caches', stay.
+
+        If cancelled while it waits, the key is removed all the same; called again, it waits for that.
+        """
         self.want_pools()
+        pending = {each: waits for each, waits in self._removals.items() if not all(wait.is_set() for wait in waits)}
+        self._removals = pending
         entry, _ = self.table.resolve(name) or (None, 0)
-        if entry is None or entry.pool is None:
-            return
-        self.table.unbind(name)
-        self._collect(entry)
-        if (leaving := self._leaving.get(entry.cache_id)) is not None:
-            await leaving.wait()
-        else:
-            for event in self._revoke(entry):
-                await event.wait()
+        if entry is not None and entry.pool is not None:
+            self.table.unbind(name)
+            self._collect(entry)
+            leaving = self._leaving.get(entry.cache_id)
+            news = self._revoke(entry) if leaving is None else [leaving]
+            pending[name] = [*pending.get(name, []), *news]
+        for wait in pending.get(name, []):
+            await wait.wait()
 
     async def unregister(self, cache_id: int, has_links: bool) -> None:
         """Forget a cache of the caller's memory. If cancelled while it waits, it is forgotten all the same."""

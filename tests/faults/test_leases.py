@@ -137,6 +137,25 @@ async def test_one_key_is_removed_while_a_peer_asks_for_another_of_the_same_cach
         await manager.deallocate_cache(lent)
 
 
+async def test_a_cancelled_removal_is_waited_for_by_the_next_one() -> None:
+    async with owner_and_pullers(1, 300, 300) as (owner, (puller,)):
+        manager, pull = owner.datadist.cache_manager, puller.datadist.cache_manager.pull_cache
+        lent = await manager.allocate_cache(SLOTS, [CacheKey(1, 1), CacheKey(1, 2)])
+        into = await puller.contiguous(SLOTS)
+        await pull(CacheKey(1, 1), into, 0)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:hang")
+            hangs = pull(CacheKey(1, 1), into, 0)
+            with anyio.move_on_after(0):
+                await manager.remove_cache_key(CacheKey(1, 1))
+            await manager.remove_cache_key(CacheKey(1, 1))
+            with pytest.raises(CacheNotFound):
+                await pull(CacheKey(1, 1), into, 1)
+            await hangs.synchronize()
+        await pull(CacheKey(1, 2), into, 0)
+        await manager.deallocate_cache(lent)
+
+
 # ---- keys ----
 
 
