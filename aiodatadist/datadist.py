@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import secrets
 import threading
-import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,13 +18,12 @@ import anyio
 from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.cluster.engine import Engine, check_on_a_loop
+from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.rank_groups import RankGroups
-from aiodatadist.concurrency import forks
-from aiodatadist.concurrency.outlast import outlast
+from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.device import Device
-from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
+from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
 from aiodatadist.link import LinkStatistics, Notification
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
@@ -74,7 +70,6 @@ class LLMDataDist:
         self._first_config = self._config
         self._instance = secrets.token_hex(32)
         self._engine: Engine | None = None
-        self._runner: asyncio.Task[None] | None = None
         self._cache_manager: CacheManager
         self._rank_groups: RankGroups
         self._starting = anyio.Lock()
@@ -93,49 +88,40 @@ class LLMDataDist:
             ForkError: this is a child of the process in which it was initialised.
         """
         if self._engine is not None:
-            self._engine.check_process()
-        check_on_a_loop(f"cluster {self._cluster_id}")
+            self._engine.resident.check_process()
+        resident = self._new_resident()
         async with self._starting:
             if options is not None and not isinstance(options, LLMConfig):
                 options = self._config_type.from_options(options)
             if self._engine is not None:
-                self._engine.check_loop()
+                self._engine.resident.check_loop()
                 self._check_same(options)
                 return
             if options is not None:
                 self._config = options
             self._first_config = self._config.model_copy(deep=True)
             config = self._engine_config()
-            engine = Engine(self, config, self._turn)
-            _claim_id(engine)
-            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            # The one task that is not in a task group, because it holds the group: finalize() ends and awaits it.
-            runner = asyncio.create_task(engine.run(started), name=f"aiodatadist cluster {self._cluster_id}")
-            forks.guard(runner)
-            runner.add_done_callback(lambda _: self._ended(engine))
+            engine = Engine(self, config, resident, self._turn)
+            _claim_id(self._cluster_id, resident)
             try:
-                await asyncio.wait([started, runner], return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                engine.stop()
-                await _outlast(runner)
-                raise
-            if not started.done():
-                started.cancel()
-                try:
-                    await runner
-                except OSError as error:
-                    what = f"cluster {self._cluster_id} cannot be opened: {explained(error)}"
-                    raise LLMException(what, operation="init") from error
-            self._engine, self._runner = engine, runner
+                await resident.start(engine.run)
+            except OSError as error:
+                what = f"cluster {self._cluster_id} cannot be opened: {explained(error)}"
+                raise LLMException(what, operation="init") from error
+            self._engine = engine
             self._cache_manager = CacheManager(engine)
             self._rank_groups = RankGroups(engine, config.link_total_time)
 
-    def _ended(self, engine: Engine) -> None:
-        """The engine's task is over. It is not cancelled by finalize(), but when its event loop cancels all tasks."""
-        _give_up_id(engine)
-        if self._engine is engine and self._runner is not None and self._runner.cancelled():
-            words = f"cluster {self._cluster_id} was never finalized: use async with, or await finalize()"
-            warnings.warn(words, ResourceWarning, source=self, stacklevel=2)
+    def _new_resident(self) -> Resident:
+        """Raises LLMException: no event loop runs in this thread."""
+        name = f"cluster {self._cluster_id}"
+        return Resident(
+            f"aiodatadist {name}",
+            partial(_refusal, name),
+            what=name,
+            unfinished=f"{name} was never finalized: use async with, or await finalize()",
+            patience=FINALIZE,
+        )
 
     def _check_same(self, options: LLMConfig | None) -> None:
         """Raises ParamInvalid: these are not the options with which it was initialised."""
@@ -165,24 +151,16 @@ class LLMDataDist:
 
         Transfers under way are cancelled. If cancelled itself, it finishes its work first.
         """
-        engine, runner = self._engine, self._runner
-        if engine is None or runner is None:
+        if self._engine is None:
             return
-        if engine.pid == os.getpid() and not engine.loop.is_closed():
-            engine.check_here()
-        self._engine = self._runner = None
-        if engine.loop.is_closed():
+        resident = self._engine.resident
+        if resident.is_reachable:
+            resident.check_here()
+        self._engine = None
+        if resident.loop.is_closed():
             logger.error("cluster %d was never finalized: its event loop is closed", self._cluster_id)
-            return
-        if engine.pid != os.getpid():
-            return  # the parent of this process has it
-        engine.stop()
-        try:
-            await asyncio.wait([runner])
-        except asyncio.CancelledError:
-            await _outlast(runner)
-            raise
-        await runner
+        elif await resident.stop():  # else the parent of this process has it
+            resident.result()
 
     async def __aenter__(self) -> Self:
         await self.init()
@@ -197,9 +175,9 @@ class LLMDataDist:
         engine = self._engine
         if engine is None:
             raise RuntimeError("this LLMDataDist is not initialised: use async with, or await init() first")
-        engine.check_process()
-        engine.check_loop()
-        if self._runner is not None and self._runner.done():
+        engine.resident.check_process()
+        engine.resident.check_no_other_loop()
+        if engine.resident.has_ended:
             raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
         return engine
 
@@ -442,34 +420,41 @@ class LLMDataDist:
         return str((await link.wait_closed()).args[0])
 
 
-_live: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+_live: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
 """The clusters of this process that are initialised, by id; also those of processes from which this one was forked."""
 _live_lock = threading.Lock()
 
 
-def _claim_id(engine: Engine) -> None:
+def _claim_id(cluster_id: int, resident: Resident) -> None:
     """Raises ParamInvalid: another cluster of this process has this id, and is live."""
     with _live_lock:
-        other = _live.get(engine.cluster_id)
-        if other is not None and other.pid == engine.pid and not other.loop.is_closed():
+        other = _live.get(cluster_id)
+        if other is not None and other.is_alive:
             raise ParamInvalid(
-                f"cluster {engine.cluster_id} is initialised in this process already: ids have to be unique",
+                f"cluster {cluster_id} is initialised in this process already: ids have to be unique",
                 hint="finalize() the other one first, or choose another id",
             )
-        _live[engine.cluster_id] = engine
+        _live[cluster_id] = resident
 
 
-def _give_up_id(engine: Engine) -> None:
-    with _live_lock:
-        if _live.get(engine.cluster_id) is engine:
-            del _live[engine.cluster_id]
-
-
-async def _outlast(runner: asyncio.Task[None]) -> None:
-    """After a cancellation: wait for the engine's task, which gives everything back in bounded time."""
-    is_over = await outlast(runner.done, lambda: asyncio.wait([runner]), FINALIZE)
-    if is_over and not runner.cancelled() and runner.exception() is not None:
-        logger.error("finalizing failed", exc_info=runner.exception())
+def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
+    """What is raised where a cluster is used in the wrong place."""
+    match misuse:
+        case Misuse.FORKED:
+            return ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+        case Misuse.LOOP_CLOSED:
+            return LLMException(
+                f"the event loop on which {name} was initialised is closed",
+                hint="init() and use it under one asyncio.run(), and finalize() before that ends",
+            )
+        case Misuse.OTHER_LOOP:
+            return LLMException(f"{name} belongs to another event loop", hint="use it where it was initialised")
+        case Misuse.NO_LOOP:
+            return LLMException(
+                f"no event loop runs in this thread: {name} is used on the event loop on which it was initialised",
+                hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
+            )
+    return InternalError(f"{name} cannot be used: {misuse.value}{'' if reason is None else f': {reason}'}")
 
 
 def _seconds(timeout: int) -> float:

@@ -45,7 +45,7 @@ ROOMS = (
 
 WINGS = {
     "context_caching": (
-        "results", "pools.contract", "errors", "checks", "life", "identity", "memory", "pools", "transfer", "health_gate",
+        "results", "pools.contract", "errors", "checks", "identity", "memory", "pools", "transfer", "health_gate",
         "pool_guard", "block_index", "cache", "", "ems",
     ),
 }  # fmt: skip

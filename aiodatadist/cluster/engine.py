@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
-from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any, Protocol
@@ -20,11 +18,11 @@ from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
 from aiodatadist.concurrency.in_callbacks import Spawner
+from aiodatadist.concurrency.resident import Resident
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     AuthError,
-    ForkError,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -111,15 +109,21 @@ class Owner(Protocol):
 
 
 class Engine:
-    """What an initialised LLMDataDist consists of. Lives in one task, which owns the task group of everything else.
+    """What an initialised LLMDataDist consists of. Lives in its resident's task, which owns the task group of all else.
 
     Args:
         turn: entered, with the peer's cluster id, around the answer to each request of that peer's to move bytes.
     """
 
-    def __init__(self, owner: Owner, config: LLMConfig, turn: Callable[[int], AbstractContextManager[None]]) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        owner: Owner,
+        config: LLMConfig,
+        resident: Resident,
+        turn: Callable[[int], AbstractContextManager[None]],
+    ) -> None:
+        self.resident = resident
+        self.check_here = resident.check_here
         self.device: Device
         self.transport: Transport
         self.registry: CacheRegistry
@@ -138,7 +142,7 @@ class Engine:
         self._group: anyio.abc.TaskGroup | None = None
         self._listener: Listener | None = None
         self._listeners: set[Listener] = set()
-        self._stopping = anyio.Event()
+        self._stopping = resident.stopping
         self._is_over = False
         self.pending_clients = 0
 
@@ -211,12 +215,9 @@ class Engine:
             while self._links:
                 await next(iter(self._links.values())).wait_closed()
 
-    def stop(self) -> None:
-        self._stopping.set()
-
     def check_running(self) -> None:
         """Raises LLMException: it is being finalized, or was. ForkError: this is a child of its process."""
-        self.check_process()
+        self.resident.check_process()
         if self._stopping.is_set():
             raise LLMException(
                 f"cluster {self.cluster_id} is finalized",
@@ -539,32 +540,6 @@ class Engine:
 
     # ---- questions ----
 
-    def check_loop(self) -> None:
-        """Raises LLMException: this is not the event loop that everything here belongs to."""
-        if self.loop.is_closed():
-            raise LLMException(
-                f"the event loop on which cluster {self.cluster_id} was initialised is closed",
-                hint="init() and use it under one asyncio.run(), and finalize() before that ends",
-            )
-        running = _get_running_loop()
-        if running is not None and running is not self.loop:
-            raise LLMException(
-                f"cluster {self.cluster_id} belongs to another event loop", hint="use it where it was initialised"
-            )
-
-    def check_process(self) -> None:
-        """Raises ForkError: this is a child of the process in which the cluster was initialised."""
-        if self.pid != os.getpid():
-            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
-
-    def check_here(self) -> None:
-        """Raises ForkError, LLMException: the caller is not on the event loop that everything here belongs to."""
-        if _get_running_loop() is self.loop and self.pid == os.getpid():
-            return
-        self.check_process()
-        self.check_loop()
-        check_on_a_loop(f"cluster {self.cluster_id}")
-
     def peek_link(self, cluster_id: int) -> Link | None:
         return self._links.get(cluster_id)
 
@@ -621,12 +596,3 @@ class Engine:
     @property
     def auth_key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
-
-
-def check_on_a_loop(what: str) -> None:
-    """Raises LLMException: no event loop runs in this thread."""
-    if _get_running_loop() is None:
-        raise LLMException(
-            f"no event loop runs in this thread: {what} is used on the event loop on which it was initialised",
-            hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 
@@ -30,3 +31,8 @@ async def outlast(
                 if anyio.current_effective_deadline() <= anyio.current_time():
                     break
     return is_over()
+
+
+async def outlast_future(future: asyncio.Future[Any], seconds: float = math.inf) -> bool:
+    """The same for a future or a task of this loop, which is not cancelled; what it raises stays in it."""
+    return await outlast(future.done, lambda: asyncio.wait([future]), seconds)

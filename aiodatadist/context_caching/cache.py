@@ -15,6 +15,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.concurrency.in_callbacks import Spawner
+from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.block_index import BlockIndex, ExistsQuery
 from aiodatadist.context_caching.errors import (
@@ -22,12 +23,12 @@ from aiodatadist.context_caching.errors import (
     EmsInternalError,
     EmsInvalidArgument,
     EmsTimeout,
+    refusal,
     translated,
 )
 from aiodatadist.context_caching.health_gate import HealthGate
 from aiodatadist.context_caching.identity.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
 from aiodatadist.context_caching.identity.names import Names, PrimaryKey, check_groups, check_hashes, parts_of
-from aiodatadist.context_caching.life import Life
 from aiodatadist.context_caching.memory.kv_layout import LayerGroup, Layout
 from aiodatadist.context_caching.memory.regions import BufferMemory, KvBufferWrapper, Memory, SlotMemory
 from aiodatadist.context_caching.pool_guard import PoolGuard
@@ -74,7 +75,13 @@ class ContextCache:
         self._config = config
         self._settings = settings
         self._names = Names(config, access_id)
-        self._resident = Life()
+        rules.on_a_loop("a ContextCache")
+        self._resident = Resident(
+            "aiodatadist context cache",
+            refusal,
+            what="this cache",
+            unfinished="a ContextCache was never closed: use async with, or await aclose()",
+        )
         self._watch: PoolGuard
         self._work: TransferPipeline
         self._block_index: BlockIndex
@@ -167,7 +174,7 @@ class ContextCache:
                     self._group.cancel_scope.cancel()
         finally:  # also when closing something has failed, which aclose() will say
             for transfer in list(self._transfers):  # those whose task never began
-                transfer.finish(None, self._resident.failure())
+                transfer.finish(None, self._failure())
             if not self._in_slots:
                 self._layout = None
 
@@ -183,7 +190,24 @@ class ContextCache:
         """
         if self._resident.is_abandoned:
             self._watch.give()
-        await self._resident.aclose()
+        if await self._resident.stop():
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Raises EmsException: it had ended of an error, or with its event loop; or to end it failed."""
+        if self._resident.is_abandoned:
+            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
+        if (error := self._resident.error) is not None:
+            failure = self._failure() or translated(error, "the cache was not closed properly")
+            raise failure from (None if failure is error else error)
+
+    def _failure(self, partial: CcResult | None = None) -> EmsException | None:
+        """Why the cache has ended though it was not closed; None if it has not."""
+        if self._resident.reason is None:
+            return None
+        failure = refusal(Misuse.FAILED, self._resident.reason)
+        failure.partial = partial
+        return failure
 
     async def __aenter__(self) -> Self:
         return self
@@ -541,7 +565,7 @@ class ContextCache:
                 transfer.is_stuck, result = True, None
                 error = EmsInternalError("the device did not let go of the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
-                error = self._resident.failure(call.result())
+                error = self._failure(call.result())
             transfer.finish(result, error)
             del transfer, error  # which the error's traceback would keep: a failure that is dropped is told at once
 

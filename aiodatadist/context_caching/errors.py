@@ -6,7 +6,9 @@ A missing value is none of these: the cache may lose anything at any time, and a
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
+from aiodatadist.concurrency.resident import Misuse
 from aiodatadist.context_caching.pools.contract import PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.errors import LLMException, TransferTimeout
@@ -74,6 +76,32 @@ class EmsInternalError(EmsException):
     """A fault of this client's, or memory that the device does not let go of."""
 
     default_code = EmsErrorCode.EMS_INTERNAL_ERROR
+
+
+_REFUSALS: Final[dict[Misuse, tuple[type[EmsException], str]]] = {
+    Misuse.FORKED: (EmsInternalError, "this cache was opened before a fork: start processes with spawn"),
+    Misuse.STOPPED: (EmsInvalidArgument, "this cache is closed"),
+    Misuse.FAILED: (EmsInternalError, "this cache has ended: {reason}"),
+    Misuse.LOOP_CLOSED: (
+        EmsInvalidArgument,
+        "this cache has ended with its event loop: open another one on this loop",
+    ),
+    Misuse.NO_LOOP: (
+        EmsInvalidArgument,
+        "there is no event loop here: call this on the event loop that opened the cache",
+    ),
+    Misuse.OTHER_LOOP: (
+        EmsInvalidArgument,
+        "this cache belongs to another event loop: call this on the event loop that opened the cache",
+    ),
+    Misuse.CANCELLED: (EmsInternalError, "this cache has ended: its task was cancelled"),
+}
+
+
+def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
+    """What is raised where a cache cannot be used, or not from there."""
+    kind, words = _REFUSALS[misuse]
+    return kind(words.replace("{reason}", str(reason)))
 
 
 def translated(problem: BaseException, where: str) -> EmsException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Final
@@ -79,7 +78,7 @@ class LLMDataDist(datadist.LLMDataDist):
         """End models, links and everything else. Calls that run a model are cancelled, and waited for. Twice is fine."""
         engine = self._engine
         try:
-            if engine is not None and self._is_v1 and engine.pid == os.getpid() and not engine.loop.is_closed():
+            if engine is not None and self._is_v1 and engine.resident.is_reachable:
                 engine.check_here()
                 await self._end_models()
         finally:

@@ -77,7 +77,7 @@ class KvCacheManager:
     @property
     def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
         """Where caches are given back."""
-        return self._engine.loop, self.registry
+        return self._engine.resident.loop, self.registry
 
     @property
     def registry(self) -> CacheRegistry:

@@ -106,7 +106,7 @@ async def test_an_error_of_closing_is_not_its_own_cause(monkeypatch: pytest.Monk
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'Life.keep' was never awaited")  # that is the point
+@pytest.mark.filterwarnings("ignore:coroutine 'Resident.keep' was never awaited")  # that is the point
 def test_a_transfer_whose_task_never_began_has_ended() -> None:
     transfers: list[Transfer] = []
 

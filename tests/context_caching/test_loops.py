@@ -168,9 +168,9 @@ def test_a_forked_child_leaves_the_cache_to_its_parent() -> None:
 
 async def test_a_cache_whose_task_was_cancelled_says_so() -> None:
     cache = await opened()
-    assert cache._resident._runner is not None
-    cache._resident._runner.cancel()
-    await asyncio.wait([cache._resident._runner])
+    assert cache._resident._task is not None
+    cache._resident._task.cancel()
+    await asyncio.wait([cache._resident._task])
     with pytest.raises(EmsInternalError, match="this cache has ended: its task was cancelled"):
         await cache.exists([1])
     await cache.aclose()
