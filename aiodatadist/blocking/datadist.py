@@ -18,9 +18,10 @@ from aiodatadist.blocking.facade import blocking
 from aiodatadist.blocking.kv_cache_manager import KvCacheManager
 from aiodatadist.blocking.model import LLMModel
 from aiodatadist.blocking.runner import call, inside, runner_for
+from aiodatadist.blocking.shared_loop import acquire, release
 from aiodatadist.blocking.stats import Counters, Stats
 from aiodatadist.blocking.submitted import Handle, Submissions
-from aiodatadist.concurrency.loop_thread import LoopThread, acquire, release
+from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.config import llm_config as config
 from aiodatadist.errors import LLMException
 from aiodatadist.legacy import ModelRunner

@@ -1,4 +1,28 @@
-"""One event loop in one background thread, for callers that have none."""
+"""An event loop in a thread of its own, for callers that have none.
+
+Who owns what
+    The maker of a :class:`LoopThread` ends it with :meth:`LoopThread.join`. The thread owns the loop, and one task group on
+    it; every :meth:`LoopThread.call` is a task of that group. The thread is a daemon: a process that never joins it can end
+    all the same, and its peers see its connections close.
+
+What cancellation means
+    An interrupt (KeyboardInterrupt, or whatever else a signal handler raises) of a thread that waits in ``call`` cancels the
+    call's scope on the loop, and is re-raised when the call has ended; further interrupts meanwhile are dropped. A call that
+    the loop had not begun never begins. ``join`` lets calls end for ``last_calls`` seconds, then cancels them. A caller's
+    future is settled in every case.
+
+What it guards
+    It refuses a child of its process, its own thread, and all that comes after its end, with what ``refuse`` makes of a
+    :class:`Unusable`: each interface has exceptions and words of its own.
+
+Why not anyio's ``BlockingPortal``
+    It wakes the loop with ``call_soon_threadsafe`` for each call: asyncio writes to a socket there and lets go of the
+    interpreter lock, so a submission waits for the loop's turn. Here posts of many threads share one wake-up, and the lock is
+    kept. A portal begins all calls that have come; here the loop looks after others after eight. An interrupted
+    ``BlockingPortal.call`` returns while its task still runs, which for a transfer is too early, and a portal has no guard
+    against forks. ``BlockingPortalProvider`` counts its users as ``aiodatadist.blocking.shared_loop`` does, but starts
+    portals only.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +31,17 @@ import ctypes
 import logging
 import os
 import threading
-import warnings
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from enum import Enum
 from typing import Any, TypeVar
 
 import anyio
 
 from aiodatadist.concurrency.in_callbacks import Scope, Spawner
-from aiodatadist.errors import DeviceError, ForkError, LLMException, LLMStatusCode, TransferError
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +53,31 @@ LOOK_UP = 0.2
 """Seconds after which an interrupt is noticed at the latest."""
 PORTION = 8
 """Functions that the loop runs before it looks after others: to begin a transfer takes some 50 us."""
-LAST_CALLS = 30.0
-"""Seconds that calls which are under way have for ending, when the last cluster is finalized."""
 
 _wake: Callable[[int, int], int] = ctypes.PyDLL(None).eventfd_write
 """Keeps the interpreter lock, which ``os.eventfd_write`` lets go of: a submission would wait for the loop's turn."""
 
 
+class Unusable(Enum):
+    """Why a call is refused, or did not end by itself."""
+
+    NOT_STARTED = "no thread can be started"
+    FORKED = "this is a child of the process that started the thread"
+    OWN_THREAD = "the caller is on the loop's own thread, which would wait for itself"
+    OVER = "the loop has ended"
+    NOT_BEGUN = "the call was stopped before it began"
+    STOPPED = "the call was stopped, because it was cancelled"
+
+
+Refuse = Callable[[Unusable], Exception]
+
+
 class _Call:
     """A call on its way over the loop and back. Its caller waits for :attr:`future`, which is always settled."""
 
-    def __init__(self, function: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, function: Callable[[], Awaitable[Any]], refuse: Refuse) -> None:
         self.future: Future[Any] = Future()
+        self._refuse = refuse
         self._function = function
         self._scope: Scope | None = None
 
@@ -63,12 +99,12 @@ class _Call:
                 raise
         finally:
             if not self.future.done():
-                self._settle(None, TransferError("the call was stopped, because it was cancelled"))
+                self._settle(None, self._refuse(Unusable.STOPPED))
 
     def cancel(self) -> None:
         """Make it end as soon as it safely can. If it never began it never will."""
         if self._scope is None:
-            self._settle(None, TransferError("the call was stopped before it began"))
+            self._settle(None, self._refuse(Unusable.NOT_BEGUN))
         else:
             self._scope.cancel()
 
@@ -87,11 +123,24 @@ class _Call:
 class LoopThread:
     """A running event loop. :meth:`call` waits for it, :meth:`post` does not; both may be used from any other thread.
 
-    It is a daemon: a process that never finalizes can end all the same, and its peers see its connections close.
+    Args:
+        name: of the thread.
+        refuse: makes the exceptions that are raised where it cannot be used.
+        warn: called before each wait of a thread that runs an event loop, which the wait stops.
+        last_calls: seconds that calls under way have for ending by themselves in :meth:`join`.
+
+    Attributes:
+        pid: of the process that it runs in.
+
+    Raises:
+        OSError: there is no event loop to be had. What ``refuse`` makes of NOT_STARTED: no thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, refuse: Refuse, warn: Callable[[], object], last_calls: float) -> None:
         self.pid = os.getpid()
+        self._refuse = refuse
+        self._warn = warn
+        self._last_calls = last_calls
         self._calls: set[_Call] = set()
         self._posted: deque[Callable[[], object]] = deque()
         self._is_over = False
@@ -100,12 +149,12 @@ class LoopThread:
         self._tasks: Spawner
         self._stopping: anyio.Event
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="aiodatadist loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
             os.close(self._bell)
-            raise DeviceError("no thread can be started", hint="a limit of processes or memory is reached") from error
+            raise refuse(Unusable.NOT_STARTED) from error
         try:
             started.result()
         except BaseException:  # an interrupt may have come when it had started already
@@ -119,8 +168,9 @@ class LoopThread:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(self._serve(started))
         except BaseException as error:
-            logger.exception("the event loop of the blocking calls failed")
-            if not started.done():
+            if started.done():
+                logger.exception("the event loop of %s failed", self._thread.name)
+            else:
                 started.set_exception(error)
         finally:
             with self._lock:  # no thread rings any more
@@ -128,7 +178,7 @@ class LoopThread:
                 os.close(self._bell)
             for call in list(self._calls):
                 if not call.future.done():
-                    call.future.set_exception(_over())
+                    call.future.set_exception(self._refuse(Unusable.OVER))
 
     async def _serve(self, started: Future[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -139,7 +189,7 @@ class LoopThread:
                 self._tasks = Spawner(group)
                 started.set_result(None)
                 await self._stopping.wait()
-                group.cancel_scope.deadline = anyio.current_time() + LAST_CALLS
+                group.cancel_scope.deadline = anyio.current_time() + self._last_calls
         finally:
             loop.remove_reader(self._bell)
 
@@ -161,18 +211,21 @@ class LoopThread:
         asyncio.get_running_loop().call_soon(self._run_posted)
 
     def check_process(self) -> None:
-        """Raises ForkError: this is a child of the loop's process, and there is no loop here."""
+        """Raises what ``refuse`` makes of FORKED: there is no loop in this process."""
         if self.pid != os.getpid():
-            raise ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+            raise self._refuse(Unusable.FORKED)
 
     def check_usable(self) -> None:
-        """Raises ForkError, LLMException: this process, or this thread, cannot wait for the loop."""
+        """Raises what ``refuse`` makes of FORKED or OWN_THREAD: this process, or this thread, cannot wait for the loop."""
         self.check_process()
         if threading.get_ident() == self._thread.ident:
-            raise LLMException(
-                "a blocking call on the thread that would have to carry it out",
-                hint="from an async LayerSynchronizer await aiodatadist's own calls, or make it a plain function",
-            )
+            raise self._refuse(Unusable.OWN_THREAD)
+
+    def check_may_wait(self) -> None:
+        """The same; and a thread that runs an event loop is warned."""
+        self.check_usable()
+        if _get_running_loop() is not None:
+            self._warn()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await ``function()`` on the loop; what it returns or raises.
@@ -180,20 +233,17 @@ class LoopThread:
         KeyboardInterrupt, and whatever else a signal handler raises here, cancels it, and is re-raised when it ended.
 
         Raises:
-            LLMException: ``LLM_ENGINE_FINALIZED``: the loop is over.
+            What ``refuse`` makes of FORKED, OWN_THREAD, OVER, NOT_BEGUN or STOPPED.
         """
-        self.check_usable()
-        _warn_on_event_loop()
-        call = _Call(function)
+        self.check_may_wait()
+        call = _Call(function, self._refuse)
         self._calls.add(call)
         try:
             self.post(lambda: self._start(call))
             return _result_of(call.future)  # type: ignore[no-any-return]
         except BaseException:  # what it raised itself, or what a signal handler did while it runs
-            if not call.future.done():
-                with suppress(LLMException):  # the loop is over, and the call with it
-                    self.post(call.cancel)
-                    _outlast(call.future)
+            if not call.future.done() and self._ring(call.cancel):  # else the loop is over, and the call with it
+                _outlast(call.future)
             raise
         finally:
             self._calls.discard(call)
@@ -209,20 +259,27 @@ class LoopThread:
     def post(self, function: Callable[[], object]) -> None:
         """Run ``function()`` on the loop soon, in the order of the posts. Waits for nothing; many share one wake-up.
 
-        Raises:
-            ForkError: this is a child of the loop's process.
-            LLMException: ``LLM_ENGINE_FINALIZED``: the loop is over.
+        Raises what ``refuse`` makes of FORKED or OVER.
         """
         self.check_process()
+        if not self._ring(function):
+            raise self._refuse(Unusable.OVER)
+
+    def _ring(self, function: Callable[[], object]) -> bool:
+        """Post it; False: the loop is over, and it is not run."""
         self._posted.append(function)
         with self._lock:
-            if self._is_over:
-                raise _over()
-            _wake(self._bell, 1)
+            if not self._is_over:
+                _wake(self._bell, 1)
+            return not self._is_over
 
     def join(self) -> None:
-        """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards."""
-        self.post(self._stopping.set)
+        """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards.
+
+        May be called twice. Raises what ``refuse`` makes of FORKED.
+        """
+        self.check_process()
+        self._ring(self._stopping.set)
         interrupt: BaseException | None = None
         while self._thread.is_alive():
             try:
@@ -231,12 +288,6 @@ class LoopThread:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
-
-
-def _over() -> LLMException:
-    return LLMException(
-        "the last LLMDataDist of this process was finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
-    )
 
 
 def _result_of(future: Future[Any]) -> Any:
@@ -252,57 +303,7 @@ def _result_of(future: Future[Any]) -> Any:
 
 
 def _outlast(future: Future[Any]) -> None:
-    """Until it is settled, however often Ctrl-C is pressed: what it waits for ends in bounded time."""
+    """Until it is settled, however many interrupts come: what it waits for ends in bounded time."""
     while not future.done():
         with suppress(BaseException):  # whatever a signal handler raises; not the future's own, which is returned
             future.exception()
-
-
-class _Warned:
-    """Whether it has been said that a blocking call was made on an event loop."""
-
-    once = False
-
-
-def _warn_on_event_loop() -> None:
-    if _get_running_loop() is not None and not _Warned.once:
-        _Warned.once = True
-        warnings.warn(
-            "a blocking call of aiodatadist stops the event loop of this thread until it returns: "
-            "here aiodatadist.LLMDataDist can be awaited instead",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-class _Shared:
-    """The thread of the process: there while it is in use."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.thread: LoopThread | None = None
-        self.users = 0
-
-
-_shared = _Shared()
-os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]  # the child has no such thread, and an open lock
-
-
-def acquire() -> LoopThread:
-    """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
-    with _shared.lock:
-        if _shared.thread is None:
-            _shared.thread = LoopThread()
-        _shared.users += 1
-        return _shared.thread
-
-
-def release(thread: LoopThread) -> None:
-    """Give it back. The last one ends it, and waits for that."""
-    with _shared.lock:
-        _shared.users -= 1
-        is_last = _shared.users == 0
-        if is_last:
-            _shared.thread = None
-    if is_last:
-        thread.join()

@@ -29,8 +29,8 @@ from aiodatadist.blocking import (
     LLMRole,
     LLMStatusCode,
     RegisterMemStatus,
+    shared_loop,
 )
-from aiodatadist.concurrency import loop_thread as thread
 from tests.blocking.pairs import DESC, KEY, Pair, cluster, linked_pair, options
 
 POOL = '{"memory_size": 4194304, "page_shift": 12}'
@@ -255,7 +255,7 @@ def test_init_refuses_what_is_wrong_and_starts_nothing() -> None:
     for wrong, kind in mistakes:
         with pytest.raises(kind):
             datadist.init(wrong)
-        assert thread._shared.thread is None
+        assert shared_loop._shared.thread is None
     with pytest.raises(RuntimeError, match="not initialised"):
         _ = datadist.cache_manager
     with pytest.raises(RuntimeError, match="not initialised"):

@@ -25,8 +25,8 @@ from aiodatadist.blocking import (
     QueueFull,
     Stats,
     TransferWithCacheKeyConfig,
+    shared_loop,
 )
-from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair
@@ -282,7 +282,7 @@ def test_close_lets_what_is_under_way_finish(pair: Pair) -> None:
     pair.target.check({block: (0, block) for block in range(16)})
     assert pair.target.datadist.stats().succeeded == 16
     pair.source.datadist.finalize()
-    assert thread._shared.thread is None
+    assert shared_loop._shared.thread is None
 
 
 @pytest.mark.parametrize("how", ["close", "finalize"])

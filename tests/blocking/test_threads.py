@@ -28,6 +28,7 @@ from aiodatadist.blocking import (
     LLMRole,
     LLMStatusCode,
     TransferWithCacheKeyConfig,
+    shared_loop,
     stats,
 )
 from aiodatadist.cache import task as awaitable
@@ -39,7 +40,7 @@ from tests.off_loop import in_child
 
 
 def running_thread() -> thread.LoopThread | None:
-    return thread._shared.thread
+    return shared_loop._shared.thread
 
 
 def test_the_first_starts_the_thread_and_the_last_ends_it() -> None:
@@ -140,7 +141,7 @@ def test_calls_after_finalize_say_so(pair: Pair) -> None:
 
 
 async def test_on_a_running_event_loop_it_works_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread._Warned, "once", False)
+    monkeypatch.setattr(shared_loop._Warned, "once", False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with linked_pair() as pair:
@@ -485,7 +486,7 @@ def test_what_a_posted_function_raises_settles_its_call(monkeypatch: pytest.Monk
     def refused(*_: object) -> None:
         raise ZeroDivisionError("no task can be started")
 
-    running = thread.acquire()
+    running = shared_loop.acquire()
     try:
         with monkeypatch.context() as patch:
             patch.setattr(thread._Call, "start", refused)
@@ -493,4 +494,4 @@ def test_what_a_posted_function_raises_settles_its_call(monkeypatch: pytest.Monk
                 running.call(lambda: asyncio.sleep(0))
         assert running.call(lambda: asyncio.sleep(0, "it goes on")) == "it goes on"
     finally:
-        thread.release(running)
+        shared_loop.release(running)

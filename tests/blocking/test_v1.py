@@ -39,8 +39,8 @@ from aiodatadist.blocking import (
     ModelRunner,
     Placement,
     TransferConfig,
+    shared_loop,
 )
-from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models
@@ -216,7 +216,7 @@ def test_caches_that_outlive_their_cluster_and_its_loop_are_dropped_quietly() ->
         source, target = filled(p.owner, [CacheKey(1, 7)]), p.puller.allocate_cache(SLOTS)
         model = p.prompt.add_model(options(), Writer(p.prompt))
         manager = p.owner
-    assert thread._shared.thread is None
+    assert shared_loop._shared.thread is None
     assert status_of(partial(model.predict, req(1), [])) is S.LLM_ENGINE_FINALIZED
     assert not manager.is_initialized()
     dead = [weakref.ref(cache) for cache in (source, target)]

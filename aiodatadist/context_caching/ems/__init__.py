@@ -6,16 +6,17 @@ here, and nowhere else.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
 from aiodatadist.context_caching.ems.future import CcFuture
-from aiodatadist.context_caching.ems.loop_thread import LoopThread
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
@@ -36,6 +37,8 @@ __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption",
            "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException",
            "EmsInternalError", "EmsInvalidArgument", "EmsIoError", "EmsTimeout", "KVCacheType", "KvBufferWrapper",
            "LayerGroup", "PrimaryKey"]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MOST_MS = 2**31 - 1
@@ -113,6 +116,18 @@ class EmsConfig:
         return self.cc_config_v1 or self.cc_config
 
 
+def _refusal(why: Unusable) -> Exception:
+    """What is raised where a blocking call cannot be made, or did not end by itself."""
+    match why:
+        case Unusable.NOT_STARTED:
+            return EmsInternalError(f"Ems has no event loop: {why.value}")
+        case Unusable.FORKED:
+            return EmsInternalError("Ems.init was called before a fork: start processes with spawn")
+        case Unusable.OWN_THREAD:
+            return RuntimeError("the event loop of Ems cannot wait for itself: await it instead")
+    return EmsInvalidArgument("Ems.shutdown was called meanwhile")
+
+
 class _Client:
     """The loop, the cache on it, and the object that callers have of it."""
 
@@ -123,13 +138,17 @@ class _Client:
         self._pid = os.getpid()
         self._is_over = False
         self._cache: ContextCache | None = None
-        self._thread = LoopThread("aiodatadist Ems")
+        self._has_warned = False
+        try:
+            self._thread = LoopThread("aiodatadist Ems", _refusal, self._warn, last_calls=0)
+        except OSError as error:
+            raise EmsInternalError(f"Ems has no event loop: {error}") from error
         if config.chosen is None:
             return
         try:
-            self._cache = self._thread.run(self._open)
+            self._cache = self._thread.call(self._open)
         except BaseException:  # an interrupt, too: nothing is left behind
-            self._thread.stop()
+            self._thread.join()
             raise
         self.cc = ContextCache_v1(self) if config.cc_config_v1 is not None else ContextCaching(self)
 
@@ -146,6 +165,11 @@ class _Client:
             access_id=config.access_id,
         )
 
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("a blocking call of ContextCaching stops an event loop: ContextCache has the same to await")
+
     def check_pid(self) -> None:
         if self._pid != os.getpid():
             raise EmsInternalError("Ems.init was called before a fork: start processes with spawn")
@@ -159,12 +183,7 @@ class _Client:
     def run(self, work: Callable[[ContextCache], Coroutine[Any, Any, T]]) -> T:
         """Do it on the loop, and wait for it."""
         cache = self._check()
-        try:
-            return self._thread.run(lambda: work(cache))
-        except RuntimeError as error:
-            if isinstance(error, EmsException) or self._thread.is_current:
-                raise
-            raise EmsInvalidArgument("Ems.shutdown was called meanwhile") from error
+        return self._thread.call(lambda: work(cache))
 
     def start(self, begin: Callable[[ContextCache], BlockTransfer]) -> CcFuture:
         """Check the arguments, and start it there."""
@@ -180,7 +199,6 @@ class _Client:
         except (EmsException, RuntimeError):  # refused; RuntimeError: on the loop's own thread, which must not wait
             raise
         except BaseException:  # interrupted while it was started there: it is stopped here
-            self._thread.finish_turn()
             for future in begun:
                 future.stop()
             raise
@@ -191,9 +209,9 @@ class _Client:
         self._is_over = True
         try:
             if self._cache is not None:
-                self._thread.run(self._cache.aclose)
+                self._thread.call(self._cache.aclose)
         finally:
-            self._thread.stop()
+            self._thread.join()
 
 
 class Ems:

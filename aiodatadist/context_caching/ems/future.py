@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
-from aiodatadist.concurrency.outlast import outlast
-from aiodatadist.context_caching.ems.loop_thread import LoopThread
-from aiodatadist.context_caching.errors import EmsInternalError
+from aiodatadist.concurrency.loop_thread import LoopThread
+from aiodatadist.concurrency.outlast import outlast_future
+from aiodatadist.context_caching.errors import EmsException, EmsInternalError
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.context_caching.transfer.handle import QUIESCE, BlockTransfer
 
@@ -31,7 +32,8 @@ class CcFuture:
 
     def cancel(self) -> None:
         """Ask it to stop. Its memory is in use until it is done."""
-        self._thread.post(self._transfer.cancel)
+        with suppress(EmsException):  # the loop has ended, and the transfer with it; or it is the parent process's
+            self._thread.post(self._transfer.cancel)
 
     def result(self) -> CcResult:
         """Wait until it has ended. Interrupted, it is cancelled, and waited for all the same.
@@ -71,7 +73,7 @@ class CcFuture:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
             self.cancel()
-            await outlast(ended.done, lambda: asyncio.wait([ended]), QUIESCE)
+            await outlast_future(ended, QUIESCE)
             raise
 
     def __repr__(self) -> str:
