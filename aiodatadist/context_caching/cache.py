@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist.concurrency.byte_budget import ByteBudget
 from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.context_caching import checks as rules
@@ -36,7 +37,6 @@ from aiodatadist.context_caching.pools.contract import KVPool, PoolKey, PoolTime
 from aiodatadist.context_caching.pools.deferred import open_deferred
 from aiodatadist.context_caching.pools.open import open_pool
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
 from aiodatadist.context_caching.transfer.copies import CopyStreams
 from aiodatadist.context_caching.transfer.handle import BlockTransfer
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist.concurrency.byte_budget import ByteBudget
 from aiodatadist.context_caching import (
     CcResult,
     ContextCache,
@@ -18,8 +19,6 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
-from aiodatadist.context_caching.pools.contract import PoolTimeout
-from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
 from aiodatadist.context_caching.transfer.envelope import Envelope
 from aiodatadist.context_caching.transfer.pipeline import SaveLoadCall
 from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, StartLimiter
@@ -179,7 +178,7 @@ def test_memory_that_a_device_never_lets_go_of_is_never_used_again() -> None:
 async def test_a_budget_is_given_in_order_and_those_who_give_up_do_not_count() -> None:
     budget, order = ByteBudget(10), []
     await budget.take(8, 0)
-    with pytest.raises(PoolTimeout):
+    with pytest.raises(TimeoutError):
         await budget.take(3, 0)
     await budget.take(2, 0)
 

@@ -14,10 +14,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from aiodatadist.concurrency.byte_budget import ByteBudget
 from aiodatadist.context_caching.pools.arena import Arena
 from aiodatadist.context_caching.pools.buffers import Buffers
 from aiodatadist.context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
-from aiodatadist.context_caching.pools.lending import ByteBudget
 from aiodatadist.context_caching.pools.mooncake import pool as mooncake
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.context_caching.pools.mooncake.place import Place

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aiodatadist.cache.pool import PagePool, PoolConfig
-from aiodatadist.context_caching.pools.lending import FairQueue, fitting
+from aiodatadist.concurrency.fair_queue import FairQueue
+from aiodatadist.context_caching.pools.lending import fitting
 from aiodatadist.errors import OutOfMemory
 
 PAGE_SHIFT: Final = 12
@@ -65,7 +66,7 @@ class Arena:
         self.nbytes = nbytes
         self._pages = PagePool("Mooncake stages", self.address, config)
         self.scratch = self._pages.allocate(1)
-        self._turns = FairQueue()
+        self._line = FairQueue()
 
     @property
     def room(self) -> int:
@@ -90,7 +91,7 @@ class Arena:
                 return None
             return pieces
 
-        return await self._turns.take(attempt)
+        return await self._line.take(attempt)
 
     def view(self, address: int, nbytes: int) -> memoryview:
         at = address - self.address
@@ -98,4 +99,4 @@ class Arena:
 
     def free(self, address: int) -> None:
         self._pages.free(address)
-        self._turns.call()
+        self._line.call()

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiodatadist.context_caching.pools.lending import ByteBudget
+from aiodatadist.concurrency.byte_budget import ByteBudget
 
 HEAD: Final = 256
 BEHIND: Final = 16
@@ -76,9 +76,13 @@ class Buffers:
         """All of them, when they are to be had. Cancelled: none.
 
         Raises:
+            ValueError: they are more than ``capacity``.
             MemoryError: the process has no more, whatever ``capacity`` says. None is lent.
         """
-        await self._budget.take(sum(sizes))
+        nbytes = sum(sizes)
+        if nbytes > self.capacity:
+            raise ValueError(f"{nbytes} bytes are wanted: there are only {self.capacity}")
+        await self._budget.take(nbytes)
         lent: list[Buffer] = []
         try:
             for size in sizes:

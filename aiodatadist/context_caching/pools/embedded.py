@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Self
 
-import anyio
 import anyio.lowlevel
 
+from aiodatadist.concurrency.fair_queue import FairQueue
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.pools.contract import (
     Capabilities,
@@ -43,9 +42,9 @@ class MemoryPool(KVPool):
     def __init__(self, lru_store: LruStore) -> None:
         self.capacity = lru_store.capacity
         self._store = lru_store
-        self._waiting: deque[anyio.Event] = deque()  # for room, in order
+        self._line = FairQueue()  # for room
         self._is_closed = False
-        lru_store.on_room = self._call_next
+        lru_store.on_room = self._line.call
 
     @classmethod
     async def open(cls, nbytes: int, *, device_id: int = 0) -> Self:
@@ -66,35 +65,17 @@ class MemoryPool(KVPool):
             return []
         for i, size in enumerate(sizes):
             rules.integer(size, f"sizes[{i}]", 1)
-        if self._waiting or not (stages := self._find_room(sizes)):
-            stages = await self._wait_for_room(sizes, deadline)
-        return stages
+        try:
+            return await self._line.take(lambda: self._find_room(sizes), deadline)
+        except TimeoutError:
+            raise PoolTimeout("the memory pool had no room in time: all of it is lent") from None
 
-    def _find_room(self, sizes: Sequence[int]) -> list[Stage | None]:
-        """Room for some of them, or none for all for good; an empty list means: not now."""
+    def _find_room(self, sizes: Sequence[int]) -> list[Stage | None] | None:
+        """Room for some of them, or none for all for good; None: not now."""
+        self._check_open()
         stages: list[Stage | None] = [self._store.make_room(size) for size in sizes]
         is_hopeless = all(size > self.capacity for size in sizes)
-        return stages if is_hopeless or any(stages) else []
-
-    async def _wait_for_room(self, sizes: Sequence[int], deadline: float) -> list[Stage | None]:
-        turn = anyio.Event()
-        self._waiting.append(turn)
-        try:
-            with anyio.CancelScope(deadline=deadline):
-                while True:
-                    await turn.wait()
-                    self._check_open()
-                    if stages := self._find_room(sizes):
-                        return stages
-                    turn = self._waiting[0] = anyio.Event()
-        finally:
-            self._waiting.remove(turn)
-            self._call_next()
-        raise PoolTimeout("the memory pool had no room in time: all of it is lent")
-
-    def _call_next(self) -> None:
-        if self._waiting:
-            self._waiting[0].set()
+        return stages if is_hopeless or any(stages) else None
 
     def keeps(self, sizes: Sequence[int]) -> int:
         room = self.capacity
@@ -172,7 +153,7 @@ class MemoryPool(KVPool):
         if self._is_closed:
             return
         self._is_closed = True
-        self._call_next()
+        self._line.call()
         await self._store.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,18 +1,14 @@
-"""What every engine's pool lends by: in the order in which it was asked for, never more than there is, until a deadline."""
+"""What every engine's pool lends by: never more than there is, and until a deadline."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import anyio
 
 from aiodatadist.context_caching.pools.contract import PoolTimeout
 from aiodatadist.values import checks
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -48,62 +44,3 @@ def same_length(keys: Sequence[object], others: Sequence[object], name: str) -> 
     """Raises ValueError: there has to be one of ``others`` for each key."""
     if len(keys) != len(others):
         raise ValueError(f"{len(keys)} keys, but {len(others)} {name}: there has to be one for each key")
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self.called = anyio.Event()
-
-
-class FairQueue:
-    """Callers who want something that there may not be enough of: none overtakes, so a large wish is not starved."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[_Turn] = deque()
-
-    async def take(self, attempt: Callable[[], T | None]) -> T:
-        """What ``attempt`` returns, as soon as it returns something. Does not wait, nor yield, if it does so at once."""
-        if not self._waiting and (taken := attempt()) is not None:
-            return taken
-        turn = _Turn()
-        self._waiting.append(turn)
-        try:
-            while True:
-                turn.called = anyio.Event()
-                if self._waiting[0] is turn and (taken := attempt()) is not None:
-                    return taken
-                await turn.called.wait()
-        finally:
-            self._waiting.remove(turn)
-            self.call()
-
-    def call(self) -> None:
-        """There is more than before: the first tries again."""
-        if self._waiting:
-            self._waiting[0].called.set()
-
-
-class ByteBudget:
-    """So many bytes, and no more, are in use at a time."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.capacity = nbytes
-        self.free = nbytes
-        self._turns = FairQueue()
-
-    async def take(self, nbytes: int) -> None:
-        """All of them at once, when that many are free. Cancelled: none."""
-        if nbytes > self.capacity:
-            raise ValueError(f"{nbytes} bytes are wanted: there are only {self.capacity}")
-
-        def attempt() -> bool | None:
-            if nbytes > self.free:
-                return None
-            self.free -= nbytes
-            return True
-
-        await self._turns.take(attempt)
-
-    def give(self, nbytes: int) -> None:
-        self.free += nbytes
-        self._turns.call()

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
+from aiodatadist.concurrency.byte_budget import ByteBudget
 from aiodatadist.context_caching.memory.copy_list import CopyStep, copies
 from aiodatadist.context_caching.memory.regions import Memory
 from aiodatadist.context_caching.pools.contract import (
@@ -33,7 +34,6 @@ from aiodatadist.context_caching.pools.contract import (
 )
 from aiodatadist.context_caching.pools.lru_store import Reservation
 from aiodatadist.context_caching.results import CcResult, CcStatus
-from aiodatadist.context_caching.transfer.byte_budget import ByteBudget
 from aiodatadist.context_caching.transfer.copies import CopyStreams, StreamName
 from aiodatadist.context_caching.transfer.double_buffer import Sequential, some_behind
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
@@ -478,7 +478,12 @@ class TransferPipeline:
 
     async def _take_budget(self, call: SaveLoadCall, wave: list[int], lent: ExitStack) -> None:
         nbytes = sum(self._wire_size(call, value) for value in wave)
-        await self.budget.take(nbytes, call.deadline)
+        try:
+            await self.budget.take(nbytes, call.deadline)
+        except TimeoutError:
+            raise PoolTimeout(
+                f"{self.budget.taken} of {self.budget.limit} bytes were in flight until the deadline"
+            ) from None
         lent.callback(self.budget.give, nbytes)
 
     @staticmethod
