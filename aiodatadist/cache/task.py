@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from aiodatadist.device import Completion, TransferState
+from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
 
@@ -48,7 +48,12 @@ class CacheTask:
     __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_transfer", "peer")
 
     def __init__(
-        self, operation: str, peer: int, transfer: Completion, check_here: Callable[[], None], about: object = ""
+        self,
+        operation: str,
+        peer: int,
+        transfer: TransferCompletion,
+        check_here: Callable[[], None],
+        about: object = "",
     ) -> None:
         """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown."""
         self._about = about

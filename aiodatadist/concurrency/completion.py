@@ -1,4 +1,21 @@
-"""What every transfer has, whatever carries it out: one end, figures, and callers that wait for it."""
+"""What everything under way has that moves bytes: one end, tasks that wait for it, and a way to stop it.
+
+Who owns what
+    A :class:`Completion` is made by what carries the work out (a stream, a link, a layered transfer, a context cache), which
+    ends it exactly once, on the loop. Until then the memory belongs to the device. Callers own nothing of it: they may wait,
+    ask it to stop, leave a callback, or forget it.
+
+What cancellation means
+    :meth:`Completion.cancel` asks and returns at once; the completion ends when no byte can land any more. Cancelling a task
+    that waits in :meth:`Completion.join` does the same, and the cancellation is delivered at that end: this is the only place
+    where a task waits for a device under a shield. If no end comes within ``quiesce_seconds``, :meth:`Completion._unanswered`
+    says what that means: a transfer is ``STUCK`` then, and its memory must never be used again. A forked child ends its tasks
+    without a wait: what is under way is its parent's.
+
+In which order
+    At the end the state is set first, then the callbacks are called, which may know better what happened, and then the tasks
+    that wait go on. A callback that fails concerns no other.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +45,19 @@ class TransferState(Enum):
 
 
 class Completion(ABC):
-    """Something under way that moves bytes. Await it with :meth:`wait`; or keep it, and ask.
+    """Something under way that moves bytes, and ends once.
 
     Attributes:
         state: see :class:`TransferState`.
-        error: why it failed, or None.
-        nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
-        queue_seconds, transfer_seconds: waiting behind others; running.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_dropped_as", "_generation", "_waiters", "error", "nbytes", "queue_seconds",
-                 "ranges", "state", "transfer_seconds")  # fmt: skip
+    __slots__ = ("__weakref__", "_callbacks", "_generation", "_waiters", "state")
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
         self._callbacks: list[Callable[[Any], object]] = []
-        self._dropped_as: str | None = None
         self._generation = forks.generation
         self.state = TransferState.PENDING
-        self.error: LLMException | None = None
-        self.nbytes = 0
-        self.ranges = 0
-        self.queue_seconds = 0.0
-        self.transfer_seconds = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -69,6 +76,18 @@ class Completion(ABC):
     def _cancel(self) -> bool:
         """Ask what carries it out to stop."""
 
+    @abstractmethod
+    def _unanswered(self) -> None:
+        """It did not end within ``quiesce_seconds`` after a cancellation."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """It ended: drop what it kept alive."""
+
+    @abstractmethod
+    def _what(self) -> str:
+        """What it is, for the log."""
+
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it on the loop when this ended; at once if it has."""
         if self.is_done:
@@ -79,6 +98,69 @@ class Completion(ABC):
     def cancel(self) -> bool:
         """Ask it to stop. Its memory belongs to the device until it is done. False if it is done already."""
         return not self.is_done and self._cancel()
+
+    def holds_loop(self) -> bool:
+        """Calls have held the event loop for so long that awaiting this has to suspend, although it is done."""
+        return loop_time(asyncio.get_running_loop()).look()
+
+    async def join(self) -> None:
+        """Wait for the end, whatever it is; returns at once after it. Cancelling the waiting task cancels it, too."""
+        if self.state is TransferState.PENDING:
+            try:
+                await self._settled()
+            except asyncio.CancelledError:
+                if self._generation == forks.generation:
+                    self.cancel()
+                    if not await outlast(lambda: self.is_done, self._settled, self.quiesce_seconds):
+                        self._unanswered()
+                raise
+
+    async def _settled(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _end(self, state: TransferState) -> None:
+        """Once."""
+        self.state = state
+        self._let_go()
+        for callback in self._callbacks:
+            self._tell(callback)
+        self._callbacks.clear()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def _tell(self, callback: Callable[[Self], object]) -> None:
+        try:
+            callback(self)
+        except Exception:  # its own affair: others wait for theirs
+            logger.exception("%s: a done callback failed", self._what())
+
+    def __repr__(self) -> str:
+        return f"<{self._what()} {self.state.value}>"
+
+
+class TransferCompletion(Completion):
+    """A transfer between caches. Await it with :meth:`wait`; or keep it, and ask.
+
+    Attributes:
+        error: why it failed, or None.
+        nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
+        queue_seconds, transfer_seconds: waiting behind others; running.
+    """
+
+    __slots__ = ("_dropped_as", "error", "nbytes", "queue_seconds", "ranges", "transfer_seconds")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dropped_as: str | None = None
+        self.error: LLMException | None = None
+        self.nbytes = 0
+        self.ranges = 0
+        self.queue_seconds = 0.0
+        self.transfer_seconds = 0.0
 
     async def wait(self) -> None:
         """Wait for the end. Where it is over already this suspends only if calls have held the loop for a millisecond.
@@ -97,31 +179,6 @@ class Completion(ABC):
             raise self.error
         if self.state is TransferState.CANCELLED:
             raise asyncio.CancelledError("the transfer was cancelled")
-
-    def holds_loop(self) -> bool:
-        """Calls have held the event loop for so long that awaiting this has to suspend, although it is done."""
-        return loop_time(asyncio.get_running_loop()).look()
-
-    async def join(self) -> None:
-        """Wait for the end, whatever it is; returns at once after it. Cancelling the waiting task cancels it, too."""
-        if self.state is TransferState.PENDING:
-            try:
-                await self._settled()
-            except asyncio.CancelledError:
-                if self._generation == forks.generation:  # a forked child ends its tasks; the transfer is the parent's
-                    self.cancel()
-                    await self._quiesce()
-                raise
-
-    async def _settled(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    async def _quiesce(self) -> None:
-        """Wait until the device let go, whatever else is cancelled meanwhile."""
-        if not await outlast(lambda: self.is_done, self._settled, self.quiesce_seconds):
-            self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
 
     def drop(self, name: str) -> None:
         """The caller let go of it without asking what became of it: a failure is logged, now or when it comes."""
@@ -142,33 +199,14 @@ class Completion(ABC):
         """Once; what comes later is ignored."""
         if self.is_done:
             return
-        self.state = state
         self.error = error
-        self._let_go()
-        for callback in self._callbacks:  # before the waiters: a callback may know better what happened
-            try:
-                callback(self)
-            except Exception:  # its own affair: others wait for theirs
-                logger.exception("%s: a done callback failed", self._what())
-        self._callbacks.clear()
+        self._end(state)
         if self._dropped_as is not None:
             self._tell_of_failure(self._dropped_as)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+
+    def _unanswered(self) -> None:
+        self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
 
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
         """State and error of each destination."""
         return [(self.state, self.error)]
-
-    @abstractmethod
-    def _let_go(self) -> None:
-        """It ended: drop what it kept alive."""
-
-    @abstractmethod
-    def _what(self) -> str:
-        """What it is, for the log."""
-
-    def __repr__(self) -> str:
-        return f"<{self._what()} {self.state.value}>"

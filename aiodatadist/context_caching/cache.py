@@ -562,11 +562,11 @@ class ContextCache:
                 self._failed(transfer.seconds)
         finally:
             if call.is_stuck:
-                transfer.is_stuck, result = True, None
+                result = None
                 error = EmsInternalError("the device did not let go of the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
                 error = self._failure(call.result())
-            transfer.finish(result, error)
+            transfer.finish(result, error, is_stuck=call.is_stuck)
             del transfer, error  # which the error's traceback would keep: a failure that is dropped is told at once
 
     def _failed(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, p
 thread; streams belong to the event loop they were opened on.
 """
 
-from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.loop_time import give_way
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
@@ -14,7 +14,6 @@ from aiodatadist.device.program import CopyKind, Layering, Program
 from aiodatadist.device.stream import Stream, StreamLimits, StreamTransfer
 
 __all__ = [
-           "Completion",
            "CopyKind",
            "Device",
            "Gate",
@@ -24,6 +23,7 @@ __all__ = [
            "Stream",
            "StreamLimits",
            "StreamTransfer",
+           "TransferCompletion",
            "TransferState",
            "first_unusable",
            "give_way",

@@ -16,7 +16,7 @@ from typing import Any
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, acl_error, completion_error
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
@@ -54,7 +54,7 @@ _stuck: list[StreamTransfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
 
-class StreamTransfer(Completion):
+class StreamTransfer(TransferCompletion):
     """One program under way on a stream.
 
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.

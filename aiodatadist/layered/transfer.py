@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.in_callbacks import Event, Scope
-from aiodatadist.device import Completion, TransferState, give_way
+from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import Wanted
@@ -38,7 +38,7 @@ class LayerDone:
     seconds: float
 
 
-class LayeredTransfer(Completion):
+class LayeredTransfer(TransferCompletion):
     """It ends when all destinations have; one that fails, or is slow to be found, does not concern the others."""
 
     __slots__ = ("_changed", "_entry", "_has_concluded", "_has_task", "_landed", "_ready_seconds", "_scope", "_started",

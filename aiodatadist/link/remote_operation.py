@@ -10,7 +10,7 @@ from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import plan, want_slot_there
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.in_callbacks import Scope
-from aiodatadist.device import Completion, TransferState
+from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
@@ -74,7 +74,7 @@ class TransferSpec:
         return f"{self.key}, {self.selection}"
 
 
-class RemoteOperation(Completion):
+class RemoteOperation(TransferCompletion):
     """Under way in a task of the link's; from some moment on, perhaps, as a transfer on its stream.
 
     Attributes:
@@ -88,7 +88,7 @@ class RemoteOperation(Completion):
         super().__init__()
         self._name = name
         self._patience = patience
-        self._transfer: Completion | None = None
+        self._transfer: TransferCompletion | None = None
         self.is_doubtful = False
         self.scope = Scope()
 
@@ -102,14 +102,14 @@ class RemoteOperation(Completion):
         self.scope.cancel()
         return True
 
-    def follow(self, transfer: Completion) -> None:
+    def follow(self, transfer: TransferCompletion) -> None:
         """From now on this is what happens to it."""
         self._transfer = transfer
         transfer.add_done_callback(self._take_over)
         if self.scope.cancel_called:  # in the tick in which the last answer came: nothing was left to be interrupted
             transfer.cancel()
 
-    def _take_over(self, transfer: Completion) -> None:
+    def _take_over(self, transfer: TransferCompletion) -> None:
         self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
         self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
         self._transfer = None

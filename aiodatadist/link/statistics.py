@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from aiodatadist.device import Completion, TransferState
+from aiodatadist.device import TransferCompletion, TransferState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LinkCounters:
     def started(self) -> None:
         self._running += 1
 
-    def ended(self, what: str, outcome: Completion) -> None:
+    def ended(self, what: str, outcome: TransferCompletion) -> None:
         """``what``: pulled, pushed or served."""
         self._running -= 1
         self._bytes[what] += outcome.nbytes

@@ -7,10 +7,10 @@ import logging
 import os
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Self
 
-from aiodatadist.concurrency.in_callbacks import Event, Scope
-from aiodatadist.concurrency.outlast import outlast
+from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist.concurrency.in_callbacks import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.device import give_way
@@ -21,7 +21,7 @@ QUIESCE = 6.0
 """Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
 
 
-class BlockTransfer:
+class BlockTransfer(Completion):
     """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure that no caller asked for is
@@ -32,28 +32,27 @@ class BlockTransfer:
     Attributes:
         seconds: that the caller allowed for it, infinite without a limit.
         scope: of the task that carries it out.
-        is_stuck: it has ended, but the device does not let go of the memory.
         is_asked_to_stop: it was cancelled.
     """
+
+    quiesce_seconds = QUIESCE
 
     def __init__(self, what: str, seconds: float) -> None:
         self._error: EmsException | None = None
         self._is_told = False
+        super().__init__()
         self.seconds = seconds
         self.scope = Scope()
-        self.is_stuck = False
         self.is_asked_to_stop = False
         self.what = what
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._ended = Event()
         self._result: CcResult | None = None
-        self._callbacks: list[Callable[[BlockTransfer], None]] = []
 
     def __await__(self) -> Generator[Any, None, CcResult]:
         self._check_loop()
         self._is_told = True
-        yield from self._wait().__await__()
+        yield from (give_way() if self.is_done else self.join()).__await__()
         return self.result()
 
     def __del__(self) -> None:
@@ -62,15 +61,21 @@ class BlockTransfer:
 
     def done(self) -> bool:
         """It has ended, one way or another."""
-        return self._ended.is_set()
+        return self.is_done
 
     def cancelled(self) -> bool:
-        return self.done() and self._result is None and self._error is None
+        return self.is_cancelled
+
+    @property
+    def is_stuck(self) -> bool:
+        """It has ended, but the device does not let go of the memory."""
+        return self.state is TransferState.STUCK
 
     def cancel(self) -> bool:
         """Ask it to stop; False if it has ended. Its memory is in use until it has: see :meth:`quiesced`."""
-        if self.done():
-            return False
+        return super().cancel()
+
+    def _cancel(self) -> bool:
         self._check_loop()
         self.is_asked_to_stop = True
         self.scope.cancel()
@@ -100,7 +105,8 @@ class BlockTransfer:
             EmsInternalError: the device never let go of it: the memory must not be used again.
         """
         self._check_loop()
-        await self._ended.wait()
+        if not self.is_done:
+            await self._settled()
         if self.is_stuck:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 
@@ -112,44 +118,33 @@ class BlockTransfer:
             where = "there is no event loop here" if running is None else "this is another event loop"
             raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
 
-    def add_done_callback(self, callback: Callable[[BlockTransfer], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it on the loop when this has ended; at once if it has. What it raises is logged."""
-        if self.done():
+        if self.is_done:
             self._tell(callback)
         else:
-            self._callbacks.append(callback)
+            super().add_done_callback(callback)
 
-    def _tell(self, callback: Callable[[BlockTransfer], None]) -> None:
-        try:
-            callback(self)
-        except Exception:  # its own affair: the cache and its other calls go on
-            logger.exception("%s: a done callback failed", self.what)
-
-    async def _wait(self) -> None:
-        if self.done():
-            await give_way()
-            return
-        try:
-            await self._ended.wait()
-        except asyncio.CancelledError:
-            if self._pid == os.getpid():  # a forked child ends its tasks; the transfer is the parent's
-                self.cancel()
-                await self._settle()
-            raise
-
-    async def _settle(self) -> None:
-        """Until it has ended, whatever else is cancelled meanwhile."""
-        await outlast(self.done, self._ended.wait, QUIESCE)
-
-    def finish(self, result: CcResult | None, error: EmsException | None) -> None:
+    def finish(self, result: CcResult | None, error: EmsException | None, *, is_stuck: bool = False) -> None:
         """Once; neither means cancelled."""
-        if self.done():
+        if self.is_done:
             return
         self._result, self._error = result, error
-        self._ended.set()
-        for callback in self._callbacks:
-            self._tell(callback)
-        self._callbacks.clear()
+        if is_stuck:
+            self._end(TransferState.STUCK)
+        elif error is not None:
+            self._end(TransferState.FAILED)
+        else:
+            self._end(TransferState.CANCELLED if result is None else TransferState.DONE)
+
+    def _unanswered(self) -> None:
+        """The task that carries it out goes on, and ends it."""
+
+    def _let_go(self) -> None:
+        """It keeps nothing: what it was lent is its task's, and its slots are the cache's."""
+
+    def _what(self) -> str:
+        return self.what
 
     def __repr__(self) -> str:
         state = "running" if not self.done() else "cancelled" if self.cancelled() else "done"

@@ -8,12 +8,12 @@ import anyio
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid, StuckError, TransferError
-from aiodatadist.device import Completion, TransferState
+from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.link.remote_operation import RemoteOperation, failed
 from tests.stopwatch import lasting
 
 
-class Transfer(Completion):
+class Transfer(TransferCompletion):
     """One that ends when the test says so."""
 
     __slots__ = ("cancellations",)
