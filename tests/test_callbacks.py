@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
-from aiodatadist.concurrency.in_callbacks import Event, Scope, Spawner
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.testing import linked_pair
 
@@ -130,14 +132,14 @@ async def test_scope_has_a_deadline_from_before_and_from_within() -> None:
     assert (early.deadline, later.deadline) == (now - 1, now - 1)
 
 
-async def test_event_is_made_set_and_awaited_anywhere() -> None:
-    def is_set(event: Event) -> Event:
+async def test_signal_is_made_set_and_awaited_anywhere() -> None:
+    def is_set(event: Signal) -> Signal:
         event.set()
         assert event.is_set()
         return event
 
-    await (await in_callback(lambda: is_set(Event()))).wait()
-    event = await in_callback(Event)
+    await (await in_callback(lambda: is_set(Signal()))).wait()
+    event = await in_callback(Signal)
     assert not event.is_set()
     async with anyio.create_task_group() as group:
         group.start_soon(event.wait)

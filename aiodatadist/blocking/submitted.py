@@ -18,8 +18,8 @@ import anyio.lowlevel
 
 from aiodatadist.blocking.stats import Counters
 from aiodatadist.cache.task import CacheTask, TransferReport
-from aiodatadist.concurrency.in_callbacks import Event
 from aiodatadist.concurrency.loop_thread import LoopThread
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
@@ -76,7 +76,7 @@ class Handle:
         self._error: Exception | None = None
         self._report: TransferReport | None = None
         self._task: CacheTask | None = None
-        self._waiters: list[Event] = []
+        self._waiters: list[Signal] = []
 
     def poll(self) -> HandleState:
         """How it is, in one word."""
@@ -164,7 +164,7 @@ class Handle:
     async def _join(self, seconds: float | None) -> bool:
         if self.done():
             return True
-        ended = Event()
+        ended = Signal()
         self._waiters.append(ended)
         try:
             with anyio.move_on_after(seconds):
@@ -197,7 +197,7 @@ class Submissions:
         self._undrained = 0
         self._is_closed = False
         self._under_way: set[Handle] = set()
-        self._news = Event()
+        self._news = Signal()
 
     def submit(self, handle: Handle) -> None:
         """Let the loop begin it. Never waits.
@@ -261,8 +261,7 @@ class Submissions:
         self._under_way.discard(handle)
         self._ended_handles.append(handle)
         if not self._under_way:
-            self._news.set()
-            self._news = Event()
+            self._news.wake()
 
     async def close(self, seconds: float) -> None:
         """Refuse what is new, let what is under way finish for so long, and stop what is left then."""

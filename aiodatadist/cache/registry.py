@@ -16,7 +16,7 @@ import anyio
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
 from aiodatadist.cache.table import CacheTable, Entry, LeaseHolder, check_desc
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device, Memory
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
@@ -56,7 +56,7 @@ class Deallocation:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.settled = Event()
+        self.settled = Signal()
         self.error: LLMException | None = None
 
     def is_set(self) -> bool:
@@ -90,7 +90,7 @@ class CacheRegistry:
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
         self._leaving: dict[int, Deallocation] = {}
-        self._removals: dict[Name, list[Deallocation | Event]] = {}
+        self._removals: dict[Name, list[Deallocation | Signal]] = {}
         self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
 
     # ---- pools ----
@@ -453,7 +453,7 @@ class CacheRegistry:
             leaving.settled.set()
 
     @staticmethod
-    def _revoke(entry: Entry) -> list[Event]:
+    def _revoke(entry: Entry) -> list[Signal]:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
     async def _give_back(self, entry: Entry, leaving: Deallocation) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.pool import PagePool
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey
@@ -20,7 +20,7 @@ from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 class LeaseHolder(Protocol):
     """A peer that may reach a cache at any moment, because it was told where it is."""
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         """Take it back. When nothing of the peer's can touch it any more, it is taken out of ``entry.holders``, and the
         event is set."""
 
@@ -94,7 +94,7 @@ class Entry:
         self.keep: list[object] = []
         self.layer_seconds: float | None = None
         self.views: Callable[[], object] = lambda: None
-        self._change: Event | None = None
+        self._change: Signal | None = None
 
     @property
     def references(self) -> int:
@@ -157,7 +157,7 @@ class Entry:
     async def wait_change(self) -> None:
         """Until the last lease, holder or writer is gone, a holder became a writer, or it is poisoned."""
         if self._change is None:
-            self._change = Event()
+            self._change = Signal()
         await self._change.wait()
 
     # ---- what others see ----

@@ -17,8 +17,9 @@ from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
-from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.concurrency.resident import Resident
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.device import Device
 from aiodatadist.errors import (
@@ -135,7 +136,7 @@ class Engine:
         self._config = config
         self._links: dict[int, Link] = {}
         self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
-        self._linked = anyio.Event()
+        self._linked = Signal()
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
@@ -381,8 +382,7 @@ class Engine:
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
         link.is_registered = True
-        self._linked.set()
-        self._linked = anyio.Event()
+        self._linked.wake()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
 
     async def _serve(self, link: Link) -> None:

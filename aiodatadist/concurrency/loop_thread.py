@@ -41,7 +41,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from aiodatadist.concurrency.in_callbacks import Scope, Spawner
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.spawner import Spawner
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.concurrency.byte_budget import ByteBudget
-from aiodatadist.concurrency.in_callbacks import Spawner
 from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.block_index import BlockIndex, ExistsQuery
 from aiodatadist.context_caching.errors import (

@@ -13,7 +13,8 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency.in_callbacks import Event, Scope
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.destination import Destination
@@ -49,7 +50,7 @@ class LayeredTransfer(TransferCompletion):
         self._entry = entry
         self._synchronizer = synchronizer
         self._scope = Scope()
-        self._changed: Event | None = None
+        self._changed: Signal | None = None
         self._started = perf_counter()
         self._has_task = self._has_concluded = False
         self._landed: list[
@@ -271,7 +272,7 @@ class LayeredTransfer(TransferCompletion):
             if self.is_done:
                 return
             if self._changed is None:
-                self._changed = Event()
+                self._changed = Signal()
             await self._changed.wait()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
@@ -54,7 +54,7 @@ class _Renewal:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.over = Event()
+        self.over = Signal()
         self.error: str | None = None
 
 
@@ -98,7 +98,7 @@ class Channels:
         self._old: dict[str, LinkChannel] = {}
         self._leaving: list[LinkChannel] = []
         self._answers: dict[str, Renewed] = {}
-        self._changed = Event()
+        self._changed = Signal()
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()
         self._following = 0
@@ -234,8 +234,7 @@ class Channels:
         return answer.epoch
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = Event()
+        self._changed.wake()
 
     def _switch(self, link_channel: LinkChannel) -> None:
         old, self._current = self._current, link_channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.wire.messages import Landed, Message, Watch
@@ -20,7 +20,7 @@ class LayerReceiver:
     def __init__(self, layer_events: LayerEvents, cache_id: int, num_layers: int) -> None:
         self._layer_events = layer_events
         self._cache_id = cache_id
-        self._events = [Event() for _ in range(num_layers)]
+        self._events = [Signal() for _ in range(num_layers)]
         self._failure: LLMException | None = None
 
     @property
@@ -70,7 +70,7 @@ class LayerEvents:
         self._receivers: dict[int, LayerReceiver] = {}
         self._watched: set[int] = set()
         self._active: dict[Sender, int] = {}
-        self._news = Event()
+        self._news = Signal()
 
     # ---- receiving ----
 
@@ -96,8 +96,7 @@ class LayerEvents:
             self._wake()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = Event()
+        self._news.wake()
 
     def end(self, failure: LinkError) -> None:
         """The link is over."""

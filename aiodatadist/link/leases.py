@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from aiodatadist.cache.table import Entry, LeaseHolder
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
 SLACK = 5.0
@@ -38,7 +38,7 @@ class PeerLeases:
         self._spawn = spawn
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
-        self._revoked: dict[int, Event] = {}
+        self._revoked: dict[int, Signal] = {}
 
     def is_settled(self, entry: Entry) -> bool:
         """It may be told of now: it is not being taken back."""
@@ -55,11 +55,11 @@ class PeerLeases:
         entry.holders.add(self._holder)
         return is_new
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         """Take it back, in bounded time; the event is set when that is done, or the link over."""
         if entry.cache_id in self._revoked:
             return self._revoked[entry.cache_id]
-        event = self._revoked[entry.cache_id] = Event()
+        event = self._revoked[entry.cache_id] = Signal()
         self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds))
 
         async def watch() -> None:

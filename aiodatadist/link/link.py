@@ -11,7 +11,8 @@ import anyio
 import anyio.abc
 
 from aiodatadist.cache.names import Name
-from aiodatadist.concurrency.in_callbacks import Event, Spawner
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.device import StreamTransfer, give_way
 from aiodatadist.errors import (
     LinkClosed,
@@ -87,8 +88,8 @@ class Link(Session):
         super().__init__(wire, device, transport, host)
         self._transport = transport
         self._is_written = self._has_said_so = False
-        self._closed = Event()
-        self._leaving = Event()
+        self._closed = Signal()
+        self._leaving = Signal()
         self._reason = ""
         self._patience = 0.0
         self._untaken = 0
@@ -170,7 +171,7 @@ class Link(Session):
             if not pending.sent.is_set():
                 pending.drop()
 
-    async def _or_the_end(self, event: Event) -> None:
+    async def _or_the_end(self, event: Signal) -> None:
         """Until it is set. Raises what ended the link."""
         async with anyio.create_task_group() as group:
 

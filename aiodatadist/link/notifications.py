@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid, ProtocolError
 from aiodatadist.values import checks
@@ -36,7 +36,7 @@ class PendingNotification:
         self.payload = payload
         self.is_ready = False
         self.is_dropped = False
-        self.sent = Event()
+        self.sent = Signal()
 
     def ready(self) -> None:
         """What it speaks of is in place."""
@@ -56,7 +56,7 @@ class NotificationQueue:
         self._post = post
         self._slips: deque[PendingNotification] = deque()
         self._window = WINDOW
-        self._emptied = Event()
+        self._emptied = Signal()
 
     async def wait_empty(self) -> None:
         """Until all that were reserved are out, or dropped."""
@@ -87,8 +87,7 @@ class NotificationQueue:
                 self._post(Note(payload=base64.b64encode(head.payload).decode()))
                 head.sent.set()
             self._slips.popleft()
-        self._emptied.set()
-        self._emptied = Event()
+        self._emptied.wake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class NotificationInbox:
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Notification, Callable[[], None]]] = deque()
-        self._came = Event()
+        self._came = Signal()
         self._is_closed = False
 
     def put(self, note: Notification, taken: Callable[[], None]) -> None:
@@ -122,8 +121,7 @@ class NotificationInbox:
         self._wake()
 
     def _wake(self) -> None:
-        self._came.set()
-        self._came = Event()
+        self._came.wake()
 
     async def take(self) -> AsyncIterator[Notification]:
         """One after the other; ends when nothing can come any more. Several takers share them."""

@@ -9,7 +9,7 @@ from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import plan, want_slot_there
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency.in_callbacks import Scope
+from aiodatadist.concurrency.scope import Scope
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex

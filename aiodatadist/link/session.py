@@ -12,7 +12,8 @@ import anyio
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key
-from aiodatadist.concurrency.in_callbacks import Event, Spawner
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
@@ -65,8 +66,8 @@ class Session:
         self._transfers: dict[StreamTransfer, RemoteCache] = {}
         self._taken_back: set[StreamTransfer] = set()
         self._waiting: set[anyio.CancelScope] = set()
-        self._idle = Event()
-        self._broken = Event()
+        self._idle = Signal()
+        self._broken = Signal()
         self._vanished = False
         self._names = (0, 0)
         self.cluster_id = 0
@@ -114,7 +115,7 @@ class Session:
         """Around what the peer asked us to write. Raises LLMException: not now."""
         return self._host.turn(self.cluster_id)
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
         return self.peer_leases.revoke(entry)
 
@@ -283,5 +284,4 @@ class Session:
 
     def check_idle(self) -> None:
         if self._is_idle:
-            self._idle.set()
-            self._idle = Event()
+            self._idle.wake()

@@ -315,13 +315,16 @@ def test_close_wants_seconds(pair: Pair, drain: Any, kind: type[Exception]) -> N
 
 
 class Told:
-    """In the place of an event of the loop's: remembers who set it."""
+    """In the place of a signal: remembers in which thread it was told."""
 
     def __init__(self) -> None:
         self.by: list[str] = []
 
     def set(self) -> None:
         self.by.append(threading.current_thread().name)
+
+    def wake(self) -> None:
+        self.set()
 
 
 def test_those_who_wait_are_told_on_the_loop_of_what_is_abandoned(pair: Pair, hung: Handle) -> None:

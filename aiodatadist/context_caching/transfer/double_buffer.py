@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 
 
 class Sequential:
@@ -37,7 +37,7 @@ class DoubleBuffer(Sequential):
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self._group = group
         self._going = 0
-        self._ended = Event()
+        self._ended = Signal()
         self._is_cut_short = False
         self.error: Exception | None = None
 
@@ -65,8 +65,7 @@ class DoubleBuffer(Sequential):
             raise
         finally:
             self._going -= 1
-            self._ended.set()
-            self._ended = Event()
+            self._ended.wake()
 
     async def room(self) -> None:
         """Wait until not more than one thing is going on. Raises what one of them raised."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Self
 
 from aiodatadist.concurrency.completion import Completion, TransferState
-from aiodatadist.concurrency.in_callbacks import Scope
+from aiodatadist.concurrency.scope import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.device import give_way

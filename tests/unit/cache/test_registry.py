@@ -30,7 +30,7 @@ from aiodatadist import (
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device
 from aiodatadist.testing.faults import soft_fault, soft_faults_cleared
@@ -58,12 +58,12 @@ class Peer:
     """A holder that is asked for a cache, and gives it back when the test says so."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, Event] = {}
+        self._answers: dict[int, Signal] = {}
         self.asked: list[Entry] = []
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         if entry.cache_id not in self._answers:
-            self._answers[entry.cache_id] = Event()
+            self._answers[entry.cache_id] = Signal()
             self.asked.append(entry)
         return self._answers[entry.cache_id]
 
@@ -72,7 +72,7 @@ class Peer:
             event.set()
 
     def give_back(self, entry: Entry) -> None:
-        self._answers.pop(entry.cache_id, Event()).set()
+        self._answers.pop(entry.cache_id, Signal()).set()
         entry.drop_holder(self)
 
 
@@ -95,7 +95,7 @@ async def open_registry(*pools: Placement, pages: int = PAGES) -> AsyncIterator[
 async def registry() -> AsyncIterator[CacheRegistry]:
     """One with a pool of device memory. A task of its own has it: a fixture begins and ends in different ones."""
     opened: asyncio.Future[CacheRegistry] = asyncio.get_running_loop().create_future()
-    enough = Event()
+    enough = Signal()
 
     async def host() -> None:
         async with open_registry(Placement.DEVICE) as registry:

@@ -12,7 +12,7 @@ from aiodatadist.cache.catalogue import Catalogue
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolConfig
 from aiodatadist.cache.table import CacheTable, Entry, check_desc
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.transport import Region
 from aiodatadist.values.descriptors import UNSET
 from aiodatadist.wire.frames import Decoder, encode
@@ -41,7 +41,7 @@ def add_blocks(table: CacheTable, key: BlocksCacheKey | None = None, pool: PageP
 class Peer:
     """A holder."""
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         raise AssertionError("no test asks for this")
 
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aiodatadist.cache.table import CacheTable, Entry
-from aiodatadist.concurrency.in_callbacks import Event
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.link.leases import PeerLeases
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
@@ -24,10 +24,10 @@ class Link:
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], seconds: float) -> None:
         self.said: list[Message] = []
         self.complaints: list[str] = []
-        self.complained = Event()
+        self.complained = Signal()
         self.peer_leases = PeerLeases(self, seconds, self.said.append, spawn, self.give_up)
 
-    def revoke(self, entry: Entry) -> Event:
+    def revoke(self, entry: Entry) -> Signal:
         return self.peer_leases.revoke(entry)
 
     def give_up(self, why: str) -> None:
