@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -X dev -m pytest
 WORKERS := --dist worksteal --tx '2*popen//python=$(abspath $(BIN))/python -X dev'
-NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt)
+NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.
 MODULES := build/modules.txt
-$(shell mkdir -p build; find aiodatadist -name '*.py' | sort >$(MODULES).new; \
+$(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py | sort >$(MODULES).new; \
     cmp -s $(MODULES).new $(MODULES) && rm $(MODULES).new || mv $(MODULES).new $(MODULES))
 
 .PHONY: help demo test nightly check native pytest alone packaging torch abi sniffio oldest bench wheel clean
@@ -76,4 +76,4 @@ wheel: $(STAMP)  ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## all that was made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache aiodatadist/_native/*.so aiodatadist/_native/*.h
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache aiodatadist/_native/*.so aiodatadist/_native/_declarations.py

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The package's own reader, without importing the package: the gate judges headers that need not be built yet.
-cdef_source: Callable[..., str] = runpy.run_path(str(REPOSITORY / "aiodatadist/_native/cdef.py"))["cdef_source"]
+cdef_source: Callable[..., str] = runpy.run_path(str(REPOSITORY / "native/declare.py"))["cdef_source"]
 
 # Names that a C compiler takes from <stddef.h> and <stdint.h>. pycparser only has to know that they are types.
 _STANDARD_TYPES = ("size_t", "intptr_t", "uintptr_t", *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist._native import runtime
-from aiodatadist._native.cdef import cdef_source
 from aiodatadist._native.library import ffi
 from aiodatadist._native.runtime import acl_error, completion_error, hccl_error
 from aiodatadist.device import CopyKind, TransferState, memory, stream
 from aiodatadist.transport import hccl
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
+cdef_source = runpy.run_path(str(NATIVE / "declare.py"))["cdef_source"]
 
 
 def declared() -> tuple[cffi.FFI, Any]:
