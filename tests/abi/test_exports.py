@@ -39,7 +39,9 @@ def test_softnpu_exports_nothing_that_is_not_declared(built: Path) -> None:
 def test_python_has_the_declarations_that_were_checked(built: Path, tmp_path: Path) -> None:
     headers = [NATIVE / name for name in ("acl.h", "hccl.h", "ring.h", "slots.h", "softnpu/softnpu.h")]
     subprocess.run([sys.executable, NATIVE / "declare.py", tmp_path / "now.py", *headers], check=True)
-    assert (built / "_declarations.py").read_text() == (tmp_path / "now.py").read_text(), "the build is old: build again"
+    assert (built / "_declarations.py").read_text() == (tmp_path / "now.py").read_text(), (
+        "the build is old: build again"
+    )
 
 
 def declared() -> set[str]:
