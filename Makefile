@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-PYTEST := $(BIN)/python -X dev -m pytest
-WORKERS := --dist worksteal --tx '2*popen//python=$(abspath $(BIN))/python -X dev'
+# Python's and asyncio's debug modes double the work: they look in the night, and in the lanes.
+DEV    := $(if $(AIODATADIST_NIGHTLY),-X dev)
+PYTEST := $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
+WORKERS := --dist worksteal --tx '4*popen//python=$(strip $(abspath $(BIN))/python $(DEV))'
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.
 MODULES := build/modules.txt
 $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py | sort >$(MODULES).new; \
     cmp -s $(MODULES).new $(MODULES) && rm $(MODULES).new || mv $(MODULES).new $(MODULES))
+
+# Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test nightly check native pytest alone packaging torch abi sniffio oldest bench wheel clean
 help:  ## this list
@@ -35,7 +40,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
 	$(MAKE) sniffio oldest torch
 
-pytest: $(STAMP)  ## the Python tests, in two processes
+pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
 	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone'
 
 alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs

@@ -106,6 +106,7 @@ def main() -> None:
         "dev",
         "-m",
         "pytest",
+        "--asyncio-debug",
         "-q",
         "-p",
         "no:cacheprovider",

@@ -29,7 +29,6 @@ TOUCHES_THE_LOOP = (
     "tests/test_after_linking.py",
     "tests/test_notifications.py",
     "tests/unit/link/",
-    "tests/unit/test_heartbeat_thread.py",
     "tests/unit/test_stream.py",
     "tests/unit/test_synchronizers.py",
 )

@@ -37,7 +37,10 @@ def those_with(mark: str) -> list[int]:
     ],
     ids=" ".join,
 )
-def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+def test_a_reader_that_leaves_is_no_error(words: list[str], tmp_path: Path) -> None:
+    if "demo" in words:
+        (tmp_path / "prompt").write_text("a prompt of more than one block of tokens")
+        words = [*words, "--prompt", str(tmp_path / "prompt")]
     command = [sys.executable, "-m", "aiodatadist", *words]
     mark = str(uuid4())
     environment = {**os.environ, "AIODATADIST_TEST_MARK": mark}

@@ -14,6 +14,7 @@ import pytest
 from aiodatadist.cli.errors import CommandError
 from aiodatadist.cli.messages import LayerTimes
 from aiodatadist.cli.timeline import lines, trace, write_trace
+from tests.profiles import at_night
 
 from .process import LIMIT, PATIENCE, Demo
 from .test_real_demo import Start
@@ -56,7 +57,7 @@ def test_the_timeline_is_drawn(start: Start) -> None:
     assert out.splitlines()[-2:] == ["KV bytes equal: yes", "tokens equal: yes"]
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("victim", ["prefill", at_night("decode")])
 def test_death_of_one_worker_between_two_layers_ends_everything_with_one_line(start: Start, victim: str) -> None:
     demo = start("--tokens", "200")
     demo.wait_until_started()

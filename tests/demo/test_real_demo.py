@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiles import at_night
+
 from .process import LIMIT, PATIENCE, Demo
 
 Start = Callable[..., Demo]
@@ -50,8 +52,15 @@ def test_same_seed_writes_the_same_text_and_another_seed_another(start: Start) -
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("moment", ["prefill: 50%", "pull: 100%"])
+@pytest.mark.parametrize(
+    ("moment", "victim"),
+    [
+        ("prefill: 50%", "prefill"),
+        ("pull: 100%", "decode"),
+        at_night("prefill: 50%", "decode"),
+        at_night("pull: 100%", "prefill"),
+    ],
+)
 def test_death_of_one_worker_ends_everything_with_one_line(start: Start, moment: str, victim: str) -> None:
     demo = start("--tokens", "200")
     demo.wait_until_started()

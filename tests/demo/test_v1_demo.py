@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiles import at_night
+
 from .process import LIMIT, PATIENCE, Demo
 from .test_real_demo import Start
 
@@ -48,7 +50,7 @@ def test_v1_demo_shows_what_it_did(start: Start) -> None:
     assert any(line.startswith("bytes           15.8 MiB of KV cache in one pull_kv") for line in lines)
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("victim", [at_night("prefill"), "decode"])
 def test_death_of_one_worker_ends_everything_with_one_line(start: Start, victim: str) -> None:
     demo = start(1000, "--tokens", "200")
     demo.wait_until_started()

@@ -79,7 +79,7 @@ async def left_alone(options: dict[str, Any], seconds: float) -> None:
 
 @pytest.mark.alone
 async def test_idle_links_are_not_lost() -> None:
-    await left_alone(BRISK, 8)
+    await left_alone(BRISK, 6)
 
 
 @pytest.mark.nightly
@@ -116,7 +116,7 @@ async def moving(seconds: float) -> None:
 
 @pytest.mark.alone
 async def test_links_on_a_busy_machine_are_not_lost() -> None:
-    await moving(10)
+    await moving(6)
 
 
 @pytest.mark.nightly

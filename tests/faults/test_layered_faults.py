@@ -42,6 +42,7 @@ from tests.faults.test_cancellation_whole import (
     scene,
 )
 from tests.faults.test_peer_killed import peer_process
+from tests.profiles import at_night
 from tests.stopwatch import lasting
 
 LAYERS = 4
@@ -121,7 +122,7 @@ def to(*cluster_ids: int) -> list[TransferWithCacheKeyConfig]:
 
 
 @ways
-@pytest.mark.parametrize("k", range(LAYERS))
+@pytest.mark.parametrize("k", [0, *map(at_night, range(1, LAYERS - 1)), LAYERS - 1])
 async def test_a_destination_killed_at_a_layer_costs_its_own_transfer_only(way: str, k: int) -> None:
     blocks = list(range(16))
     async with AsyncExitStack() as stack:

@@ -24,6 +24,8 @@ from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 from tests.conftest import open_files
 from tests.stopwatch import lasting
 
+pytestmark = pytest.mark.alone
+
 INTERVAL = 0.02
 SLACK = 0.4
 """Seconds by which something may come late on a busy machine."""
