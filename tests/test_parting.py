@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aiodatadist import LinkClosed, LLMClusterInfo, LLMStatusCode
+from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode
+from aiodatadist.link.link_handshake import LinkHandshake
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from aiodatadist.wire.messages import Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
 WINDOW = 64
@@ -69,3 +71,68 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
         assert await leaving == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         with pytest.raises(LinkClosed):
             await untaken
+
+
+# ---- links that one end has, and the other has not yet ----
+
+
+def hold_the_last_word(side: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """This end has said that it is ready, and does not come to hear that the other one is. Set when it has said so."""
+    said, times, hear = asyncio.Event(), {"server": 1, "client": 2}[side], LinkHandshake._hear_ready
+
+    async def hear_ready(self: LinkHandshake) -> Ready:
+        nonlocal times
+        if self._handshake.side == side:
+            times -= 1
+            if not times:
+                said.set()
+                await asyncio.Event().wait()
+        return await hear(self)
+
+    monkeypatch.setattr(LinkHandshake, "_hear_ready", hear_ready)
+    return said
+
+
+async def test_a_client_that_is_linked_hears_of_a_server_that_ends_before_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = hold_the_last_word("server", monkeypatch)
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
+        assert said.is_set()
+        ended = asyncio.create_task(decoder.datadist.wait_link_closed(1))
+        await asyncio.sleep(0)
+        await prompt.datadist.finalize()
+        assert await ended == "cluster 1 unlinked: cluster 1 is being finalized"
+
+
+async def test_a_server_that_is_linked_hears_of_a_client_that_gives_up_before_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = hold_the_last_word("client", monkeypatch)
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)]))
+        await said.wait()
+        await prompt.datadist.wait_linked(2)
+        ended = asyncio.create_task(prompt.datadist.wait_link_closed(2))
+        await asyncio.sleep(0)
+        linking.cancel()
+        assert await ended == "cluster 2 unlinked: cluster 2 does not wait any longer"
+
+
+async def test_a_cluster_that_its_loop_ends_tells_its_peers() -> None:
+    async with open_cluster(2) as decoder:
+        prompt = LLMDataDist(LLMRole.PROMPT, 1, LLMConfig(device_id=1, listen="127.0.0.1:0"))
+        await prompt.init()
+        assert prompt.listen_address is not None
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info(*prompt.listen_address)
+        assert await decoder.datadist.link_clusters([info]) == SUCCESS
+        ended = asyncio.create_task(decoder.datadist.wait_link_closed(1))
+        await asyncio.sleep(0)
+        task = prompt._running().resident._task
+        assert task is not None
+        task.cancel()
+        with pytest.warns(ResourceWarning, match="cluster 1 was never finalized"):
+            await asyncio.wait([task])
+        assert await ended == "cluster 1 unlinked: its cluster has ended"

@@ -324,6 +324,9 @@ class Engine:
         finally:
             self._heartbeats.forget(link)
             if not link.is_registered:
+                if self._stopping.is_set() or listener.is_over:
+                    what = "is being finalized" if self._stopping.is_set() else "does not listen any more"
+                    await link.refuse(f"cluster {self.cluster_id} {what}")
                 await link.discard()
         return link
 
@@ -480,6 +483,10 @@ class Engine:
         try:
             await self._make(link, handshake, connect, attach=attach)
             self._file(link)
+        except asyncio.CancelledError:
+            what = "is being finalized" if self._stopping.is_set() else "does not wait any longer"
+            await link.refuse(f"cluster {self.cluster_id} {what}")
+            raise
         finally:
             if not link.is_registered:
                 await link.discard()

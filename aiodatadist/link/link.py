@@ -23,7 +23,7 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.link_handshake import LinkHandshake
+from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import decode
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
@@ -50,6 +50,7 @@ from aiodatadist.wire.messages import (
     Pong,
     Pull,
     Pulled,
+    Refuse,
     Renew,
     Renewed,
     Retire,
@@ -296,8 +297,12 @@ class Link(Session):
         reactions = self._reactions()
         while True:
             message = await self._wire.receive()
-            self._has_said_so |= isinstance(message, (Bye, Disconnect))
+            self._has_said_so |= isinstance(message, (Bye, Disconnect, Refuse))
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
+                return
+            if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
+                if self.state is LinkState.READY:
+                    self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 return
             if isinstance(message, Disconnect) and self.is_open:
                 self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
@@ -367,6 +372,7 @@ class Link(Session):
         """Streams, channels, connection, in this order; each in bounded time. Runs once, also when cancelled."""
         if self.failure is None:
             self._end(LinkClosed(f"the link to cluster {self.cluster_id} was closed"), LinkState.CLOSED)
+            await self.refuse("its cluster has ended")
         elif self.state is LinkState.CLOSING:
             self.state = LinkState.CLOSED
         self._stop()
@@ -420,6 +426,10 @@ class Link(Session):
             logger.exception("link to cluster %d: a part of it could not be closed", self.cluster_id)
             return False
         return True
+
+    async def refuse(self, why: str) -> None:
+        """Tell the peer, which may take the link for made, that there is none."""
+        await refuse(self._wire, LinkClosed(why))
 
     async def discard(self) -> None:
         """Give back a link that never became ready."""
