@@ -494,9 +494,11 @@ class CacheManager:
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
-        job = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
-        self._engine.start_job(job)
-        return CacheTask("transfer_cache_async", wanted[0].link.cluster_id, job, self._engine.check_here, wanted[0])
+        transfer = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
+        self._engine.start_layered(transfer)
+        return CacheTask(
+            "transfer_cache_async", wanted[0].link.cluster_id, transfer, self._engine.check_here, wanted[0]
+        )
 
     @asynccontextmanager
     async def receive_layers(self, cluster_id: int, cache: Cache) -> AsyncIterator[LayerReceiver]:

@@ -969,7 +969,7 @@ async def nothing_started(made: Fan) -> AsyncIterator[None]:
     yield
     await asyncio.sleep(0)
     assert made.entry.leases == 0
-    assert not made.source.datadist._running().jobs
+    assert not made.source.datadist._running().layered
     assert [made.held(i) for i in range(len(made.dsts))] == before
 
 

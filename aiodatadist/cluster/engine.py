@@ -49,8 +49,7 @@ from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.handshake import Handshake
-from aiodatadist.wire.messages import Connect, EndpointInfo, Hello, Message
-from aiodatadist.wire.messages import Pulse as PulseMessage
+from aiodatadist.wire.messages import AttachHeartbeats, Connect, EndpointInfo, Hello, Message
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class Engine:
         self.registry: CacheRegistry
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox()
-        self.jobs: set[LayeredTransfer] = set()
+        self.layered: set[LayeredTransfer] = set()
         self.turn = turn
         self._owner = owner
         self._config = config
@@ -171,8 +170,8 @@ class Engine:
             finally:  # also after a bug: no caller may wait for what cannot come any more
                 self._end_all()
             self._group.cancel_scope.cancel()
-        for job in list(self.jobs):  # those whose task never began
-            job.abandon()
+        for transfer in list(self.layered):  # those whose task never began
+            transfer.abandon()
         self.registry.end()
 
     def _end_all(self) -> None:
@@ -181,17 +180,17 @@ class Engine:
         self._stopping.set()
         self._linked.set()
         self.notification_inbox.close()
-        for job in list(self.jobs):
-            job.fail(LinkClosed("the cluster was finalized"))
+        for transfer in list(self.layered):
+            transfer.fail(LinkClosed("the cluster was finalized"))
         for listener in list(self._listeners):
             self.close_listener(listener)
 
-    def start_job(self, job: LayeredTransfer) -> None:
+    def start_layered(self, transfer: LayeredTransfer) -> None:
         """Start a layered transfer; it ends when we do, at the latest."""
         tasks = Spawner(self._tasks())
-        self.jobs.add(job)
-        job.add_done_callback(self.jobs.discard)
-        job.start(tasks.start_soon)
+        self.layered.add(transfer)
+        transfer.add_done_callback(self.layered.discard)
+        transfer.start(tasks.start_soon)
 
     def _open_transport(self) -> Transport:
         config = self._config
@@ -293,11 +292,11 @@ class Engine:
             first: Message | None = None
             with client.scope:
                 first = await hear_first(sock)
-                if not isinstance(first, PulseMessage):
+                if not isinstance(first, AttachHeartbeats):
                     link = await self._welcome(sock, first, client, listener)
             if client.scope.cancelled_caught:
                 raise LinkTimeout(f"the client did not {client.wanted}")
-            if isinstance(first, PulseMessage):  # not within the scope: heartbeats go on for as long as their link
+            if isinstance(first, AttachHeartbeats):  # not within the scope: heartbeats go on for as long as their link
                 client.is_known()
                 beating = self._heartbeats.accept(first)
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))

@@ -15,7 +15,7 @@ from aiodatadist.cluster.heartbeat_thread import CLOSED, HeartbeatThread
 from aiodatadist.errors import LinkError
 from aiodatadist.link import Link, connected
 from aiodatadist.wire.frames import encode
-from aiodatadist.wire.messages import Pulse as PulseMessage
+from aiodatadist.wire.messages import AttachHeartbeats
 
 FIRST_BEAT = 10.0
 """Seconds that the server's event loop has for taking up the heartbeats of a new link."""
@@ -54,7 +54,7 @@ class Heartbeats:
     def forget(self, link: Link) -> None:
         self._expected.pop(link.heartbeat_token, None)
 
-    def accept(self, message: PulseMessage) -> Link:
+    def accept(self, message: AttachHeartbeats) -> Link:
         """The link that a connection brings heartbeats for. Raises LinkError: there is none that waits for them."""
         link = self._expected.pop(message.token, None)
         if link is None:
@@ -72,7 +72,7 @@ class Heartbeats:
             LinkError: the server took no connection for them.
         """
         try:
-            sock = await connected(*address, encode(PulseMessage(token=token)))
+            sock = await connected(*address, encode(AttachHeartbeats(token=token)))
         except OSError as error:
             raise LinkError(f"the peer took no connection for heartbeats: {error}") from error
         await group.start(self.beat, link, sock, FIRST_BEAT)

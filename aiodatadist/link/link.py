@@ -132,21 +132,21 @@ class Link(Session):
 
     # ---- transfers ----
 
-    def start(self, job: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
-        """Start a job. Whatever goes wrong with it, it is in the outcome.
+    def start(self, spec: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
+        """Start a transfer. Whatever goes wrong with it, it is in the outcome.
 
         When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
         peer first.
         """
-        if job.is_request:
-            return self.requester.begin(job, what)
-        known = self.within_reach(job.entry, job.key)
+        if spec.is_request:
+            return self.requester.begin(spec, what)
+        known = self.within_reach(spec.entry, spec.key)
         if known is None:
-            return self.requester.begin(job, what)
+            return self.requester.begin(spec, what)
         remote, slot, link_channel = known
         try:
             return self.submit(
-                job.direction, link_channel, job.entry, remote, job.grid(remote, slot), job.seconds, "ours"
+                spec.direction, link_channel, spec.entry, remote, spec.grid(remote, slot), spec.seconds, "ours"
             )
         except LLMException as error:
             error.peer = self.cluster_id

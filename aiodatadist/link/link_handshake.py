@@ -75,7 +75,7 @@ class LinkHandshake:
             peer, connect = await self._converse(first)
             await self._open_channel(peer, connect)
             if attach is not None:
-                await attach((await self._hear_ready()).pulse)
+                await attach((await self._hear_ready()).heartbeat_token)
             await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
             return await self._hear_ready()
         except LinkError as error:

@@ -49,38 +49,38 @@ class Requester:
         for operation in list(self._session.operations):
             operation.finish(TransferState.FAILED, failure)
 
-    def begin(self, job: TransferSpec, what: str) -> RemoteOperation:
-        """Start a job that cannot go on the stream at once. Its cache is leased until it ended."""
+    def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
+        """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
         session = self._session
         patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * session.grace
         operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)
-        job.entry.lease()
+        spec.entry.lease()
         self._session.operations.add(operation)
-        if job.is_request:
+        if spec.is_request:
             session.counters.started()
 
         def ended(done: RemoteOperation) -> None:
             self._session.operations.discard(operation)
             if done.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
-                session.lose(job.entry)
+                session.lose(spec.entry)
             else:
-                job.entry.release()
+                spec.entry.release()
             if session.failure is not None and done.state is TransferState.CANCELLED:
                 done.replace_outcome(session.copy_of_failure())
             elif done.error is not None:
                 done.error.peer = session.cluster_id
-            if job.is_request:
+            if spec.is_request:
                 session.counters.ended("pulled", done)
             session.check_idle()
 
         operation.add_done_callback(ended)
-        session.spawn(lambda: self._run(operation, job, what))
+        session.spawn(lambda: self._run(operation, spec, what))
         return operation
 
-    async def _run(self, operation: RemoteOperation, job: TransferSpec, what: str) -> None:
+    async def _run(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
         try:
             with operation.scope:
-                await (self._request if job.is_request else self._arrange)(operation, job)
+                await (self._request if spec.is_request else self._arrange)(operation, spec)
             if operation.scope.cancelled_caught and not operation.is_doubtful:
                 operation.finish(TransferState.CANCELLED)
         except LLMException as error:
@@ -92,10 +92,10 @@ class Requester:
 
     # ---- one-sided: where is it, and how is it reached? ----
 
-    async def _arrange(self, operation: RemoteOperation, job: TransferSpec) -> None:
-        remote, link_channel, grid = await self.locate(job.entry, job.key, job.grid, job.seconds)
+    async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
+        remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
         operation.follow(
-            self._session.submit(job.direction, link_channel, job.entry, remote, grid, job.seconds, "ours")
+            self._session.submit(spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours")
         )
 
     async def locate(
@@ -137,24 +137,24 @@ class Requester:
 
     # ---- request/response: the peer writes ----
 
-    async def _request(self, operation: RemoteOperation, job: TransferSpec) -> None:
+    async def _request(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """Until the peer said that it is done, or stopped, the destination is not free."""
-        await self._grant(job.entry)
+        await self._grant(spec.entry)
         try:
-            with self._session.calls.open(job.message, Pulled) as call:
-                await self._answer(operation, call, job)
+            with self._session.calls.open(spec.message, Pulled) as call:
+                await self._answer(operation, call, spec)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
 
-    async def _answer(self, operation: RemoteOperation, call: Question, job: TransferSpec) -> None:
+    async def _answer(self, operation: RemoteOperation, call: Question, spec: TransferSpec) -> None:
         try:
-            with anyio.move_on_after(job.seconds):
+            with anyio.move_on_after(spec.seconds):
                 await call.answered.wait()
         finally:
             if call.answer is None:
                 await self._stop(operation, call)
             if isinstance(call.answer, Pulled):
-                self._conclude(operation, call.answer, job)
+                self._conclude(operation, call.answer, spec)
 
     async def _grant(self, entry: Entry) -> None:
         """Tell the peer where a cache of this end is."""
@@ -184,15 +184,15 @@ class Requester:
         operation.is_doubtful = True
         self._session.check_idle()
 
-    def _conclude(self, operation: RemoteOperation, answer: Pulled, job: TransferSpec) -> None:
+    def _conclude(self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec) -> None:
         operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
         operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
         if answer.status == LLMStatusCode.LLM_SUCCESS:
             operation.finish(TransferState.DONE)
         elif answer.stopped and not operation.scope.cancel_called:
-            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {job.seconds:g} s"))
+            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {spec.seconds:g} s"))
         elif not answer.stopped:
-            operation.finish(TransferState.FAILED, self._refused(answer, job.key))
+            operation.finish(TransferState.FAILED, self._refused(answer, spec.key))
 
     def _refused(self, answer: Pulled, key: Key) -> LLMException:
         if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:

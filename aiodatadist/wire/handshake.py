@@ -77,10 +77,10 @@ class Handshake:
         self._wanted = connect
         return [self._hello]
 
-    def opened(self, epoch: int, pulse: str) -> list[Message]:
+    def opened(self, epoch: int, heartbeat_token: str) -> list[Message]:
         """Our half of the channel is open, and reaches what was registered up to ``epoch``."""
         self._is_open = True
-        return [Ready(epoch=epoch, pulse=pulse)]
+        return [Ready(epoch=epoch, heartbeat_token=heartbeat_token)]
 
     def receive(self, message: Message) -> list[Message]:
         """What to answer.

@@ -134,22 +134,22 @@ class CacheEntry(_Message):
 class Ready(_Message):
     """The sender's half of the channel is open; it reaches what the sender had registered up to ``epoch``.
 
-    ``pulse``: from the server: what a second connection of the client's has to say to carry this link's heartbeats. The
-    client says ready when heartbeats come on it.
+    ``heartbeat_token``: from the server: what a second connection of the client's has to say to carry this link's
+    heartbeats. The client says ready when heartbeats come on it.
     """
 
     type: Literal["ready"] = "ready"
     epoch: UInt32
-    pulse: Hex
+    heartbeat_token: Hex
 
 
-class Pulse(_Message):
+class AttachHeartbeats(_Message):
     """The first and only message of a connection that carries heartbeats, one byte each, from then on.
 
     The receiver reads it, and not a byte more, before it decides who reads the rest.
     """
 
-    type: Literal["pulse"] = "pulse"
+    type: Literal["attach_heartbeats"] = "attach_heartbeats"
     token: Hex
 
 
@@ -340,7 +340,7 @@ class Outdated(_Message):
 
 
 Message = (
-    Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | Pulse
+    Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Outdated | Watch | Landed
 )  # fmt: skip

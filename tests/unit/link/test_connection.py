@@ -16,9 +16,9 @@ from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.link import Connection, hear_first
 from aiodatadist.link.wire import UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, encode
-from aiodatadist.wire.messages import Message, Pulse, Refuse
+from aiodatadist.wire.messages import AttachHeartbeats, Message, Refuse
 
-PULSE = Pulse(token="0" * 64)
+ATTACH = AttachHeartbeats(token="0" * 64)
 
 
 @asynccontextmanager
@@ -47,12 +47,12 @@ def said(client: socket.socket) -> list[Message]:
 @pytest.mark.parametrize("cut", [1, 5, 8, 50, 1000])
 async def test_what_is_behind_the_first_message_stays_in_the_socket(cut: int) -> None:
     async with pair() as (client, server):
-        data = encode(PULSE) + b"\0\0\0"
+        data = encode(ATTACH) + b"\0\0\0"
         hearing = asyncio.create_task(hear_first(server))
         for at in range(0, len(data), cut):
             client.sendall(data[at : at + cut])
             await asyncio.sleep(0)
-        assert await hearing == PULSE
+        assert await hearing == ATTACH
         for _ in range(10):
             await asyncio.sleep(0)
         client.shutdown(socket.SHUT_WR)
@@ -81,7 +81,7 @@ async def test_client_that_says_nonsense_is_told(data: bytes, words: str) -> Non
         assert words in refusal.reason
 
 
-@pytest.mark.parametrize("data", [b"", encode(PULSE)[:5], encode(PULSE)[:-1]])
+@pytest.mark.parametrize("data", [b"", encode(ATTACH)[:5], encode(ATTACH)[:-1]])
 async def test_client_that_leaves_is_lost(data: bytes) -> None:
     async with pair() as (client, server):
         client.sendall(data)
@@ -95,8 +95,8 @@ async def test_waiting_for_a_silent_client_can_be_cancelled() -> None:
         with anyio.move_on_after(0.01) as scope:
             await hear_first(server)
         assert scope.cancelled_caught
-        client.sendall(encode(PULSE))
-        assert await hear_first(server) == PULSE
+        client.sendall(encode(ATTACH))
+        assert await hear_first(server) == ATTACH
 
 
 # ---- the rest as a stream ----

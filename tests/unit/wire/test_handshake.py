@@ -15,7 +15,7 @@ from tests.unit.wire.examples import endpoint, hello, messages
 
 KEY = b"a key"
 CONNECT = Connect(channel="channel", timeout=3.0)
-CLIENT_READY, SERVER_READY = Ready(epoch=1, pulse="a" * 64), Ready(epoch=2, pulse="b" * 64)
+CLIENT_READY, SERVER_READY = Ready(epoch=1, heartbeat_token="a" * 64), Ready(epoch=2, heartbeat_token="b" * 64)
 
 
 def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
