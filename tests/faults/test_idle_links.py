@@ -83,6 +83,7 @@ async def test_idle_links_are_not_lost() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("options", "seconds"), [(BRISK, 60), (DEFAULTS, 30)], ids=["brisk", "defaults"])
 async def test_idle_links_are_not_lost_in_a_long_time(options: dict[str, Any], seconds: float) -> None:
@@ -120,6 +121,7 @@ async def test_links_on_a_busy_machine_are_not_lost() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(700)
 async def test_links_on_a_busy_machine_are_not_lost_in_a_long_time() -> None:
     await moving(600)

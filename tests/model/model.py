@@ -660,6 +660,8 @@ def _check_numbers(numbers: Iterable[int], why: set[str]) -> None:
 def _check_layers(op: Pull, why: set[str]) -> None:
     if any(layers is not None and not 0 <= layers[0] < layers[1] for layers in (op.src_layers, op.dst_layers)):
         why.add(PARAM)
+    if op.src_layers and op.dst_layers and len(range(*op.src_layers)) != len(range(*op.dst_layers)):
+        why.add(PARAM)
 
 
 def _tensors(held: Held, layers: Pair | None, per_layer: int, why: set[str]) -> range:

@@ -9,7 +9,7 @@ import pytest
 from tests.soak.__main__ import run
 from tests.soak.kit import DOORS, MODES, Settings
 
-SMALL = Settings("", "", seconds=2, peers=4, processes=2, pool=64 << 20, layers=4, blocks=64, interval=100)
+SMALL = Settings("", "", seconds=2, peers=4, processes=2, pool=64 << 20, layers=4, blocks=64, interval=500)
 
 
 @pytest.mark.parametrize("door", ["await", "blocking", "v1"])
@@ -20,6 +20,7 @@ def test_nothing_is_lost_in_a_moment(door: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("mode", MODES)
