@@ -97,6 +97,14 @@ async def test_a_member_that_does_not_come_is_a_timeout() -> None:
             await alone.datadist.unlink(1)
 
 
+@pytest.mark.parametrize("text", ["abc", "0", "-3", "nan", "1.5", "1000001", ""])
+async def test_the_environments_limit_is_whole_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
+    async with open_cluster(1, listen_ip_info=None) as prompt:
+        with pytest.raises(ParamInvalid, match=f"HCCL_CONNECT_TIMEOUT={text}: .* 1 to 1000000 whole seconds"):
+            await prompt.datadist.link("group", {1: 0, 2: 1}, table(2))
+
+
 async def test_other_keys_do_not_meet_as_links() -> None:
     async with (
         open_cluster(1, auth_key=b"one", link_total_time=2) as prompt,

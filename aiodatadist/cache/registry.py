@@ -60,7 +60,8 @@ class Deallocation:
         self.error: LLMException | None = None
 
     def is_set(self) -> bool:
-        return self.settled.is_set()
+        """It is over, and went well."""
+        return self.settled.is_set() and self.error is None
 
     async def wait(self) -> None:
         await self.settled.wait()

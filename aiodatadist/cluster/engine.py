@@ -320,12 +320,15 @@ class Engine:
             await self._make(link, handshake, first=first, client=client, listener=listener)
             self._tasks()  # raises where no new link may begin
             self._file(link)
+        except LinkError as error:
+            await link.refuse(error)
+            raise
+        except asyncio.CancelledError:
+            await link.refuse(self._gave_up())
+            raise
         finally:
             self._heartbeats.forget(link)
             if not link.is_registered:
-                if self._stopping.is_set() or listener.is_over:
-                    what = "is being finalized" if self._stopping.is_set() else "does not listen any more"
-                    await link.refuse(f"cluster {self.cluster_id} {what}")
                 await link.discard()
         return link
 
@@ -482,14 +485,20 @@ class Engine:
         try:
             await self._make(link, handshake, connect, attach=attach)
             self._file(link)
+        except LinkError as error:
+            await link.refuse(error)
+            raise
         except asyncio.CancelledError:
-            what = "is being finalized" if self._stopping.is_set() else "does not wait any longer"
-            await link.refuse(f"cluster {self.cluster_id} {what}")
+            await link.refuse(self._gave_up())
             raise
         finally:
             if not link.is_registered:
                 await link.discard()
         return link
+
+    def _gave_up(self) -> LinkClosed:
+        what = "is being finalized" if self._stopping.is_set() else "does not wait any longer"
+        return LinkClosed(f"cluster {self.cluster_id} {what}")
 
     def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float) -> LinkError:
         if self._stopping.is_set():

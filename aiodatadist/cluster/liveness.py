@@ -24,7 +24,7 @@ EOF_PATIENCE = 1.0
 
 
 class Heartbeats:
-    """The beating itself is a thread's business (``heartbeat_token``): a busy event loop must not look dead.
+    """A thread sends and receives them (``HeartbeatThread``): a busy event loop must not look dead.
 
     Args:
         interval: seconds between two beats of this end.

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_COMMUNICATORS = 512
 CONNECT_TIMEOUT = 120.0
 """Seconds for a link where neither ``link_total_time`` nor ``HCCL_CONNECT_TIMEOUT`` says otherwise."""
+MAX_CONNECT_TIMEOUT = 1_000_000
 UNLINK = 3.0
 """Seconds that a peer has for agreeing to the end of a link."""
 
@@ -65,15 +66,25 @@ class RankGroups:
 
     def __init__(self, engine: Engine, link_total_time: int) -> None:
         self._engine = engine
-        self._seconds = float(link_total_time or os.environ.get("HCCL_CONNECT_TIMEOUT", CONNECT_TIMEOUT))
+        self._link_total_time = link_total_time
         self._auth_key = engine.auth_key or b""
         self._ids = itertools.count(1)
         self._all: dict[int, _Communicator] = {}
         self._one_at_a_time = anyio.Lock()
 
+    def _seconds(self) -> float:
+        """For a link. Raises ParamInvalid: the environment says something that is no number of seconds."""
+        text = os.environ.get("HCCL_CONNECT_TIMEOUT")
+        if self._link_total_time or text is None:
+            return float(self._link_total_time or CONNECT_TIMEOUT)
+        if not (text.isdecimal() and 1 <= int(text) <= MAX_CONNECT_TIMEOUT):
+            raise ParamInvalid(f"HCCL_CONNECT_TIMEOUT={text}: it has to be 1 to {MAX_CONNECT_TIMEOUT} whole seconds")
+        return float(text)
+
     async def link(self, name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Meet all members; links are made from then on in the background. See ``LLMDataDist.link``."""
         rank, ranks = validate(name, cluster_rank_info, rank_table, self._engine.cluster_id)
+        seconds = self._seconds()
         if len(self._all) >= MAX_COMMUNICATORS:
             raise ParamInvalid(f"{len(self._all)} communicators: that is the limit, unlink one first")
         async with self._one_at_a_time:
@@ -90,7 +101,7 @@ class RankGroups:
                     sorted(ranks.values()),
                     rank_table,
                     card.model_dump_json().encode(),
-                    self._seconds,
+                    seconds,
                     self._engine.transport.rdma,
                 )
                 cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
@@ -130,7 +141,7 @@ class RankGroups:
     async def _link_all(self, communicator: _Communicator, rank: int, cards: dict[int, _Card]) -> None:
         status = RegisterMemStatus.FAILED
         try:
-            with communicator.making, anyio.fail_after(self._seconds):
+            with communicator.making, anyio.fail_after(self._seconds()):
                 async with anyio.create_task_group() as group:
                     for other, card in cards.items():
                         group.start_soon(self._link_one, communicator, card, other < rank)
@@ -151,7 +162,7 @@ class RankGroups:
     async def _connect(self, card: _Card) -> None:
         try:
             address = (card.host, card.port)
-            await self._engine.link(address, card.cluster_id, self._seconds, self._key(card.secret))
+            await self._engine.link(address, card.cluster_id, self._seconds(), self._key(card.secret))
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise

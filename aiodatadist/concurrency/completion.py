@@ -118,7 +118,12 @@ class Completion(ABC):
     async def _settled(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:  # else it ended in this tick
+                self._waiters.remove(waiter)
+            raise
 
     def _end(self, state: TransferState) -> None:
         """Once."""
@@ -135,7 +140,10 @@ class Completion(ABC):
     def _tell(self, callback: Callable[[Self], object]) -> None:
         try:
             callback(self)
-        except Exception:  # its own affair: others wait for theirs
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ):  # its own affair, also that it asked what was cancelled for its result
             logger.exception("%s: a done callback failed", self._what())
 
     def __repr__(self) -> str:

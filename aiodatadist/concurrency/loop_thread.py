@@ -277,9 +277,9 @@ class LoopThread:
     def join(self) -> None:
         """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards.
 
-        May be called twice. Raises what ``refuse`` makes of FORKED.
+        May be called twice. Raises what ``refuse`` makes of FORKED or OWN_THREAD.
         """
-        self.check_process()
+        self.check_usable()
         self._ring(self._stopping.set)
         interrupt: BaseException | None = None
         while self._thread.is_alive():

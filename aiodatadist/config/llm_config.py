@@ -18,7 +18,6 @@ from aiodatadist.values import checks
 __all__ = ["LLMConfig", "PoolConfig", "TransportName", "parse_address"]
 
 DEFAULT_SYNC_KV_TIMEOUT = 1000
-DEFAULT_LINK_TOTAL_TIME = 120
 DEFAULT_MEM_UTILIZATION = 0.95
 DEFAULT_HEARTBEAT_INTERVAL = 2000
 DEFAULT_HEARTBEAT_MISSES = 3
@@ -82,7 +81,7 @@ class LLMConfig(BaseModel):
         listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. Also ``listen``.
         sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
         enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
-        link_total_time: seconds for setting up a channel where a call has no timeout of its own.
+        link_total_time: seconds for a link by rank table; 0: what ``HCCL_CONNECT_TIMEOUT`` says, else 120.
         link_retry_count: attempts within that time.
         local_comm_res: this device in a rank table, as JSON; needed on an NPU, ignored by softnpu.
         mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host, as JSON with

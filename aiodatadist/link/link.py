@@ -268,6 +268,10 @@ class Link(Session):
                 finally:
                     self.calls.end()
                 group.cancel_scope.cancel()
+        except Exception as error:
+            if self.failure is None:
+                self._end(LinkError(f"the link to cluster {self.cluster_id} failed: {error!r}"), LinkState.BROKEN)
+            raise
         finally:
             self._tasks = None
             await self._give_back()
@@ -372,7 +376,8 @@ class Link(Session):
         """Streams, channels, connection, in this order; each in bounded time. Runs once, also when cancelled."""
         if self.failure is None:
             self._end(LinkClosed(f"the link to cluster {self.cluster_id} was closed"), LinkState.CLOSED)
-            await self.refuse("its cluster has ended")
+            self._stop()
+            await self.refuse(LinkClosed("its cluster has ended"))
         elif self.state is LinkState.CLOSING:
             self.state = LinkState.CLOSED
         self._stop()
@@ -427,9 +432,9 @@ class Link(Session):
             return False
         return True
 
-    async def refuse(self, why: str) -> None:
-        """Tell the peer, which may take the link for made, that there is none."""
-        await refuse(self._wire, LinkClosed(why))
+    async def refuse(self, why: LinkError) -> None:
+        """Tell the peer, which may take the link for made, that there is none. It may have been told before."""
+        await refuse(self._wire, why)
 
     async def discard(self) -> None:
         """Give back a link that never became ready."""

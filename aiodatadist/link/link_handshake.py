@@ -60,7 +60,7 @@ class LinkHandshake:
             connect: makes us the client.
             first: what the client said already.
             heartbeat_token: what a connection for heartbeats has to say to us.
-            bring: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
+            attach: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
 
         Returns:
             The peer's last word.

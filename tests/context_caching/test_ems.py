@@ -156,6 +156,23 @@ def test_a_timeout_is_in_milliseconds(hanging: None) -> None:
     assert caught.value.partial == CcResult(0, 1)
 
 
+class NotForCallers(threading.Condition):
+    """Of a future that callers wait for: an interrupt just behind the acquisition would leave its lock taken, for ever."""
+
+    def __enter__(self) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        return super().__enter__()
+
+
+def test_an_interrupted_caller_leaves_no_lock_that_the_loop_waits_for() -> None:
+    cc, kv = v1(), Kv()
+    cc.register_kvcache(kv.layers)
+    future = cc.async_save(block_slots([0]), [7], [BLOCK])
+    future._ended._condition = NotForCallers()
+    assert future.result().success == 1
+    assert future.done()
+
+
 def test_shutdown_ends_what_is_under_way(hanging: None) -> None:
     cc, kv = v1(), Kv()
     cc.register_kvcache(kv.layers)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
+import threading
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
-from aiodatadist.concurrency.loop_thread import LoopThread
+from aiodatadist.concurrency.loop_thread import LOOK_UP, LoopThread
 from aiodatadist.concurrency.outlast import outlast_future
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError
 from aiodatadist.context_caching.results import CcResult
@@ -23,12 +26,29 @@ class CcFuture:
         self._thread = thread
         self._transfer = transfer
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        transfer.add_done_callback(lambda _: self._ended.set_result(None))
+        self._is_over = (
+            False  # asked for in place of the future, whose lock an interrupt leaves taken if it comes too soon
+        )
+        self._over = threading.Lock()
+        self._over.acquire()
+        transfer.add_done_callback(self._settle)
+
+    def _settle(self, _: BlockTransfer) -> None:
+        """On the loop, which must not wait for a lock that an interrupted caller has."""
+        self._is_over = True
+        self._over.release()
+        self._ended.set_result(None)
+
+    def _wait_over(self, seconds: float = math.inf) -> None:
+        until = time.monotonic() + seconds
+        while not self._is_over and time.monotonic() < until:
+            if self._over.acquire(timeout=LOOK_UP):
+                self._over.release()  # for the next one
 
     def done(self) -> bool:
         """It has ended, one way or another. Never waits. Raises EmsInternalError: in a child of the process that began it."""
         self._thread.check_process()
-        return self._ended.done()
+        return self._is_over
 
     def cancel(self) -> None:
         """Ask it to stop. Its memory is in use until it is done."""
@@ -45,7 +65,7 @@ class CcFuture:
         if not self.done():
             self._thread.check_may_wait()
             try:
-                self._ended.result()
+                self._wait_over()
             except BaseException:
                 self.stop()
                 raise
@@ -54,7 +74,7 @@ class CcFuture:
     def stop(self) -> None:
         """Cancel it, and wait until no byte can land any more."""
         self.cancel()
-        concurrent.futures.wait([self._ended], QUIESCE)
+        self._wait_over(QUIESCE)
 
     def _outcome(self) -> CcResult:
         try:

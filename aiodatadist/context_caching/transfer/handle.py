@@ -9,6 +9,8 @@ from asyncio import _get_running_loop  # get_running_loop() raises where there i
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
+import anyio.lowlevel
+
 from aiodatadist.concurrency.completion import Completion, TransferState
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
@@ -71,10 +73,6 @@ class BlockTransfer(Completion):
         """It has ended, but the device does not let go of the memory."""
         return self.state is TransferState.STUCK
 
-    def cancel(self) -> bool:
-        """Ask it to stop; False if it has ended. Its memory is in use until it has: see :meth:`quiesced`."""
-        return super().cancel()
-
     def _cancel(self) -> bool:
         self._check_loop()
         self.is_asked_to_stop = True
@@ -105,8 +103,7 @@ class BlockTransfer(Completion):
             EmsInternalError: the device never let go of it: the memory must not be used again.
         """
         self._check_loop()
-        if not self.is_done:
-            await self._settled()
+        await (anyio.lowlevel.checkpoint() if self.is_done else self._settled())
         if self.is_stuck:
             raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
 

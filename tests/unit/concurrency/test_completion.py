@@ -96,3 +96,27 @@ async def test_one_that_does_not_answer_is_given_up_at_its_limit() -> None:
         await work.join()
     assert scope.cancelled_caught
     assert (work.steps, work.is_done) == (["cancel", "unanswered"], False)
+
+
+async def test_a_callback_that_asks_a_cancelled_one_for_its_result_concerns_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    work = Work()
+
+    def ask(_: Work) -> None:
+        raise asyncio.CancelledError
+
+    work.add_done_callback(ask)
+    waiting = asyncio.create_task(work.join())
+    await anyio.wait_all_tasks_blocked()
+    work._end(TransferState.CANCELLED)
+    await waiting
+    assert "work: a done callback failed" in caplog.text
+
+
+async def test_tasks_that_stopped_waiting_leave_nothing() -> None:
+    work = Work()
+    for _ in range(3):
+        with anyio.move_on_after(0):
+            await work._settled()
+    assert work._waiters == []

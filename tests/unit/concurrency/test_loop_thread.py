@@ -70,6 +70,15 @@ def test_its_own_thread_and_what_comes_too_late_are_refused() -> None:
         assert why(caught) is Unusable.OVER
 
 
+def test_its_own_thread_cannot_wait_for_its_end() -> None:
+    async def join(thread: LoopThread) -> None:
+        thread.join()
+
+    with running() as (thread, _), pytest.raises(Refused) as caught:
+        thread.call(lambda: join(thread))
+    assert why(caught) is Unusable.OWN_THREAD
+
+
 def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as (thread, _), monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: thread.pid + 1)
