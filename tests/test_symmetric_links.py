@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from aiodatadist import (
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
 from tests.test_pull import BLOCKS, moved
 
+GROUP = f"group {os.getpid()}"
+"""The name of a communicator: one for the whole machine, on which other tests run as well."""
+
 
 def table(count: int) -> str:
     devices = [{"device_id": str(i), "device_ip": f"10.0.0.{i}", "rank_id": str(i)} for i in range(count)]
@@ -34,7 +38,7 @@ def table(count: int) -> str:
     )
 
 
-async def link_all(*clusters: Cluster, name: str = "group") -> list[int]:
+async def link_all(*clusters: Cluster, name: str = GROUP) -> list[int]:
     ranks = {cluster.datadist.cluster_id: rank for rank, cluster in enumerate(clusters)}
     return await asyncio.gather(*(c.datadist.link(name, ranks, table(len(clusters))) for c in clusters))
 
@@ -102,7 +106,7 @@ async def test_the_environments_limit_is_whole_seconds(text: str, monkeypatch: p
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
     async with open_cluster(1, listen_ip_info=None) as prompt:
         with pytest.raises(ParamInvalid, match=f"HCCL_CONNECT_TIMEOUT={text}: .* 1 to 1000000 whole seconds"):
-            await prompt.datadist.link("group", {1: 0, 2: 1}, table(2))
+            await prompt.datadist.link(GROUP, {1: 0, 2: 1}, table(2))
 
 
 async def test_other_keys_do_not_meet_as_links() -> None:

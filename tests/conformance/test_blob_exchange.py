@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -18,7 +19,7 @@ from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvali
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
 from aiodatadist.transport.blob_exchange import BLOB, LENGTH, meet, validate
 
-names = (f"rendezvous-{number}" for number in itertools.count())
+names = (f"rendezvous-{os.getpid()}-{number}" for number in itertools.count())
 LIMIT = 30.0  # of meetings that should happen
 USED = ("comms", "streams", "device_bytes", "threads", "events")
 

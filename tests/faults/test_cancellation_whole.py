@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -573,6 +574,8 @@ async def test_a_role_is_switched(how: str, no_leaks: None) -> None:
         await at_every_await(CALLER, how, switch, oracle)
 
 
+PD = f"pd {os.getpid()}"
+"""The name of a communicator: one for the whole machine, on which other tests run as well."""
 TABLE = json.dumps(
     {
         "version": "1.0",
@@ -598,7 +601,7 @@ async def two_members(link_total_time: int = 1) -> AsyncIterator[tuple[Cluster, 
     assert anyio.current_time() - started < END
 
 
-async def linked_by_table(*members: Cluster, name: str = "pd") -> list[int]:
+async def linked_by_table(*members: Cluster, name: str = PD) -> list[int]:
     return list(await asyncio.gather(*(member.datadist.link(name, {1: 0, 2: 1}, TABLE) for member in members)))
 
 
@@ -608,10 +611,10 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
     async with two_members() as (prompt, decoder, cache):
 
         async def link() -> None:
-            other = asyncio.create_task(prompt.datadist.link("pd", {1: 0, 2: 1}, TABLE))
+            other = asyncio.create_task(prompt.datadist.link(PD, {1: 0, 2: 1}, TABLE))
             mine = 0
             try:
-                mine = await decoder.datadist.link("pd", {1: 0, 2: 1}, TABLE)
+                mine = await decoder.datadist.link(PD, {1: 0, 2: 1}, TABLE)
             finally:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([other], timeout=10)
@@ -626,7 +629,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
         async def oracle() -> None:
             clusters = (prompt, decoder)
             await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
-            numbers = await linked_by_table(*clusters, name="again")
+            numbers = await linked_by_table(*clusters, name=f"{PD} again")
             with anyio.fail_after(5):
                 await decoder.datadist.wait_linked(1)
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
