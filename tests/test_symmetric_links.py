@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -153,3 +154,13 @@ async def test_switching_the_role_moves_the_listener() -> None:
         assert (await decoder.datadist.link_clusters([info]))[0] is LLMStatusCode.LLM_LINK_FAILED
         await prompt.datadist.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": "127.0.0.1:0"})
         assert (await decoder.datadist.link_clusters([cluster_info(prompt)]))[0] is LLMStatusCode.LLM_SUCCESS
+
+
+async def test_the_port_is_free_for_others_as_soon_as_the_role_is_switched() -> None:
+    async with linked_pair(BLOCKS) as (prompt, decoder, _, _):
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)])
+        address = prompt.datadist.listen_address
+        assert address is not None
+        await prompt.datadist.switch_role(LLMRole.DECODER)
+        with socket.create_server(address):
+            pass

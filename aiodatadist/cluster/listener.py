@@ -72,7 +72,7 @@ class Listener:
     ) -> None:
         """Running out of file descriptors makes clients wait, no more."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not self.is_over:
             try:
                 accepted, _ = await loop.sock_accept(sock)
             except OSError as error:
@@ -83,11 +83,15 @@ class Listener:
                 await anyio.lowlevel.checkpoint()  # where many wait, accepting does not
 
     def close(self) -> None:
-        """No more clients. The loop stops watching the socket first: else one that comes right now would be lost in it."""
+        """No more clients; the port is free when this returns, for another process, too.
+
+        The loop stops watching the socket first: else a client that comes right now would be lost in it.
+        """
         self.is_over = True
         loop = asyncio.get_running_loop()
         # A loop may say that it does not watch the socket, or that it is closed: then there is nothing to do.
         for sock in self._sockets:
             with contextlib.suppress(OSError, ValueError, RuntimeError, NotImplementedError):
                 loop.remove_reader(sock)
+            sock.close()
         self._scope.cancel()
