@@ -7,6 +7,8 @@
  *   SOFTNPU_DEVICE_MEMORY  bytes of one device; only counted, nothing is reserved: default 64 GiB
  *   SOFTNPU_MAX_STREAMS    of one device, default streams included: default 1984
  *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
+ *   SOFTNPU_STRICT         `hccs` or `roce`: refuse what HCCL refuses, and do otherwise what it does otherwise, between two
+ *                          cards of one server or between two servers; default: take whatever makes sense
  *   SOFTNPU_FAULTS         faults from the start, see below                                                      */
 #pragma once
 #include <stddef.h>

@@ -15,7 +15,8 @@ TEST(test_bad_settings_are_refused_by_init)
 {
     const char *const bad[][2] = {
         { "SOFTNPU_DEVICES", "0" }, { "SOFTNPU_DEVICES", "65" }, { "SOFTNPU_DEVICES", "-1" }, { "SOFTNPU_DEVICE_MEMORY", "1G" },
-        { "SOFTNPU_MAX_STREAMS", "many" }, { "SOFTNPU_INLINE_BYTES", "99999999999999999999" }, { "SOFTNPU_FAULTS", "aclrtMalloc:explode" },
+        { "SOFTNPU_MAX_STREAMS", "many" }, { "SOFTNPU_STRICT", "rdma" },
+        { "SOFTNPU_INLINE_BYTES", "99999999999999999999" }, { "SOFTNPU_FAULTS", "aclrtMalloc:explode" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         setenv(bad[i][0], bad[i][1], 1);

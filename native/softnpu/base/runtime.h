@@ -42,7 +42,11 @@ extern soft_counts soft_count;
 
 /* ---- settings.c: what the environment says, read by the first aclInit ---- */
 enum { SOFT_MAX_DEVICES = 64 };
+/* As which hardware softnpu behaves where the vendor's differs from link to link: FREE takes whatever makes sense, HCCS is
+ * two cards of one server, ROCE two servers. softnpu.h says what the difference is. */
+typedef enum { SOFT_STRICT_NO, SOFT_STRICT_HCCS, SOFT_STRICT_ROCE } soft_strictness;
 typedef struct soft_settings {
+    soft_strictness strict;
     int devices;
     uint32_t max_streams;                                   /* of one device, default streams included */
     uint64_t inline_bytes;                                  /* work up to this size may run in the submitting thread */

@@ -2,6 +2,7 @@
 #include "runtime.h"
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 soft_settings soft_setting = { .device_memory = 64ull << 30 };
 
@@ -21,14 +22,29 @@ static aclError read_number(const char *name, uint64_t least, uint64_t most, uin
     return ACL_SUCCESS;
 }
 
+static aclError read_strictness(soft_strictness *value)
+{
+    static const char *const words[] = { "", "hccs", "roce" };
+    const char *text = getenv("SOFTNPU_STRICT");
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(text ? text : "", words[i])) {
+            *value = (soft_strictness)i;
+            return ACL_SUCCESS;
+        }
+    return soft_error(ACL_ERROR_INVALID_PARAM, "SOFTNPU_STRICT=%s: want hccs, roce, or nothing", text);
+}
+
 aclError soft_settings_read(void)
 {
+    soft_strictness strict = SOFT_STRICT_NO;
     uint64_t devices, streams, inline_bytes, memory;
     SOFT_TRY(read_number("SOFTNPU_DEVICES", 1, SOFT_MAX_DEVICES, 8, &devices));
     SOFT_TRY(read_number("SOFTNPU_MAX_STREAMS", 1, INT32_MAX, 1984, &streams));   /* 1984: the limit of A2 and A3 */
     /* Waking a sleeping core costs about 70 us on the machine this was written on, as much as copying some 500 KiB. */
     SOFT_TRY(read_number("SOFTNPU_INLINE_BYTES", 0, 1ull << 40, 256ull << 10, &inline_bytes));
     SOFT_TRY(read_number("SOFTNPU_DEVICE_MEMORY", 1, 1ull << 50, atomic_load(&soft_setting.device_memory), &memory));
+    SOFT_TRY(read_strictness(&strict));
+    soft_setting.strict = strict;
     soft_setting.devices = (int)devices;
     soft_setting.max_streams = (uint32_t)streams;
     soft_setting.inline_bytes = inline_bytes;
