@@ -440,12 +440,12 @@ class CacheManager:
 
     def _start(self, what: str, link: Link, spec: TransferSpec, notify: bytes | None) -> CacheTask:
         pending = None if notify is None else link.notification_queue.reserve(check_payload(notify))
-        outcome = link.start(spec, what)
+        transfer = link.start(spec, what)
         if pending is not None:
-            outcome.add_done_callback(
+            transfer.add_done_callback(
                 lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
             )
-        return CacheTask(what, link.cluster_id, outcome, self._engine.check_here, spec)
+        return CacheTask(what, link.cluster_id, transfer, self._engine.check_here, spec)
 
     # ---- layer by layer ----
 

@@ -33,7 +33,7 @@ from aiodatadist.values.descriptors import LLMRole, Placement, RegisterMemStatus
 logger = logging.getLogger(__name__)
 
 LINKS_AT_A_TIME = 16
-FINALIZE = 30.0
+FINALIZE_SECONDS = 30.0
 """Seconds after which a cancelled finalize() gives up waiting for the device."""
 
 Call = Callable[[], Awaitable[None]]
@@ -101,7 +101,7 @@ class LLMDataDist:
                 self._config = options
             self._first_config = self._config.model_copy(deep=True)
             config = self._engine_config()
-            engine = Engine(self, config, resident, self._turn)
+            engine = Engine(self, config, resident, self._serving_a_request)
             _claim_id(self._cluster_id, resident)
             try:
                 await resident.start(engine.run)
@@ -120,7 +120,7 @@ class LLMDataDist:
             partial(_refusal, name),
             what=name,
             unfinished=f"{name} was never finalized: use async with, or await finalize()",
-            patience=FINALIZE,
+            patience=FINALIZE_SECONDS,
         )
 
     def _check_same(self, options: LLMConfig | None) -> None:
@@ -195,7 +195,7 @@ class LLMDataDist:
         self._running_here()
         return self._rank_groups
 
-    def _turn(self, cluster_id: int) -> AbstractContextManager[None]:
+    def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None]:
         """Entered around the answer to each request of that peer's: requests go on beside everything else."""
         return nullcontext()
 

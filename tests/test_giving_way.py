@@ -117,7 +117,7 @@ async def questions_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
     while gate.is_open:
-        cache._watch.failed(cache._work)
+        cache._guard.failed(cache._pipeline)
     assert (await cache.exists([1])).details == (CcStatus.SKIPPED,)
     return lambda: cache.exists([1])
 
@@ -126,7 +126,7 @@ async def loads_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
     while gate.is_open:
-        cache._watch.failed(cache._work)
+        cache._guard.failed(cache._pipeline)
 
     async def once() -> None:
         await cache.start_load([1], chunks=[[(0, 4)]])

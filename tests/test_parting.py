@@ -49,13 +49,13 @@ async def test_heartbeats_may_end_before_the_peers_last_word_has_had_its_effect(
 ) -> None:
     async with linked() as (_, decoder):
         link = decoder.datadist._running().find_link(1)
-        end = link.calls.end
+        end = link.questions.end
 
         def end_and_hear_of_the_heartbeats() -> None:
             end()
             link.lost("its heartbeat connection was closed")
 
-        monkeypatch.setattr(link.calls, "end", end_and_hear_of_the_heartbeats)
+        monkeypatch.setattr(link.questions, "end", end_and_hear_of_the_heartbeats)
         assert await decoder.datadist.unlink_clusters(known_as(1)) == SUCCESS
 
 

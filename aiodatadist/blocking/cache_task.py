@@ -11,7 +11,7 @@ from aiodatadist.cache import task as awaitable
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LLMException, LLMStatusCode
 
-LET_GO = 30_000
+LET_GO_MILLISECONDS = 30_000
 """Milliseconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
 
 
@@ -45,7 +45,7 @@ class CacheTask:
     async def _end(self) -> None:
         self._inner.cancel()
         with anyio.CancelScope(shield=True):
-            await self._inner.get_results(LET_GO)
+            await self._inner.get_results(LET_GO_MILLISECONDS)
 
     def _stop(self) -> None:
         """Cancel it, and wait until no byte can land any more."""

@@ -9,7 +9,7 @@ import warnings
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.errors import DeviceError, ForkError, LLMException, LLMStatusCode, TransferError
 
-LAST_CALLS = 30.0
+LAST_CALLS_SECONDS = 30.0
 """Seconds that calls which are under way have for ending, when the last cluster is finalized."""
 
 
@@ -66,7 +66,7 @@ def acquire() -> LoopThread:
     """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
     with _shared.lock:
         if _shared.thread is None:
-            _shared.thread = LoopThread("aiodatadist loop", _refusal, _warn_on_event_loop, LAST_CALLS)
+            _shared.thread = LoopThread("aiodatadist loop", _refusal, _warn_on_event_loop, LAST_CALLS_SECONDS)
         _shared.users += 1
         return _shared.thread
 

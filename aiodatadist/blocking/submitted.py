@@ -24,7 +24,7 @@ from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
 """Handles that may be submitted and not drained."""
-LET_GO = 30.0
+LET_GO_SECONDS = 30.0
 """Seconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
 
 
@@ -171,7 +171,7 @@ class Handle:
                 await ended.wait()
         except asyncio.CancelledError:
             self._cancel()
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LET_GO):
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LET_GO_SECONDS):
                 await ended.wait()
             raise
         finally:
@@ -271,7 +271,7 @@ class Submissions:
             await self._wait_idle()
         for handle in list(self._under_way):
             handle._cancel()
-        with anyio.move_on_after(LET_GO):
+        with anyio.move_on_after(LET_GO_SECONDS):
             await self._wait_idle()
 
     async def _wait_idle(self) -> None:

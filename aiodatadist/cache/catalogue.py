@@ -12,7 +12,7 @@ from aiodatadist.wire.messages import CacheEntry
 
 
 class RemoteCache:
-    """One of the peer's caches, which we hold: the peer does not give its memory to anybody else meanwhile.
+    """One of the peer's caches, which we hold: the peer does not give its memory on meanwhile.
 
     ``uses`` counts our transfers that touch it.
     """

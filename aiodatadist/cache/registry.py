@@ -90,7 +90,7 @@ class CacheRegistry:
         self._spawn = spawn
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
-        self._leaving: dict[int, Deallocation] = {}
+        self._deallocations: dict[int, Deallocation] = {}
         self._removals: dict[Name, list[Deallocation | Signal]] = {}
         self._claims: dict[tuple[int, int], tuple[anyio.Lock, int]] = {}
 
@@ -114,7 +114,7 @@ class CacheRegistry:
 
     def _pinned(self, placement: Placement) -> tuple[int, int]:
         """Bytes of a pool that are in use, and how many of them are withheld."""
-        entries = {*self.table, *(leaving.entry for leaving in self._leaving.values())}
+        entries = {*self.table, *(deallocation.entry for deallocation in self._deallocations.values())}
         pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
         pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
         return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
@@ -274,8 +274,8 @@ class CacheRegistry:
             cache.empty()
             entry.cache.empty()
             self._collect(entry)
-        if (leaving := self._leaving.get(cache.cache_id)) is not None:
-            await leaving.wait()
+        if (deallocation := self._deallocations.get(cache.cache_id)) is not None:
+            await deallocation.wait()
 
     def drop(self, cache: Cache) -> None:
         """As :meth:`deallocate`, without waiting: for a cache that has no name and no user any more. While an array over
@@ -295,8 +295,8 @@ class CacheRegistry:
 
     async def wait_given_back(self, cache_id: int) -> None:
         """Until a cache that has no references any more is gone, one way or another."""
-        if (leaving := self._leaving.get(cache_id)) is not None:
-            await leaving.settled.wait()
+        if (deallocation := self._deallocations.get(cache_id)) is not None:
+            await deallocation.settled.wait()
 
     def bind(self, cache: Cache, naming: Naming) -> None:
         """Names for the slots of an allocated cache, from now on. ``naming`` raises: nothing was bound."""
@@ -317,8 +317,8 @@ class CacheRegistry:
 
     def _collect(self, entry: Entry) -> None:
         """Give it back if it has no references any more."""
-        if not entry.references and entry.cache_id not in self._leaving:
-            self._start_leaving(entry)
+        if not entry.references and entry.cache_id not in self._deallocations:
+            self._start_deallocation(entry)
 
     def is_consumable(self, entry: Entry, name: Name, slot: int) -> bool:
         """A pull by this name may be the last one of a key."""
@@ -366,8 +366,8 @@ class CacheRegistry:
         if entry is not None and entry.pool is not None:
             self.table.unbind(name)
             self._collect(entry)
-            leaving = self._leaving.get(entry.cache_id)
-            news = self._revoke(entry) if leaving is None else [leaving]
+            deallocation = self._deallocations.get(entry.cache_id)
+            news = self._revoke(entry) if deallocation is None else [deallocation]
             pending[name] = [*pending.get(name, []), *news]
         for wait in pending.get(name, []):
             await wait.wait()
@@ -375,7 +375,7 @@ class CacheRegistry:
     async def unregister(self, cache_id: int, has_links: bool) -> None:
         """Forget a cache of the caller's memory. If cancelled while it waits, it is forgotten all the same."""
         entry = self.table.find(cache_id)
-        if entry is not None and cache_id not in self._leaving:
+        if entry is not None and cache_id not in self._deallocations:
             if entry.pool is not None:
                 raise ParamInvalid(f"cache {cache_id} was allocated: deallocate it")
             if entry.remote_accessible and has_links:
@@ -384,9 +384,9 @@ class CacheRegistry:
                     status_code=LLMStatusCode.LLM_EXIST_LINK,
                     hint="unlink_clusters() first",
                 )
-            self._start_leaving(entry)
-        if (leaving := self._leaving.get(cache_id)) is not None:
-            await leaving.wait()
+            self._start_deallocation(entry)
+        if (deallocation := self._deallocations.get(cache_id)) is not None:
+            await deallocation.wait()
 
     # ---- peers that are lost, and may still write ----
 
@@ -427,45 +427,45 @@ class CacheRegistry:
 
     def end(self) -> None:
         """The engine is over: a caller that waits for a cache that was not given back is told so."""
-        for leaving in self._leaving.values():
-            leaving.settled.set()
+        for deallocation in self._deallocations.values():
+            deallocation.settled.set()
 
-    def _start_leaving(self, entry: Entry) -> None:
+    def _start_deallocation(self, entry: Entry) -> None:
         entry.is_live = False
-        leaving = self._leaving[entry.cache_id] = Deallocation(entry)
-        leaving.error = LLMException(
+        deallocation = self._deallocations[entry.cache_id] = Deallocation(entry)
+        deallocation.error = LLMException(
             f"cache {entry.cache_id} was in use until the cluster was finalized",
             status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
         )
 
         async def leave() -> None:
             try:
-                await self._give_back(entry, leaving)
-                leaving.error = None
+                await self._give_back(entry, deallocation)
+                deallocation.error = None
             except LLMException as error:
-                leaving.error = error
+                deallocation.error = error
                 logger.error("cache %d: %s", entry.cache_id, error)  # noqa: TRY400 - the message says it all
             finally:
                 if not entry.is_poisoned:
-                    del self._leaving[entry.cache_id]
-                leaving.settled.set()
+                    del self._deallocations[entry.cache_id]
+                deallocation.settled.set()
 
         if not self._spawn(leave):
-            leaving.settled.set()
+            deallocation.settled.set()
 
     @staticmethod
     def _revoke(entry: Entry) -> list[Signal]:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
-    async def _give_back(self, entry: Entry, leaving: Deallocation) -> None:
+    async def _give_back(self, entry: Entry, deallocation: Deallocation) -> None:
         """Wait until nothing touches it, then give its memory back. A caller does not wait for pages that are withheld."""
         if entry.pool is not None:
             self.table.remove(entry)
         while not entry.is_quiet and not entry.is_poisoned:
             self._revoke(entry)
             if entry.pool is not None and entry.is_released:
-                leaving.error = None
-                leaving.settled.set()
+                deallocation.error = None
+                deallocation.settled.set()
             await entry.wait_change()
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")

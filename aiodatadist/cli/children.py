@@ -22,7 +22,7 @@ import aiodatadist
 from aiodatadist.cli.errors import CommandError
 from aiodatadist.cli.messages import REPORT, Failed, Order, Report
 
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 """Seconds that a child has to end on its own after its stdin closed."""
 
 _LAST_WORDS = 4096
@@ -78,7 +78,7 @@ class Child:
             return ChildError(
                 f"{self} was killed by {signal.Signals(-code).name}; the demo ends with it", is_root_cause=True
             )
-        with anyio.move_on_after(GRACE):
+        with anyio.move_on_after(GRACE_SECONDS):
             await self._said_all.wait()
         words = "".join(f"\n  {line}" for line in self._last_words.decode(errors="replace").splitlines())
         return ChildError(f"{self} ended unexpectedly with exit code {code}{words}")
@@ -120,13 +120,13 @@ class ChildError(CommandError):
 
 @asynccontextmanager
 async def open_child(name: str, command: Sequence[str]) -> AsyncIterator[Child]:
-    """Start a worker. On the way out it has ``GRACE`` to end by itself; none if the body failed or was cancelled."""
+    """Start a worker. On the way out it has ``GRACE_SECONDS`` to end by itself; none if the body failed or was cancelled."""
     process = await anyio.open_process(command, env=environment(), start_new_session=True)
     child = Child(name, process)
     grace = 0.0
     try:
         yield child
-        grace = GRACE
+        grace = GRACE_SECONDS
     finally:
         await child.stop(grace)
 

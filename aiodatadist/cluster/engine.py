@@ -54,7 +54,7 @@ from aiodatadist.wire.messages import AttachHeartbeats, Connect, EndpointInfo, H
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 512
-HANDSHAKE = 60.0
+HANDSHAKE_TIMEOUT = 60.0
 """Seconds that a client has, from connecting to the end of the handshake, whatever it asks for."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is."""
@@ -88,12 +88,12 @@ class PendingClient:
         if not self._is_known:
             self._is_known = True
             self._engine.pending_clients -= 1
-            self.scope.deadline = anyio.current_time() + HANDSHAKE
+            self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
 
     @property
     def wanted(self) -> str:
         if self._is_known:
-            return f"open its channel within {HANDSHAKE:g} s"
+            return f"open its channel within {HANDSHAKE_TIMEOUT:g} s"
         return f"say who it is within {self._seconds:g} s"
 
 
@@ -112,7 +112,8 @@ class Engine:
     """What an initialised LLMDataDist consists of. Lives in its resident's task, which owns the task group of all else.
 
     Args:
-        turn: entered, with the peer's cluster id, around the answer to each request of that peer's to move bytes.
+        serving_a_request: entered, with the peer's cluster id, around the answer to each request of that peer's
+            to move bytes.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Engine:
         owner: Owner,
         config: LLMConfig,
         resident: Resident,
-        turn: Callable[[int], AbstractContextManager[None]],
+        serving_a_request: Callable[[int], AbstractContextManager[None]],
     ) -> None:
         self.resident = resident
         self.check_here = resident.check_here
@@ -130,7 +131,7 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox()
         self.layered: set[LayeredTransfer] = set()
-        self.turn = turn
+        self.serving_a_request = serving_a_request
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
@@ -477,7 +478,7 @@ class Engine:
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
         handshake = Handshake("client", self._hello(key), key, cluster_id)
-        connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE))
+        connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
         async def attach(token: str) -> None:
             await self._heartbeats.attach(link, address, token, self._tasks())

@@ -28,7 +28,7 @@ READ = 4096
 """Bytes that are read of one connection at a time: thousands of beats."""
 LONGEST_SLEEP = 3600.0
 """Seconds. epoll takes no more than some weeks."""
-JOIN = 1.0
+JOIN_SECONDS = 1.0
 """Seconds that the thread has for its end. It needs some milliseconds."""
 CLOSED = "its heartbeat connection was closed"
 
@@ -83,20 +83,20 @@ class HeartbeatThread:
             if not silence > 0:
                 raise ValueError(f"silence is {silence}: it has to be more than 0 s")
             watch = HeartbeatWatch(self, lost, begun)
-            line = _Connection(
+            connection = _Connection(
                 sock, sock.fileno(), silence, asyncio.get_running_loop(), watch._deliver, monotonic(), patience
             )
-            watch._on = (self._post(line), line)
+            watch._on = (self._post(connection), connection)
         except BaseException:
             sock.close()
             raise
         return watch
 
-    def _post(self, line: _Connection) -> _HeartbeatLoop:
+    def _post(self, connection: _Connection) -> _HeartbeatLoop:
         """To the thread, which is a new one at first and after a failure."""
-        if self._loop is None or not self._loop.post(line, watched=True):
+        if self._loop is None or not self._loop.post(connection, watched=True):
             self._loop = _HeartbeatLoop(self._interval)
-            self._loop.post(line, watched=True)
+            self._loop.post(connection, watched=True)
         return self._loop
 
     def close(self) -> None:
@@ -122,8 +122,8 @@ class HeartbeatWatch:
         """Never call ``lost`` or ``begun`` from now on; the thread closes the socket presently. Idempotent."""
         on, self._on, self._lost, self._begun = self._on, None, None, None
         if on is not None:
-            heartbeat_loop, line = on
-            heartbeat_loop.post(line, watched=False)
+            heartbeat_loop, connection = on
+            heartbeat_loop.post(connection, watched=False)
 
     def _deliver(self, reason: str | None) -> None:
         """What the thread has queued on the loop: why the peer is lost, or None for its first byte. By now the watch may have
@@ -167,7 +167,7 @@ class _HeartbeatLoop:
         self._lock = threading.Lock()
         self._posted: deque[tuple[_Connection, bool]] = deque()
         self._ended = False
-        self._lines: dict[int, _Connection] = {}
+        self._connections: dict[int, _Connection] = {}
         self._buffer = ctypes.create_string_buffer(READ)
         self._next_beat = math.inf
         self._next_judgement = math.inf
@@ -184,11 +184,11 @@ class _HeartbeatLoop:
 
     # ---- on the event loop ----
 
-    def post(self, line: _Connection, *, watched: bool) -> bool:
+    def post(self, connection: _Connection, *, watched: bool) -> bool:
         """Have a connection taken up or let go. False if the thread has ended, and with it all connections."""
         with self._lock:
             if not self._ended:
-                self._posted.append((line, watched))
+                self._posted.append((connection, watched))
                 os.eventfd_write(self._wake, 1)
             return not self._ended
 
@@ -197,9 +197,9 @@ class _HeartbeatLoop:
             self._closing = True
             if not self._ended:
                 os.eventfd_write(self._wake, 1)
-        self._thread.join(JOIN)
+        self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
-            logger.error("the heartbeat thread did not end within %g s", JOIN)
+            logger.error("the heartbeat thread did not end within %g s", JOIN_SECONDS)
 
     # ---- the thread ----
 
@@ -225,8 +225,8 @@ class _HeartbeatLoop:
             for fd, _ in events:
                 if fd == self._wake:
                     self._obey()
-                elif fd in self._lines:
-                    self._read(self._lines[fd])
+                elif fd in self._connections:
+                    self._read(self._connections[fd])
             if now >= self._next_judgement:
                 self._judge(now)
             if now >= self._next_beat:
@@ -237,85 +237,88 @@ class _HeartbeatLoop:
 
         Measured by each one's silence, so that small hiccups, however many, do not put off the news of a peer that is dead.
         """
-        for line in self._lines.values() if late > 0 else ():
-            if late > line.silence / 2:
-                line.heard = max(line.heard, now)
+        for connection in self._connections.values() if late > 0 else ():
+            if late > connection.silence / 2:
+                connection.heard = max(connection.heard, now)
 
     def _obey(self) -> None:
         os.eventfd_read(self._wake)  # before the queue: what is posted from here on wakes the thread again
         while self._posted:
-            line, watched = self._posted.popleft()
+            connection, watched = self._posted.popleft()
             if watched:
-                self._take_up(line)
+                self._take_up(connection)
             else:
-                self._let_go(line)
+                self._let_go(connection)
 
-    def _take_up(self, line: _Connection) -> None:
-        self._lines[line.fd] = line
+    def _take_up(self, connection: _Connection) -> None:
+        self._connections[connection.fd] = connection
         try:
-            line.sock.setblocking(False)
-            if line.sock.family in {socket.AF_INET, socket.AF_INET6}:
-                line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a beat waits for no acknowledgement
-            self._epoll.register(line.fd, select.EPOLLIN)
+            connection.sock.setblocking(False)
+            if connection.sock.family in {socket.AF_INET, socket.AF_INET6}:
+                # A beat waits for no acknowledgement.
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._epoll.register(connection.fd, select.EPOLLIN)
         except (OSError, ValueError):  # it came closed or broken
-            self._lose(line, CLOSED)
+            self._lose(connection, CLOSED)
             return
         now = monotonic()
-        line.heard = now + line.patience
-        self._next_judgement = min(self._next_judgement, line.heard + line.silence)
+        connection.heard = now + connection.patience
+        self._next_judgement = min(self._next_judgement, connection.heard + connection.silence)
         self._next_beat = min(self._next_beat, now + self._interval)
-        self._send(line)
+        self._send(connection)
 
-    def _read(self, line: _Connection) -> None:
-        count = _libc.recv(line.sock.fileno(), self._buffer, READ, socket.MSG_DONTWAIT)
+    def _read(self, connection: _Connection) -> None:
+        count = _libc.recv(connection.sock.fileno(), self._buffer, READ, socket.MSG_DONTWAIT)
         if count > 0:
-            line.heard = monotonic()  # not earlier: the thread may have been stopped right before it read
-            if not line.has_begun:
-                line.has_begun = True
-                self._next_judgement = min(self._next_judgement, line.heard + line.silence)
-                self._say(line, None)
+            connection.heard = monotonic()  # not earlier: the thread may have been stopped right before it read
+            if not connection.has_begun:
+                connection.has_begun = True
+                self._next_judgement = min(self._next_judgement, connection.heard + connection.silence)
+                self._say(connection, None)
         elif count == 0:
-            self._lose(line, CLOSED)
+            self._lose(connection, CLOSED)
         elif (error := ctypes.get_errno()) != errno.EAGAIN:
-            self._lose(line, f"its heartbeat connection failed: {os.strerror(error)}")
+            self._lose(connection, f"its heartbeat connection failed: {os.strerror(error)}")
 
     def _judge(self, now: float) -> None:
         """Give up who has been silent for too long, at ``now`` and, as its buffer is empty, still."""
-        for line in list(self._lines.values()):
-            if now - line.heard >= line.silence:
-                self._read(line)
-                if now - line.heard >= line.silence:
-                    self._lose(line, f"no heartbeat for {now - line.heard:.2f} s")
-        self._next_judgement = min((line.heard + line.silence for line in self._lines.values()), default=math.inf)
+        for connection in list(self._connections.values()):
+            if now - connection.heard >= connection.silence:
+                self._read(connection)
+                if now - connection.heard >= connection.silence:
+                    self._lose(connection, f"no heartbeat for {now - connection.heard:.2f} s")
+        self._next_judgement = min(
+            (connection.heard + connection.silence for connection in self._connections.values()), default=math.inf
+        )
 
     def _beat(self, now: float) -> None:
-        for line in self._lines.values():
-            self._send(line)
-        self._next_beat = now + self._interval if self._lines else math.inf
+        for connection in self._connections.values():
+            self._send(connection)
+        self._next_beat = now + self._interval if self._connections else math.inf
 
-    def _send(self, line: _Connection) -> None:
+    def _send(self, connection: _Connection) -> None:
         """A beat that cannot be sent is left out: the buffer of a stopped peer is full, and a broken socket tells _read."""
-        _libc.send(line.sock.fileno(), BEAT, 1, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        _libc.send(connection.sock.fileno(), BEAT, 1, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    def _lose(self, line: _Connection, reason: str) -> None:
-        if self._let_go(line):
-            self._say(line, reason)
+    def _lose(self, connection: _Connection, reason: str) -> None:
+        if self._let_go(connection):
+            self._say(connection, reason)
 
     @staticmethod
-    def _say(line: _Connection, reason: str | None) -> None:
+    def _say(connection: _Connection, reason: str | None) -> None:
         try:
-            line.loop.call_soon_threadsafe(line.tell, reason)
+            connection.loop.call_soon_threadsafe(connection.tell, reason)
         except RuntimeError:  # the loop is closed: no link is left to be told
             logger.debug("a peer was %s after its event loop", "heard" if reason is None else f"lost ({reason})")
 
-    def _let_go(self, line: _Connection) -> bool:
+    def _let_go(self, connection: _Connection) -> bool:
         """False if it was let go before."""
-        if self._lines.get(line.fd) is not line:
+        if self._connections.get(connection.fd) is not connection:
             return False
-        del self._lines[line.fd]
+        del self._connections[connection.fd]
         with contextlib.suppress(OSError, ValueError):  # a forked child may keep the socket open, and so polled
-            self._epoll.unregister(line.fd)
-        line.sock.close()
+            self._epoll.unregister(connection.fd)
+        connection.sock.close()
         return True
 
     def _end(self, reason: str | None) -> None:
@@ -323,12 +326,15 @@ class _HeartbeatLoop:
         with self._lock:
             self._ended = True
             self._close_own()
-        for line in [*self._lines.values(), *(line for line, watched in self._posted if watched)]:
-            self._lines[line.fd] = line
+        for connection in [
+            *self._connections.values(),
+            *(connection for connection, watched in self._posted if watched),
+        ]:
+            self._connections[connection.fd] = connection
             if reason is None:
-                self._let_go(line)
+                self._let_go(connection)
             else:
-                self._lose(line, reason)
+                self._lose(connection, reason)
 
     def _close_own(self) -> None:
         self._epoll.close()

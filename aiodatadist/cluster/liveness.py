@@ -17,7 +17,7 @@ from aiodatadist.link import Link, connected
 from aiodatadist.wire.frames import encode
 from aiodatadist.wire.messages import AttachHeartbeats
 
-FIRST_BEAT = 10.0
+FIRST_BEAT_TIMEOUT = 10.0
 """Seconds that the server's event loop has for taking up the heartbeats of a new link."""
 EOF_PATIENCE = 1.0
 """Seconds between the end of a link's heartbeat connection and, if that goes on, the end of the link."""
@@ -75,7 +75,7 @@ class Heartbeats:
             sock = await connected(*address, encode(AttachHeartbeats(token=token)))
         except OSError as error:
             raise LinkError(f"the peer took no connection for heartbeats: {error}") from error
-        await group.start(self.beat, link, sock, FIRST_BEAT)
+        await group.start(self.beat, link, sock, FIRST_BEAT_TIMEOUT)
 
     # ---- both ----
 

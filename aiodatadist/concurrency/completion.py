@@ -198,7 +198,7 @@ class TransferCompletion(Completion):
         if self.error is not None:
             logger.error("%s failed, and its exception was never retrieved: %s", name, self.error)
 
-    def replace_outcome(self, error: LLMException) -> None:
+    def replace_error(self, error: LLMException) -> None:
         """For a done callback: tell a better-informed error instead, for instance that the peer died."""
         self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
         self.error = error

@@ -7,9 +7,10 @@ Who owns what
 
 What cancellation means
     An interrupt (KeyboardInterrupt, or whatever else a signal handler raises) of a thread that waits in ``call`` cancels the
-    call's scope on the loop, and is re-raised when the call has ended; further interrupts meanwhile are dropped. A call that
-    the loop had not begun never begins. ``join`` lets calls end for ``last_calls`` seconds, then cancels them. A caller's
-    future is settled in every case.
+    call's scope on the loop, and is re-raised when the call has ended, or after ``OUTLAST_SECONDS`` where it does not end:
+    it goes on in the thread then. Further interrupts meanwhile are dropped. A call that the loop had not begun never begins.
+    ``join`` lets calls end for ``last_calls`` seconds, then cancels them; interrupted, it waits for so long at most. A call
+    is settled in every case.
 
 What it guards
     It refuses a child of its process, its own thread, and all that comes after its end, with what ``refuse`` makes of a
@@ -29,12 +30,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import math
 import os
 import threading
+import time
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar
@@ -50,8 +52,11 @@ T = TypeVar("T")
 
 new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 """What the thread runs: the loop of the process's policy, for instance uvloop's."""
-LOOK_UP = 0.2
+LOOK_UP_SECONDS = 0.2
 """Seconds after which an interrupt is noticed at the latest."""
+OUTLAST_SECONDS = 60.0
+"""Seconds for which an interrupted thread waits for what it cancelled: a server that does not answer, or a device that does
+not stop, may hold that up for ever."""
 PORTION = 8
 """Functions that the loop runs before it looks after others: to begin a transfer takes some 50 us."""
 
@@ -73,17 +78,65 @@ class Unusable(Enum):
 Refuse = Callable[[Unusable], Exception]
 
 
+class _Settled:
+    """What the loop's thread settles and one other thread waits for, however it is interrupted meanwhile.
+
+    Not a ``concurrent.futures.Future``: its condition is Python code, and an interrupt in the wrong place of it leaves its
+    lock taken for ever, on which the loop's thread would wait. The lock here is never waited for by the thread that settles.
+
+    Attributes:
+        is_over: it is settled.
+        error: with this; None: with a result, or not yet.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._result: Any = None
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """On the loop's thread. Nothing happens if it is settled."""
+        if not self.is_over:
+            self._result, self.error = result, error
+            self.is_over = True
+            self._lock.release()
+
+    def wait(self, seconds: float = math.inf) -> None:
+        """Until it is settled, or for so long. The main thread looks up now and then: a signal that came after the
+        interpreter's last look, and before the thread began to wait, would otherwise be noticed only afterwards."""
+        is_main = threading.current_thread() is threading.main_thread()
+        slice_seconds = LOOK_UP_SECONDS if is_main or seconds < math.inf else -1
+        until = time.monotonic() + seconds
+        while not self.is_over and time.monotonic() < until:
+            self._lock.acquire(timeout=slice_seconds)
+
+    def outlast(self) -> None:
+        """Until it is settled, or for ``OUTLAST_SECONDS``, however many interrupts come."""
+        until = time.monotonic() + OUTLAST_SECONDS
+        while not self.is_over and (left := until - time.monotonic()) > 0:
+            with suppress(BaseException):  # whatever a signal handler raises
+                self.wait(left)
+
+    def result(self) -> Any:
+        """What it is settled with, or raises it."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
 class _Call:
-    """A call on its way over the loop and back. Its caller waits for :attr:`future`, which is always settled."""
+    """A call on its way over the loop and back. Its caller waits for :attr:`settled`."""
 
     def __init__(self, function: Callable[[], Awaitable[Any]], refuse: Refuse) -> None:
-        self.future: Future[Any] = Future()
+        self.settled = _Settled()
         self._refuse = refuse
         self._function = function
         self._scope: Scope | None = None
 
     def start(self, tasks: Spawner) -> None:
-        if not self.future.done():
+        if not self.settled.is_over:
             self._scope = Scope()
             tasks.start_soon(self._run, self._scope)
 
@@ -91,34 +144,27 @@ class _Call:
         """In a task of the loop's. That what is called was cancelled from elsewhere is no reason to cancel others."""
         try:
             with scope:
-                self._settle(await self._function(), None)
+                self.settled.settle(await self._function(), None)
         except Exception as error:
-            self._settle(None, error)
+            self.settled.settle(None, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
         finally:
-            if not self.future.done():
-                self._settle(None, self._refuse(Unusable.STOPPED))
+            if not self.settled.is_over:
+                self.fail(self._refuse(Unusable.STOPPED))
 
     def cancel(self) -> None:
         """Make it end as soon as it safely can. If it never began it never will."""
         if self._scope is None:
-            self._settle(None, self._refuse(Unusable.NOT_BEGUN))
+            self.fail(self._refuse(Unusable.NOT_BEGUN))
         else:
             self._scope.cancel()
 
     def fail(self, error: BaseException) -> None:
         """It cannot begin, or ends with this. Nothing happens if it is settled."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-    def _settle(self, result: Any, error: Exception | None) -> None:
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
+        self.settled.settle(None, error)
 
 
 class LoopThread:
@@ -149,7 +195,7 @@ class LoopThread:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: Spawner
         self._stopping: anyio.Event
-        started: Future[None] = Future()
+        started = _Settled()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         try:
             self._thread.start()
@@ -157,38 +203,39 @@ class LoopThread:
             os.close(self._bell)
             raise refuse(Unusable.NOT_STARTED) from error
         try:
+            started.wait()
             started.result()
         except BaseException:  # an interrupt may have come when it had started already
-            _outlast(started)
-            if started.exception() is None:
+            started.outlast()
+            if started.is_over and started.error is None:
                 self.join()
             raise
 
-    def _run(self, started: Future[None]) -> None:
+    def _run(self, started: _Settled) -> None:
         try:
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(self._serve(started))
         except BaseException as error:
-            if started.done():
+            if started.is_over:
                 logger.exception("the event loop of %s failed", self._thread.name)
             else:
-                started.set_exception(error)
+                started.settle(None, error)
         finally:
             with self._lock:  # no thread rings any more
                 self._is_over = True
                 os.close(self._bell)
             for call in list(self._calls):
-                if not call.future.done():
-                    call.future.set_exception(self._refuse(Unusable.OVER))
+                if not call.settled.is_over:
+                    call.fail(self._refuse(Unusable.OVER))
 
-    async def _serve(self, started: Future[None]) -> None:
+    async def _serve(self, started: _Settled) -> None:
         loop = asyncio.get_running_loop()
         self._stopping = anyio.Event()
         loop.add_reader(self._bell, self._answer)
         try:
             async with anyio.create_task_group() as group:
                 self._tasks = Spawner(group)
-                started.set_result(None)
+                started.settle(None, None)
                 await self._stopping.wait()
                 group.cancel_scope.deadline = anyio.current_time() + self._last_calls
         finally:
@@ -231,7 +278,8 @@ class LoopThread:
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await ``function()`` on the loop; what it returns or raises.
 
-        KeyboardInterrupt, and whatever else a signal handler raises here, cancels it, and is re-raised when it ended.
+        KeyboardInterrupt, and whatever else a signal handler raises here, cancels it, and is re-raised when it ended, or
+        after ``OUTLAST_SECONDS``.
 
         Raises:
             What ``refuse`` makes of FORKED, OWN_THREAD, OVER, NOT_BEGUN or STOPPED.
@@ -241,11 +289,13 @@ class LoopThread:
         self._calls.add(call)
         try:
             self.post(lambda: self._start(call))
-            return _result_of(call.future)  # type: ignore[no-any-return]
-        except BaseException:  # what it raised itself, or what a signal handler did while it runs
-            if not call.future.done() and self._ring(call.cancel):  # else the loop is over, and the call with it
-                _outlast(call.future)
+            call.settled.wait()
+        except BaseException:  # what a signal handler raised while it runs
+            if not call.settled.is_over and self._ring(call.cancel):  # else the loop is over, and the call with it
+                call.settled.outlast()
             raise
+        else:
+            return call.settled.result()  # type: ignore[no-any-return]
         finally:
             self._calls.discard(call)
 
@@ -275,36 +325,20 @@ class LoopThread:
             return not self._is_over
 
     def join(self) -> None:
-        """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards.
+        """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards, or
+        after ``OUTLAST_SECONDS``.
 
         May be called twice. Raises what ``refuse`` makes of FORKED or OWN_THREAD.
         """
         self.check_usable()
         self._ring(self._stopping.set)
         interrupt: BaseException | None = None
-        while self._thread.is_alive():
+        until = math.inf
+        while self._thread.is_alive() and time.monotonic() < until:
             try:
-                self._thread.join()
+                self._thread.join(None if until == math.inf else until - time.monotonic())
             except BaseException as error:  # whatever a signal handler raises
+                until = min(until, time.monotonic() + OUTLAST_SECONDS)
                 interrupt = error
         if interrupt is not None:
             raise interrupt
-
-
-def _result_of(future: Future[Any]) -> Any:
-    """What it is settled with. The main thread looks up now and then: a signal that came after the interpreter's last look,
-    and before the thread began to wait, would otherwise be noticed only afterwards."""
-    seconds = LOOK_UP if threading.current_thread() is threading.main_thread() else -1
-    settled = threading.Lock()
-    settled.acquire()
-    future.add_done_callback(lambda _: settled.release())
-    while not settled.acquire(timeout=seconds):  # no TimeoutError is raised here: one that comes is a signal handler's
-        pass
-    return future.result()
-
-
-def _outlast(future: Future[Any]) -> None:
-    """Until it is settled, however many interrupts come: what it waits for ends in bounded time."""
-    while not future.done():
-        with suppress(BaseException):  # whatever a signal handler raises; not the future's own, which is returned
-            future.exception()

@@ -1,4 +1,4 @@
-"""Which blocks are in the pool, as far as anybody can say: by the layouts that ranks have noted down there."""
+"""Which blocks are in the pool, as far as can be known: by the layouts that ranks have noted down there."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from aiodatadist.context_caching.identity.names import NOTE, Names, Shape
+from aiodatadist.context_caching.identity.names import LAYOUT_RECORD_BYTES, Names, Shape
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
 
 logger = logging.getLogger(__name__)
 
-NOTE_EVERY: Final = 30.0
+RECORD_AGAIN_SECONDS: Final = 30.0
 """Seconds after which a save that stores nothing looks again whether its layout is still noted down in the pool."""
 NOTE_PATIENCE: Final = 1.0
 """Seconds that this may hold up a save."""
-NOTE_AGAIN: Final = 5.0
+RECORD_RETRY_SECONDS: Final = 5.0
 """Seconds after which it is tried again when it failed."""
 AT_ONCE: Final = 512
 """Hashes asked for at a time."""
@@ -67,53 +67,53 @@ class BlockIndex:
     Every call raises PoolTimeout or PoolUnreachable when there is no answer; ``deadline`` is a time of the loop's clock.
     """
 
-    def __init__(self, names: Names, work: TransferPipeline) -> None:
+    def __init__(self, names: Names, pipeline: TransferPipeline) -> None:
         self._names = names
-        self._work = work
+        self._pipeline = pipeline
         self._own: Shape | None = None
-        self._noted = -math.inf
-        self._is_noting = False
+        self._recorded = -math.inf
+        self._is_recording = False
         self._not_before = 0.0
-        self._shapes: dict[str, Shape] = {}  # of shards whose notes were read
+        self._shapes: dict[str, Shape] = {}  # of shards whose layout records were read
 
     def register(self, shape: Shape | None) -> None:
         """This rank's blocks have this layout from now on; None: none."""
-        self._own, self._noted, self._not_before = shape, -math.inf, 0.0
+        self._own, self._recorded, self._not_before = shape, -math.inf, 0.0
 
-    def note_bytes(self, call: SaveLoadCall) -> int:
+    def layout_record_bytes(self, call: SaveLoadCall) -> int:
         """What the note takes beside the values of a call; 0 if it would take the place of one of them."""
-        header, pool = self._work.wrapping.nbytes, self._work.pool
-        has_room = all(pool.keeps([NOTE + header, size + header]) > 1 for size in set(call.memory.sizes))
-        return NOTE + header if has_room else 0
+        header, pool = self._pipeline.wrapping.nbytes, self._pipeline.pool
+        has_room = all(pool.keeps([LAYOUT_RECORD_BYTES + header, size + header]) > 1 for size in set(call.memory.sizes))
+        return LAYOUT_RECORD_BYTES + header if has_room else 0
 
-    async def note_down(self, has_stored: bool, deadline: float) -> None:
+    async def record_layout(self, has_stored: bool, deadline: float) -> None:
         """See that our layout is in the pool, for processes that have hashes and no cache: whenever something was stored,
         since the pool may have lost everything before, and now and then. What was saved is saved all the same if it fails.
         """
         now = anyio.current_time()
-        is_due = self._noted + NOTE_EVERY <= now
-        if self._own is None or not (is_due or has_stored) or self._is_noting or now < self._not_before:
+        is_due = self._recorded + RECORD_AGAIN_SECONDS <= now
+        if self._own is None or not (is_due or has_stored) or self._is_recording or now < self._not_before:
             return  # of many who notice one is enough
-        self._is_noting = True
+        self._is_recording = True
         try:
             deadline = min(deadline - 2 * LATE_TOLERANCE, now + NOTE_PATIENCE)  # before the call is late
-            is_there = await in_time(self._leave_note(self._own, is_due, deadline), deadline)
+            is_there = await in_time(self._write_layout_record(self._own, is_due, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             logger.info("the layout could not be noted down: %s", problem)
             is_there = False
         finally:
-            self._is_noting = False
+            self._is_recording = False
         if not is_there:
-            self._noted, self._not_before = -math.inf, now + NOTE_AGAIN
+            self._recorded, self._not_before = -math.inf, now + RECORD_RETRY_SECONDS
         elif is_due:
-            self._noted = now
+            self._recorded = now
 
-    async def _leave_note(self, shape: Shape, is_due: bool, deadline: float) -> bool:
+    async def _write_layout_record(self, shape: Shape, is_due: bool, deadline: float) -> bool:
         """Whether it is there now. What it says is only looked at when that is due."""
-        key = self._names.of_note(self._names.shard)
-        if not is_due and await self._work.has_note(key, deadline):
+        key = self._names.of_layout_record(self._names.shard)
+        if not is_due and await self._pipeline.has_layout_record(key, deadline):
             return True
-        return await self._work.write_note(key, shape.note(), deadline)
+        return await self._pipeline.write_layout_record(key, shape.layout_record(), deadline)
 
     async def exists(self, hashes: Sequence[int], question: ExistsQuery) -> CcResult:
         """A part at a time, up to the one with the first gap."""
@@ -141,7 +141,7 @@ class BlockIndex:
                 await anyio.lowlevel.checkpoint()  # names are made a shard at a time: others have their turn in between
             shape = shapes[shard]
             keys += self._names.of_blocks(product(hashes, question.groups_of(shape)), shape, shard)
-        found = self._work.local.has(keys)
+        found = self._pipeline.local.has(keys)
         if not question.local_only and not all(found):
             answers = await self._asked(list(compress(keys, map(not_, found))), question.lease_ms, question.deadline)
             behind = iter(answers)
@@ -165,8 +165,8 @@ class BlockIndex:
         for part in _portions(keys):
             if found:
                 await anyio.lowlevel.checkpoint()
-            question = self._work.pool.exists_many(part, lease_ms=lease_ms, deadline=deadline)
-            answers = await self._work.ask(question, deadline)
+            question = self._pipeline.pool.exists_many(part, lease_ms=lease_ms, deadline=deadline)
+            answers = await self._pipeline.ask(question, deadline)
             if len(answers) != len(part):
                 raise PoolUnreachable(f"the pool gave {len(answers)} answers to {len(part)} questions")
             found += map(bool, answers)
@@ -178,12 +178,14 @@ class BlockIndex:
 
         async def read(shard: str) -> None:
             try:
-                note = await self._work.read_note(self._names.of_note(shard), NOTE, deadline)
+                record = await self._pipeline.read_layout_record(
+                    self._names.of_layout_record(shard), LAYOUT_RECORD_BYTES, deadline
+                )
             except (PoolTimeout, PoolUnreachable) as problem:  # not in a group of exceptions
                 problems.append(problem)
                 group.cancel_scope.cancel()
             else:
-                if note is not None and (shape := Shape.noted(note)) is not None:
+                if record is not None and (shape := Shape.from_layout_record(record)) is not None:
                     shapes[shard] = self._shapes[shard] = shape
 
         shapes = dict(self._shapes)  # other calls may forget them while this one reads
@@ -212,14 +214,14 @@ class BlockIndex:
 
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:
         """Forget values; how many there were. They are gone from the local read cache in any case."""
-        self._work.local.remove(keys)
+        self._pipeline.local.remove(keys)
         removed = 0
         try:
             for part in _portions(keys):
                 await anyio.lowlevel.checkpoint()
-                removed += await self._work.ask(self._work.pool.remove_many(part, deadline=deadline), deadline)
+                removed += await self._pipeline.ask(self._pipeline.pool.remove_many(part, deadline=deadline), deadline)
         finally:
-            self._work.local.remove(keys)  # what was read while the pool still had them
+            self._pipeline.local.remove(keys)  # what was read while the pool still had them
         return removed
 
 

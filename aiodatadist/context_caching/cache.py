@@ -62,7 +62,7 @@ class ContextCache:
 
     ``cache = await ContextCache.open(config)``, then ``async with cache:``. It belongs to the event loop it was opened on;
     any number of tasks may call it at the same time, and every call on another loop is refused. Times are seconds from the
-    call on, None is no limit, and 0 means no waiting for anybody.
+    call on, None is no limit, and 0 means no waiting at all.
 
     Every data call raises :class:`EmsInvalidArgument` before anything starts when an argument is wrong, ``EmsTimeout`` at its
     deadline, ``EmsIoError`` when the pool does not answer, ``EmsInternalError`` when the device fails; the last three carry
@@ -82,8 +82,8 @@ class ContextCache:
             what="this cache",
             unfinished="a ContextCache was never closed: use async with, or await aclose()",
         )
-        self._watch: PoolGuard
-        self._work: TransferPipeline
+        self._guard: PoolGuard
+        self._pipeline: TransferPipeline
         self._block_index: BlockIndex
         self._copy_streams = CopyStreams(config.device_id)
         self._budget = ByteBudget(settings.bytes_in_flight)
@@ -91,7 +91,7 @@ class ContextCache:
         self._transfers: set[BlockTransfer] = set()
         self._in_slots: set[BlockTransfer] = set()  # of the registered cache; those that got stuck stay
         self._group: anyio.abc.TaskGroup | None = None
-        self._turns = StartLimiter()
+        self._start_limiter = StartLimiter()
 
     # ---- life ----
 
@@ -147,24 +147,24 @@ class ContextCache:
     async def _live(self, pool: KVPool | str, gate: HealthGate | None, started: asyncio.Future[None]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                self._watch = PoolGuard(gate)
-                stack.callback(self._watch.give)
+                self._guard = PoolGuard(gate)
+                stack.callback(self._guard.give)
                 if isinstance(pool, str):
                     pool = await (open_pool(pool) if gate is None else open_deferred(pool))
                     stack.push_async_callback(pool.aclose)
                 settings = self._settings
                 local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
                 stack.push_async_callback(local.aclose)
-                self._work = TransferPipeline(
+                self._pipeline = TransferPipeline(
                     pool, local, self._copy_streams, self._budget, fill_on_read=settings.fill_on_read
                 )
-                stack.callback(self._work.wrapping.close)
-                self._block_index = BlockIndex(self._names, self._work)
+                stack.callback(self._pipeline.wrapping.close)
+                self._block_index = BlockIndex(self._names, self._pipeline)
                 stack.push_async_callback(self._copy_streams.aclose)
                 self._group = await stack.enter_async_context(anyio.create_task_group())
                 if gate is not None:
-                    self._watch.begin(self._work)
-                    probe = partial(self._watch.probe, self._work)
+                    self._guard.begin(self._pipeline)
+                    probe = partial(self._guard.probe, self._pipeline)
                     self._group.start_soon(self._resident.keep, probe, name="aiodatadist health probe")
                 started.set_result(None)
                 try:
@@ -189,7 +189,7 @@ class ContextCache:
                 ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
         """
         if self._resident.is_abandoned:
-            self._watch.give()
+            self._guard.give()
         if await self._resident.stop():
             self._tell_end()
 
@@ -375,7 +375,7 @@ class ContextCache:
         keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
         call = self._call(keys, memory, total, seconds)
         call.local_only = read_local_only
-        return self._begin("load", seconds, call, self._work.load)
+        return self._begin("load", seconds, call, self._pipeline.load)
 
     def check_registered(self) -> Layout:
         """The layout of the registered cache.
@@ -398,11 +398,11 @@ class ContextCache:
         return keys, memory, len(wanted)
 
     async def _save_blocks(self, call: SaveLoadCall) -> None:
-        beside = self._block_index.note_bytes(call)
-        before = self._work.counts["saved"]  # by other calls, too: that costs a question more
-        await self._work.save(call, beside)
+        beside = self._block_index.layout_record_bytes(call)
+        before = self._pipeline.counts["saved"]  # by other calls, too: that costs a question more
+        await self._pipeline.save(call, beside)
         if beside:
-            await self._block_index.note_down(self._work.counts["saved"] > before, call.deadline)
+            await self._block_index.record_layout(self._pipeline.counts["saved"] > before, call.deadline)
 
     # ---- saving and loading by key ----
 
@@ -444,7 +444,7 @@ class ContextCache:
         rules.flag(write_rcache, "write_rcache")
         call = self._call(*self._checked_values(keys, buffers), seconds)
         call.write_local = write_rcache
-        return self._begin("save_values", seconds, call, self._work.save)
+        return self._begin("save_values", seconds, call, self._pipeline.save)
 
     async def load_values(
         self,
@@ -478,7 +478,7 @@ class ContextCache:
         rules.flag(read_local_only, "read_local_only")
         call = self._call(*self._checked_values(keys, buffers), seconds)
         call.local_only = read_local_only
-        return self._begin("load_values", seconds, call, self._work.load)
+        return self._begin("load_values", seconds, call, self._pipeline.load)
 
     def _checked_values(self, keys: Any, buffers: Any) -> tuple[list[PoolKey], Memory, int]:
         names = self._pool_keys(keys)
@@ -501,7 +501,7 @@ class ContextCache:
         """
         self._resident.check()
         seconds = rules.seconds(timeout)
-        left = await self._turns.wait(seconds)
+        left = await self._start_limiter.wait(seconds)
         if left is None:
             count = len(wanted) if isinstance(wanted, Sized) else 0
             raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
@@ -526,7 +526,7 @@ class ContextCache:
         if group is None:
             raise EmsInternalError("the cache has no task group")
         transfer = BlockTransfer(f"{what} of {call.total} keys", seconds)
-        if not self._watch.is_open:
+        if not self._guard.is_open:
             transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
             return transfer
         call.memory.take(writes="load" in what)
@@ -545,7 +545,7 @@ class ContextCache:
         try:
             transfer.scope.deadline = call.copying + LATE_TOLERANCE
             with transfer.scope:
-                await self._turns.wait()
+                await self._start_limiter.wait()
                 if not transfer.is_asked_to_stop:
                     await work(call)
                     result = call.result()
@@ -570,10 +570,10 @@ class ContextCache:
             del transfer, error  # which the error's traceback would keep: a failure that is dropped is told at once
 
     def _failed(self, seconds: float) -> None:
-        """The pool, as far as anybody can say. A call without any time did not ask it for much, and a gate may be another
+        """The pool failed, or may have. A call without any time did not ask it for much, and a gate may be another
         cache's when this one is closed."""
         if seconds and not self._resident.stopping.is_set():
-            self._watch.failed(self._work)
+            self._guard.failed(self._pipeline)
 
     # ---- what is there ----
 
@@ -610,9 +610,9 @@ class ContextCache:
         rules.flag(all_ranks, "all_ranks")
         rules.integer(lease_ms, "lease_ms", 0)
         await give_way()
-        if not self._watch.is_open:
+        if not self._guard.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
-        left = await self._turns.wait(seconds)
+        left = await self._start_limiter.wait(seconds)
         if left is None:
             return CcResult.of([CcStatus.TIMEOUT] * len(wanted))
         deadline = anyio.current_time() + left
@@ -676,12 +676,12 @@ class ContextCache:
             return False
         self._resident.check()
         await give_way()
-        return await self._work.is_healthy()
+        return await self._pipeline.is_healthy()
 
     @property
     def statistics(self) -> Statistics:
         """What was done so far."""
-        counted = {name: self._work.counts[name] for name in Statistics.__slots__ if "flight" not in name}
+        counted = {name: self._pipeline.counts[name] for name in Statistics.__slots__ if "flight" not in name}
         return Statistics(**counted, bytes_in_flight=self._budget.taken, most_bytes_in_flight=self._budget.most)
 
 

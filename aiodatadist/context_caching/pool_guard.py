@@ -32,35 +32,35 @@ class PoolGuard:
         """The pool may be used."""
         return self._gate is None or self._gate.is_open
 
-    def failed(self, work: TransferPipeline) -> None:
-        """The pool, as far as anybody can say."""
+    def failed(self, pipeline: TransferPipeline) -> None:
+        """The pool failed, or may have: a call to it failed."""
         if self._gate is not None:
             was_open = self._gate.is_open
             self._gate.failed(anyio.current_time())
-            self._say(self._gate, work, was_open)
+            self._say(self._gate, pipeline, was_open)
 
-    def begin(self, work: TransferPipeline) -> None:
+    def begin(self, pipeline: TransferPipeline) -> None:
         """The pool is there, or late."""
         if self._gate is not None:
             self._next_probe = anyio.current_time() + self._gate.rules.probe_every
-        if isinstance(work.pool, DeferredPool):
-            self.failed(work)
+        if isinstance(pipeline.pool, DeferredPool):
+            self.failed(pipeline)
 
-    async def probe(self, work: TransferPipeline) -> None:
+    async def probe(self, pipeline: TransferPipeline) -> None:
         """Ask the pool for its health, as often as the gate wants it; without one this ends at once."""
         while (gate := self._gate) is not None:
             await anyio.sleep_until(self._next_probe)
-            if isinstance(work.pool, DeferredPool):
-                await work.pool.arrive()
-            is_healthy = await work.is_healthy()
+            if isinstance(pipeline.pool, DeferredPool):
+                await pipeline.pool.arrive()
+            is_healthy = await pipeline.is_healthy()
             self._next_probe = anyio.current_time() + gate.rules.probe_every
             was_open = gate.is_open
             gate.probed(is_healthy, anyio.current_time())
-            self._say(gate, work, was_open)
+            self._say(gate, pipeline, was_open)
 
-    def _say(self, gate: HealthGate, work: TransferPipeline, was_open: bool) -> None:
+    def _say(self, gate: HealthGate, pipeline: TransferPipeline, was_open: bool) -> None:
         """Once, when the gate has changed."""
-        name = work.pool.capabilities.name
+        name = pipeline.pool.capabilities.name
         if was_open and not gate.is_open:
             left = max(self._next_probe - anyio.current_time(), 0.0)
             logger.warning("the %s pool is not used for now, and every call misses: it is probed in %.1f s", name, left)

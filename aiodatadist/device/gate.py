@@ -1,4 +1,4 @@
-"""Gates between streams: one for each layer, which may be waited for before anybody said when it opens."""
+"""Gates between streams: one for each layer, which may be waited for before it is known when it opens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodatadist.device.stream import Stream, StreamTransfer
 if TYPE_CHECKING:
     from aiodatadist.device.device import Device
 
-OPENING = 86400.0
+OPENING_TIMEOUT = 86400.0
 """Seconds for opening a gate: it waits for the compute in front of it."""
 
 
@@ -79,7 +79,7 @@ def open_gates(device: Device, gates: Sequence[Gate], layer: int, stream: Stream
         program = Program()
         for gate in shut:
             program.open(gate.notify(layer))
-        record = stream.submit(program, OPENING)
+        record = stream.submit(program, OPENING_TIMEOUT)
         for gate in shut:
             gate.opened(layer, record)
     elif shut:

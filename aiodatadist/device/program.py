@@ -42,7 +42,7 @@ class Layering:
 
     @property
     def landed(self) -> int:
-        """Layers that are known to have landed, also before anybody was told."""
+        """Layers that are known to have landed, also before the caller was told."""
         return next((i for i, stamp in enumerate(self.landed_ns) if not stamp), len(self.landed_ns))
 
 

@@ -108,11 +108,11 @@ class LLMDataDist(datadist.LLMDataDist):
         return self._manager
 
     @contextmanager
-    def _turn(self, cluster_id: int) -> Iterator[None]:
+    def _serving_a_request(self, cluster_id: int) -> Iterator[None]:
         if self._manager is None:
             yield
             return
-        with self._manager.turns.turn(cluster_id, "a pull that it asked for"):
+        with self._manager.link_locks.hold(cluster_id, "a pull that it asked for"):
             yield
 
     def _v2(self, what: str) -> None:
@@ -236,7 +236,7 @@ class LLMDataDist(datadist.LLMDataDist):
         manager = self._v1("check_link_status")
         manager.want_role(LLMRole.DECODER, "check_link_status")
         checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)
-        with manager.turns.turn(remote_cluster_id, "check_link_status"), v1_errors():
+        with manager.link_locks.hold(remote_cluster_id, "check_link_status"), v1_errors():
             await super().check_link_status(remote_cluster_id)
 
     async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMStatusCode:
@@ -246,7 +246,7 @@ class LLMDataDist(datadist.LLMDataDist):
         if force:
             return (await super().unlink_clusters([info], timeout, force=True))[0]
         try:
-            with self._v1("unlink_clusters").turns.turn(cluster_id, "unlink_clusters"):
+            with self._v1("unlink_clusters").link_locks.hold(cluster_id, "unlink_clusters"):
                 status, _ = await super().unlink_clusters([info], timeout)
                 if status is OK:
                     return OK

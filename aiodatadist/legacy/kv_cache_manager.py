@@ -58,7 +58,7 @@ class KvCacheManager:
         self._engine = llm_engine
         self._role = role
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
-        self.turns = LinkLocks()
+        self.link_locks = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
         """For the LLMDataDist: told of each transfer that begins here, whichever end began it."""
 
@@ -282,14 +282,14 @@ class KvCacheManager:
     def _exclusive(self, what: str, cluster_ids: Sequence[int], start: Callable[[], CacheTask]) -> KvTask:
         """Start something that has these links for itself until it ends."""
         self.check_here()
-        self.turns.take(cluster_ids, what)
+        self.link_locks.take(cluster_ids, what)
         try:
             with v1_errors():
                 task = start()
         except BaseException:
-            self.turns.give_back(cluster_ids)
+            self.link_locks.give_back(cluster_ids)
             raise
-        return self._begun(task, lambda: self.turns.give_back(cluster_ids))
+        return self._begun(task, lambda: self.link_locks.give_back(cluster_ids))
 
     def _begun(self, task: CacheTask, ended: Callable[[], object] | None = None) -> KvTask:
         made = KvTask(task, ended)

@@ -26,7 +26,7 @@ class LinkLocks:
             self._uses.pop(cluster_id, None)
 
     @contextmanager
-    def turn(self, cluster_id: int, what: str) -> Iterator[None]:
+    def hold(self, cluster_id: int, what: str) -> Iterator[None]:
         self.take([cluster_id], what)
         try:
             yield

@@ -9,7 +9,7 @@ import anyio
 
 from aiodatadist.errors import LLMException, LLMStatusCode
 
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 """Seconds that calls have to end, before finalize() goes on without them."""
 
 
@@ -39,9 +39,9 @@ class RunningModels:
             raise _finalized(what)
 
     async def end(self) -> bool:
-        """Cancel them all, and wait until they are over; False: some are not within ``PATIENCE`` seconds."""
+        """Cancel them all, and wait until they are over; False: some are not within ``PATIENCE_SECONDS`` seconds."""
         self._is_over = True
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + PATIENCE):
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + PATIENCE_SECONDS):
             while self._scopes:
                 for scope in list(self._scopes):
                     scope.cancel()

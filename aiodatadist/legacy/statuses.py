@@ -53,7 +53,7 @@ class KvTask(CacheTask):
     """A :class:`~aiodatadist.CacheTask` whose statuses are v1's: ``LLM_WAIT_PROCESS_TIMEOUT`` where that has ``LLM_TIMEOUT``.
 
     Args:
-        ended: called when it has ended, before anybody who waits for it is told.
+        ended: called when it has ended, before a caller that waits for it is told.
     """
 
     __slots__ = ()

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_SECONDS = 60.0
 """Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
-RENEWAL = 20.0
+RENEWAL_TIMEOUT = 20.0
 """Seconds for opening a further channel."""
 MAX_FOLLOWING = 32
 """Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
@@ -75,7 +75,8 @@ class Channels:
     Only the client begins, so two renewals never meet.
 
     Args:
-        post, calls, spawn: of the link: say something to the peer; ask it something; start a task that ends with the link.
+        post, questions, spawn: of the link: say something to the peer; ask it something; start a task that ends
+            with the link.
         name: makes the name of a channel.
     """
 
@@ -83,20 +84,20 @@ class Channels:
         self,
         transport: Transport,
         post: Callable[[Message], None],
-        calls: PendingQuestions,
+        questions: PendingQuestions,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
     ) -> None:
         self._transport = transport
         self._post = post
-        self._calls = calls
+        self._questions = questions
         self._spawn = spawn
         self._name = name
         self._rank = 0
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
-        self._leaving: list[LinkChannel] = []
+        self._closing: list[LinkChannel] = []
         self._answers: dict[str, Renewed] = {}
         self._changed = Signal()
         self._renewal: _Renewal | None = None
@@ -153,8 +154,8 @@ class Channels:
 
     async def _have_renewed(self, mine: int, theirs: int) -> None:
         """The server's part: ask for it, and wait until the client has tried."""
-        with anyio.move_on_after(RENEWAL):
-            await self._calls.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
+        with anyio.move_on_after(RENEWAL_TIMEOUT):
+            await self._questions.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
         if self.find(mine, theirs) is None:
             raise LinkError(f"no further channel could be opened: {self._failure or 'the peer did not come'}")
 
@@ -178,8 +179,8 @@ class Channels:
         try:
             name = self._name()
             self._expected.add(name)
-            self._post(Renew(channel=name, seconds=RENEWAL))
-            await self._open_further(name, RENEWAL)
+            self._post(Renew(channel=name, seconds=RENEWAL_TIMEOUT))
+            await self._open_further(name, RENEWAL_TIMEOUT)
         except LinkError as error:
             renewal.error = str(error.args[0])
         finally:
@@ -327,12 +328,12 @@ class Channels:
             StillWritten: the peer may write for a while yet. Call it again after :meth:`wait_let_go`.
             LLMException: the first refusal.
         """
-        self._leaving += [*self._old.values(), *([self._current] if self._current else [])]
+        self._closing += [*self._old.values(), *([self._current] if self._current else [])]
         self._old.clear()
         self._current = None
         refused: LLMException | None = None
         held: StillWritten | None = None
-        for link_channel in list(self._leaving):
+        for link_channel in list(self._closing):
             try:
                 await link_channel.channel.aclose()
             except StillWritten as error:
@@ -340,7 +341,7 @@ class Channels:
                 continue
             except LLMException as error:
                 refused = refused or error
-            self._leaving.remove(link_channel)
+            self._closing.remove(link_channel)
         if refused is not None or held is not None:
             raise refused or held  # type: ignore[misc]
 
@@ -350,16 +351,16 @@ class Channels:
         Raises:
             LLMException: one was refused: it is never known.
         """
-        while self._leaving:
-            await self._leaving[0].channel.wait_let_go()
+        while self._closing:
+            await self._closing[0].channel.wait_let_go()
             with suppress(StillWritten):
                 await self.aclose()
 
     def abandon(self) -> None:
         """After ``StillWritten``: do not wait any longer. The memory that the peer may write is withheld by its owner."""
-        for link_channel in self._leaving:
+        for link_channel in self._closing:
             link_channel.channel.abandon()
-        self._leaving.clear()
+        self._closing.clear()
 
 
 def channel_name(client: int, server: int) -> str:

@@ -21,7 +21,7 @@ from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
 
-REFUSAL = 1.0
+REFUSAL_SECONDS = 1.0
 """Seconds for telling a client that it is refused."""
 
 
@@ -64,7 +64,7 @@ async def hear_first(sock: socket.socket) -> Message:
 
 async def _refuse(sock: socket.socket, error: LinkError) -> None:
     """Before closing, the rest is read: the kernel throws away what was sent if something received was not read."""
-    with contextlib.suppress(OSError), anyio.move_on_after(REFUSAL, shield=True):
+    with contextlib.suppress(OSError), anyio.move_on_after(REFUSAL_SECONDS, shield=True):
         await asyncio.get_running_loop().sock_sendall(sock, encode(refusal(error)))
         sock.recv(RECEIVE)
 

@@ -11,7 +11,7 @@ from aiodatadist.cache.table import Entry, LeaseHolder
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
-SLACK = 5.0
+SLACK_SECONDS = 5.0
 """Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link."""
 
 
@@ -63,10 +63,10 @@ class PeerLeases:
         self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds))
 
         async def watch() -> None:
-            with anyio.move_on_after(self._seconds + SLACK):
+            with anyio.move_on_after(self._seconds + SLACK_SECONDS):
                 await event.wait()
             if not event.is_set():
-                self._give_up(f"did not give cache {entry.cache_id} back within {self._seconds + SLACK:g} s")
+                self._give_up(f"did not give cache {entry.cache_id} back within {self._seconds + SLACK_SECONDS:g} s")
 
         self._spawn(watch)
         return event

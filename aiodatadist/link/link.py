@@ -125,15 +125,15 @@ class Link(Session):
             self._names = (handshake.me, peer.cluster_id)
             admit(peer)
 
-        opening = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
-        ready = await opening.agree(connect, first, self.heartbeat_token, attach)
+        link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
+        ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
         self.channels.on_first(ready.epoch)
         self.state = LinkState.READY
 
     # ---- transfers ----
 
     def start(self, spec: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
-        """Start a transfer. Whatever goes wrong with it, it is in the outcome.
+        """Start a transfer. Whatever goes wrong with it, the completion tells it.
 
         When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
         peer first.
@@ -157,7 +157,7 @@ class Link(Session):
     async def ping(self, seconds: float) -> None:
         """Raises LinkTimeout: no answer in time; or what ended the link."""
         with anyio.move_on_after(seconds) as limit:
-            await self.while_it_lasts(lambda: self.calls.ask(lambda call: Ping(call=call), Pong))
+            await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
 
@@ -213,12 +213,12 @@ class Link(Session):
 
     def _on_answer(self, message: Found | Pulled | Pong) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
-        call = self.calls.find(message)
+        question = self.questions.find(message)
         if isinstance(message, Found) and message.cache is not None:
-            self._hold(message.cache, call.name if call is not None else None, message.slot)
-        if call is not None:
-            call.answer = message
-            call.answered.set()
+            self._hold(message.cache, question.name if question is not None else None, message.slot)
+        if question is not None:
+            question.answer = message
+            question.answered.set()
 
     def _hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
         if len(self.catalogue) >= MAX_HELD:
@@ -266,7 +266,7 @@ class Link(Session):
                 try:
                     await self._listen()
                 finally:
-                    self.calls.end()
+                    self.questions.end()
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:
@@ -364,7 +364,7 @@ class Link(Session):
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
     async def abandon(self, failure: LinkError) -> None:
-        """End this half at once, without telling anybody."""
+        """End this half at once, without telling the peer."""
         if self.failure is None:
             self._end(failure, LinkState.CLOSED)
         self._stop()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REASON = 0.1
+REASON_SECONDS = 0.1
 """Seconds that the peer's own reason has for arriving when the channel could not be opened."""
 
 
@@ -127,7 +127,7 @@ class LinkHandshake:
                 await self._channels.open(connect.channel, rank, ends, connect.timeout)
             except LinkError as error:
                 failure = error
-                with anyio.move_on_after(REASON):
+                with anyio.move_on_after(REASON_SECONDS):
                     await anyio.sleep_forever()
             group.cancel_scope.cancel()
         reason = refused or failure

@@ -54,19 +54,19 @@ class NotificationQueue:
 
     def __init__(self, post: Callable[[Message], None]) -> None:
         self._post = post
-        self._slips: deque[PendingNotification] = deque()
+        self._pending: deque[PendingNotification] = deque()
         self._window = WINDOW
         self._emptied = Signal()
 
     async def wait_empty(self) -> None:
         """Until all that were reserved are out, or dropped."""
-        while self._slips:
+        while self._pending:
             await self._emptied.wait()
 
     def reserve(self, payload: bytes) -> PendingNotification:
         """A place behind all that were reserved before."""
         pending = PendingNotification(self, payload)
-        self._slips.append(pending)
+        self._pending.append(pending)
         return pending
 
     def taken(self) -> None:
@@ -78,15 +78,15 @@ class NotificationQueue:
 
     def advance(self) -> None:
         """Send what can be sent."""
-        while self._slips:
-            head = self._slips[0]
+        while self._pending:
+            head = self._pending[0]
             if not head.is_dropped:
                 if not head.is_ready or not self._window:
                     return
                 self._window -= 1
                 self._post(Note(payload=base64.b64encode(head.payload).decode()))
                 head.sent.set()
-            self._slips.popleft()
+            self._pending.popleft()
         self._emptied.wake()
 
 

@@ -67,14 +67,14 @@ class PendingQuestions:
             await call.answered.wait()
             return call.answer
 
-    async def insist(self, call: Question, seconds: float) -> None:
+    async def insist(self, question: Question, seconds: float) -> None:
         """Wait for an answer even if cancelled: for so long, and not when none can come any more."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
             if self.is_over:
                 return
             self._insisting.add(scope)
             try:
-                await call.answered.wait()
+                await question.answered.wait()
             finally:
                 self._insisting.discard(scope)
 

@@ -66,7 +66,7 @@ class Requester:
             else:
                 spec.entry.release()
             if session.failure is not None and done.state is TransferState.CANCELLED:
-                done.replace_outcome(session.copy_of_failure())
+                done.replace_error(session.copy_of_failure())
             elif done.error is not None:
                 done.error.peer = session.cluster_id
             if spec.is_request:
@@ -127,7 +127,9 @@ class Requester:
         """
         session, name = self._session, name_of(key)
         while (known := session.catalogue.find(key)) is None:
-            found = await session.calls.ask(lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name)
+            found = await session.questions.ask(
+                lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name
+            )
             if not isinstance(found, Found) or found.cache is None:
                 raise CacheNotFound(
                     f"cluster {session.cluster_id} offers no cache for {key}",
@@ -141,20 +143,20 @@ class Requester:
         """Until the peer said that it is done, or stopped, the destination is not free."""
         await self._grant(spec.entry)
         try:
-            with self._session.calls.open(spec.message, Pulled) as call:
-                await self._answer(operation, call, spec)
+            with self._session.questions.open(spec.message, Pulled) as question:
+                await self._answer(operation, question, spec)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
 
-    async def _answer(self, operation: RemoteOperation, call: Question, spec: TransferSpec) -> None:
+    async def _answer(self, operation: RemoteOperation, question: Question, spec: TransferSpec) -> None:
         try:
             with anyio.move_on_after(spec.seconds):
-                await call.answered.wait()
+                await question.answered.wait()
         finally:
-            if call.answer is None:
-                await self._stop(operation, call)
-            if isinstance(call.answer, Pulled):
-                self._conclude(operation, call.answer, spec)
+            if question.answer is None:
+                await self._stop(operation, question)
+            if isinstance(question.answer, Pulled):
+                self._conclude(operation, question.answer, spec)
 
     async def _grant(self, entry: Entry) -> None:
         """Tell the peer where a cache of this end is."""
@@ -165,17 +167,17 @@ class Requester:
         if peer_leases.told(entry):
             self._session.post(Grant(cache=entry.message()))
 
-    async def _stop(self, operation: RemoteOperation, call: Question) -> None:
+    async def _stop(self, operation: RemoteOperation, question: Question) -> None:
         """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
         session = self._session
         if not session.is_open:
             self._doubt(operation)
             return
-        session.post(Stop(call=call.number))
-        await session.calls.insist(call, STOP_TIMEOUT)
-        if call.answer is None:
+        session.post(Stop(call=question.number))
+        await session.questions.insist(question, STOP_TIMEOUT)
+        if question.answer is None:
             self._doubt(operation)
-            if not session.calls.is_over:
+            if not session.questions.is_over:
                 why = f"cluster {session.cluster_id} did not stop writing within {STOP_TIMEOUT:g} s"
                 session.break_off(LinkError(why, hint="link_clusters() again"))
 

@@ -108,7 +108,7 @@ class Responder:
             self._session.check_ready()
             if target is None:
                 raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
-            with self._session.turn():
+            with self._session.serving_a_request():
                 return await self._serve(message, target)
         except LLMException as error:
             return _refusal(message.call, error)

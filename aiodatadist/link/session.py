@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ALONE = 1e-4
+ALONE_SECONDS = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 
 _DONE = {"get": "pulled", "put": "pushed"}
@@ -77,9 +77,9 @@ class Session:
         self.failure: LinkError | None = None
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
-        self.calls = PendingQuestions(wire.post)
+        self.questions = PendingQuestions(wire.post)
         self.catalogue = Catalogue()
-        self.channels = Channels(transport, wire.post, self.calls, self.spawn, self._channel_name)
+        self.channels = Channels(transport, wire.post, self.questions, self.spawn, self._channel_name)
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
         self.notification_queue = NotificationQueue(wire.post)
         self.layer_events = LayerEvents(wire.post)
@@ -111,9 +111,9 @@ class Session:
         if self._tasks is not None:
             self._tasks.start_soon(call)
 
-    def turn(self) -> AbstractContextManager[None]:
+    def serving_a_request(self) -> AbstractContextManager[None]:
         """Around what the peer asked us to write. Raises LLMException: not now."""
-        return self._host.turn(self.cluster_id)
+        return self._host.serving_a_request(self.cluster_id)
 
     def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
@@ -179,7 +179,7 @@ class Session:
             del self._transfers[transfer]
             remote.release()
             self.channels.release(link_channel)
-            if done.state is TransferState.DONE and done.queue_seconds < ALONE:
+            if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
             self.counters.ended("served" if stream == "served" else _DONE[direction], done)
             self.check_idle()
@@ -206,16 +206,16 @@ class Session:
         if transfer in self._taken_back:
             self._taken_back.discard(transfer)
             if transfer.is_cancelled:
-                transfer.replace_outcome(
+                transfer.replace_error(
                     CacheNotFound(f"cluster {self.cluster_id} took its cache back", peer=self.cluster_id)
                 )
         suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
-            transfer.replace_outcome(self.copy_of_failure())
+            transfer.replace_error(self.copy_of_failure())
         elif suspect and transfer.error is not None:
             died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {transfer.error.args[0]}"
             self.break_off(PeerLost(died))
-            transfer.replace_outcome(PeerLost(died, peer=self.cluster_id))
+            transfer.replace_error(PeerLost(died, peer=self.cluster_id))
         elif transfer.error is not None:
             transfer.error.peer = self.cluster_id
 
@@ -227,16 +227,16 @@ class Session:
 
     # ---- until it ends ----
 
-    async def while_it_lasts(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What the work gives. Raises NotLinked, or what ended the link, if that comes first."""
+    async def while_it_lasts(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """What the operation gives. Raises NotLinked, or what ended the link, if that comes first."""
         self.check_ready()
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
             try:
-                result = await work()
+                result = await operation()
             finally:
                 self._waiting.discard(scope)
-            if self.failure is None:  # else it ended in the tick in which the work did
+            if self.failure is None:  # else it ended in the tick in which the operation did
                 return result
         raise self.copy_of_failure()
 

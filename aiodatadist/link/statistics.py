@@ -47,16 +47,16 @@ class LinkCounters:
     def started(self) -> None:
         self._running += 1
 
-    def ended(self, what: str, outcome: TransferCompletion) -> None:
+    def ended(self, what: str, completion: TransferCompletion) -> None:
         """``what``: pulled, pushed or served."""
         self._running -= 1
-        self._bytes[what] += outcome.nbytes
-        if outcome.state is TransferState.DONE:
+        self._bytes[what] += completion.nbytes
+        if completion.state is TransferState.DONE:
             self._transfers += 1
-            self._seconds += outcome.transfer_seconds
-            self._longest = max(self._longest, outcome.transfer_seconds)
-        elif outcome.error is not None:
-            self._failures[outcome.error.status_code.name] += 1
+            self._seconds += completion.transfer_seconds
+            self._longest = max(self._longest, completion.transfer_seconds)
+        elif completion.error is not None:
+            self._failures[completion.error.status_code.name] += 1
         else:
             self._failures["CANCELLED"] += 1
 

@@ -1,4 +1,4 @@
-"""Names for caches, and what they look like. Values only: nothing here owns memory or talks to anybody."""
+"""Names for caches, and what they look like. Values only: nothing here owns memory or talks to a peer."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ TEST(test_ranks_may_be_threads)
     run_pair(threads);
 }
 
-/* ---- everybody at once: submitters, a setter-up, a destroyer ---- */
+/* ---- all at once: submitters, a setter-up, a destroyer ---- */
 
 static HcclComm shared;
 static void *mine_shared, *remote_shared;
@@ -191,10 +191,10 @@ static void *submitter(void *number)
     return NULL;
 }
 
-static void everybody(uint32_t rank, int other)
+static void all_ranks(uint32_t rank, int other)
 {
     pthread_t thread[3];
-    shared = new_one_sided("everybody", rank);
+    shared = new_one_sided("all", rank);
     CHECK_OK(aclrtMalloc(&mine_shared, 100000, ACL_MEM_MALLOC_NORMAL_ONLY));
     void *handle = bind_memory(shared, COMM_MEM_TYPE_DEVICE, mine_shared, 100000);
     CHECK_OK(prepare(shared, 20));
@@ -222,7 +222,7 @@ static void everybody(uint32_t rank, int other)
 
 TEST(test_destroying_while_others_submit)
 {
-    run_pair(everybody);
+    run_pair(all_ranks);
 }
 
 int main(void)

@@ -5,7 +5,7 @@
 
 static void drop_privileges(void)
 {
-    if (geteuid() == 0)                                     /* root may reach into everybody */
+    if (geteuid() == 0)                                     /* root may reach into every process */
         CHECK_EQ(setresuid(65534, 65534, 65534), 0);
     CHECK_EQ(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), 0);
 }

@@ -76,7 +76,7 @@ TEST(test_many_threads_prepare_at_once)
 
 enum { RANKS = 4, BYTES = 100000 };
 static void *memory_of[RANKS];
-static pthread_barrier_t everybody;
+static pthread_barrier_t all_ranks;
 
 static const char four_ranks[] = "{\"server_list\":[{\"device\":[{\"rank_id\":\"0\"},{\"rank_id\":\"1\"}]},"
                                  "{\"device\":[{\"rank_id\":\"3\"},{\"rank_id\":\"2\"}]}]}";
@@ -96,7 +96,7 @@ static void *one_of_four(void *number)
     fill(memory_of[rank], BYTES, rank);
     void *handle = bind_memory(comm, COMM_MEM_TYPE_DEVICE, memory_of[rank], BYTES);
     CHECK_OK(prepare(comm, 60));
-    pthread_barrier_wait(&everybody);
+    pthread_barrier_wait(&all_ranks);
     aclrtStream stream = new_stream();
     for (uint32_t step = 1; step < RANKS; step++) {
         uint32_t peer = rank ^ step;
@@ -107,7 +107,7 @@ static void *one_of_four(void *number)
         desc.remoteAddr = memory_of[rank];                  /* known, but not that peer's */
         CHECK_ERR(HcclBatchGet(comm, peer, &desc, 1, stream), HCCL_E_INTERNAL);
     }
-    pthread_barrier_wait(&everybody);
+    pthread_barrier_wait(&all_ranks);
     CHECK_OK(HcclCommDestroy(comm));
     CHECK_OK(HcclDeregisterGlobalMem(handle));
     CHECK_OK(aclrtDestroyStream(stream));
@@ -123,7 +123,7 @@ static void four(uint32_t rank, int other)
     (void)other;
     if (rank)
         return;
-    pthread_barrier_init(&everybody, NULL, RANKS);
+    pthread_barrier_init(&all_ranks, NULL, RANKS);
     for (uintptr_t i = 0; i < RANKS; i++)
         pthread_create(&threads[i], NULL, one_of_four, (void *)i);
     for (int i = 0; i < RANKS; i++)

@@ -87,12 +87,12 @@ async def waits(streams: int) -> None:
 @pytest.mark.usefixtures("no_leaks")
 class TestMeeting:
     @pytest.mark.parametrize("members", [2, 3, 4])
-    async def test_everybody_gets_the_blob_of_everybody_else(self, members: int) -> None:
+    async def test_each_member_gets_the_blobs_of_all_others(self, members: int) -> None:
         async with open_devices(members) as devices:
             with nothing_left():
                 got = await meeting(devices, next(names))
-            everybody = {rank: blob_of(rank, 100) for rank in range(members)}
-            assert got == [{r: b for r, b in everybody.items() if r != own} for own in range(members)]
+            all_ranks = {rank: blob_of(rank, 100) for rank in range(members)}
+            assert got == [{r: b for r, b in all_ranks.items() if r != own} for own in range(members)]
 
     @pytest.mark.parametrize("nbytes", [0, 1, BLOB - LENGTH])
     async def test_blobs_of_any_size(self, nbytes: int) -> None:

@@ -509,7 +509,7 @@ async def test_shards_of_one_block_have_one_distribute_key(pool_factory: OpenSto
     kv = Kv(rows=[[(8,)], [(8,)]])
     async with pool_factory(ROOM) as store, await ContextCache.open(rank(), await store.client()) as cache:
         await cache.register_kvcache(kv.layers, [[0], [1]])
-        pool = cache._work.pool
+        pool = cache._pipeline.pool
         put = pool.put_many
 
         async def listen(keys: Any, *args: Any, **kwargs: Any) -> Any:

@@ -140,7 +140,7 @@ async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
                     with pytest.raises(EmsInvalidArgument, match=match):
                         await ask(hashes)
         assert kv.image() == before
-        pool = cache._work.pool
+        pool = cache._pipeline.pool
         assert isinstance(pool, Foreign)
         assert not pool.asked
         assert (await cache.save([1, 2], slots=np.arange(8).tolist(), offsets=(4, 4))).success == 2
@@ -168,7 +168,7 @@ async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
             for start in (cache.start_save_values, cache.start_load_values):
                 with pytest.raises(EmsInvalidArgument, match=match):
                     start(keys, buffers)
-        pool = cache._work.pool
+        pool = cache._pipeline.pool
         assert isinstance(pool, Foreign)
         assert not pool.asked
 

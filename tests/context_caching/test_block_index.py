@@ -67,12 +67,12 @@ async def test_the_layouts_of_all_ranks_are_read_at_the_same_time() -> None:
     async with asked() as (pool, scheduler):
         for number in range(RANKS):
             await save(pool, number, HASHES)
-        everybody, pool.asked["get_many"] = anyio.Event(), 0
+        all_asked, pool.asked["get_many"] = anyio.Event(), 0
 
         async def together() -> None:
             if pool.asked["get_many"] == RANKS:
-                everybody.set()
-            await everybody.wait()
+                all_asked.set()
+            await all_asked.wait()
 
         pool.misdeeds["get_many"] = together
         for _ in range(2):
@@ -96,8 +96,8 @@ async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.Monke
 async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
     async with asked() as (pool, scheduler):
         await save(pool, 0, HASHES)
-        note = scheduler._names.of_note("p0t1g0"[:4])
-        assert await scheduler._work.write_note(note, text, anyio.current_time() + 5)
+        note = scheduler._names.of_layout_record("p0t1g0"[:4])
+        assert await scheduler._pipeline.write_layout_record(note, text, anyio.current_time() + 5)
         pool.questions.clear()
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
         assert all(len(question) < len(HASHES) * RANKS for question in pool.questions)

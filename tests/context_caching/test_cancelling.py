@@ -67,7 +67,7 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
 
 async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool:
     """Cancel a save or load when its work waits for the k-th time; False when it ended before."""
-    work, lens = getattr(cache._work, what), None
+    work, lens = getattr(cache._pipeline, what), None
 
     async def watched(call: SaveLoadCall, *note: Any) -> None:
         nonlocal lens
@@ -76,7 +76,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
         await lens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache._work, what, watched)
+        patch.setattr(cache._pipeline, what, watched)
         transfer = getattr(cache, f"start_{what}")(HASHES, **by_slots(HASHES))
         waiting = asyncio.create_task(_wait(transfer))
         await asyncio.wait([waiting])

@@ -48,8 +48,8 @@ class Turnstile:
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aiodatadist.context_caching.transfer.start_limiter.PER_ROUND", 0)
-        self._turns, self._patch = cache._turns, monkeypatch
-        self._turns._left = 0
+        self._start_limiter, self._patch = cache._start_limiter, monkeypatch
+        self._start_limiter._left = 0
 
     async def open_after(self, seconds: float) -> None:
         await anyio.sleep(seconds)

@@ -132,7 +132,7 @@ async def test_it_is_tried_again_whatever_went_wrong(opening: list[Any], caplog:
         assert (await cache.exists([1])).success == 1
         assert await cache.remove([1]) == 1
         assert await cache.check_health()
-        assert len(await cache._work.pool.nodes(deadline=anyio.current_time() + 1)) == 1
+        assert len(await cache._pipeline.pool.nodes(deadline=anyio.current_time() + 1)) == 1
     assert [m for m in caplog.messages if m.startswith("the pool cannot be opened: ")] == [
         "the pool cannot be opened: who are you?",
         "the pool cannot be opened: a bug",

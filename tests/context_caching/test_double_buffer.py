@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.context_caching.transfer.double_buffer import DoubleBuffer, some_behind
+from aiodatadist.context_caching.transfer.double_buffer import DoubleBuffer, double_buffer
 
 
 class Gates:
@@ -32,7 +32,7 @@ class Gates:
 
 async def test_two_go_on_at_a_time() -> None:
     gates = Gates(3)
-    async with some_behind() as behind:
+    async with double_buffer() as behind:
         for number in range(2):
             await behind.room()
             await gates.begin(behind, number)
@@ -53,7 +53,7 @@ async def test_nothing_goes_on_when_the_body_is_over() -> None:
     gates = Gates(2)
 
     async def body() -> None:
-        async with some_behind() as behind:
+        async with double_buffer() as behind:
             await gates.begin(behind, 0)
             await gates.begin(behind, 1)
             gates.gates[0].set()
@@ -72,7 +72,7 @@ async def test_an_error_ends_what_else_goes_on_and_the_body() -> None:
         raise OSError("the first")
 
     async def body() -> None:
-        async with some_behind() as behind:
+        async with double_buffer() as behind:
             await gates.begin(behind, 0)
             await behind.go_on(fail, is_last=False)
             await behind.done()
@@ -95,7 +95,7 @@ async def test_the_first_of_two_errors_is_told() -> None:
         raise OSError("the first")
 
     async def body() -> None:
-        async with some_behind() as behind:
+        async with double_buffer() as behind:
             await behind.go_on(fail_when_cancelled, is_last=False)
             await behind.go_on(fail, is_last=False)
             await behind.done()
@@ -108,7 +108,7 @@ async def test_the_first_of_two_errors_is_told() -> None:
 async def test_the_last_is_waited_for() -> None:
     gates = Gates(2)
     gates.gates[1].set()
-    async with some_behind() as behind:
+    async with double_buffer() as behind:
         await gates.begin(behind, 0)
         await behind.go_on(lambda: gates.work(1), is_last=True)
         assert gates.ended == [1]
@@ -121,7 +121,7 @@ async def test_what_was_cancelled_behind_is_not_taken_for_done() -> None:
         raise asyncio.CancelledError("its stream was closed")
 
     async def body() -> None:
-        async with some_behind() as behind:
+        async with double_buffer() as behind:
             await behind.go_on(end_cancelled, is_last=False)
 
     with pytest.raises(asyncio.CancelledError):
@@ -133,7 +133,7 @@ async def test_a_scope_that_is_cancelled_says_so_itself() -> None:
         raise asyncio.CancelledError("its stream was closed")
 
     with anyio.CancelScope() as scope:
-        async with some_behind() as behind:
+        async with double_buffer() as behind:
             await behind.go_on(end_cancelled, is_last=False)
             scope.cancel()
             await behind.done()

@@ -46,7 +46,7 @@ class Move:
             assert server.ask("CLUSTER", "SETSLOT", self.slot, "NODE", name(self.target)) == b"+OK\r\n"
         other = next(s for s in self.servers if s not in (self.source, self.target))
         moved = f"-MOVED {self.slot} 127.0.0.1:{self.target.port}\r\n".encode()
-        eventually(lambda: other.ask("GET", flat(HERE)) == moved, "everybody knows where the slot is")
+        eventually(lambda: other.ask("GET", flat(HERE)) == moved, "every client knows where the slot is")
 
 
 def name(server: RedisServer) -> str:

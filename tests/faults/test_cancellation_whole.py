@@ -183,7 +183,7 @@ class Scene:
             await until(lambda link=link: not link._transfers and not link.operations, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
-            assert not link.calls
+            assert not link.questions
             assert not any(operation.is_doubtful for operation in link.operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
@@ -209,7 +209,7 @@ async def scene(**options: Any) -> AsyncIterator[Scene]:
     async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
         found = Scene(*parts)
         await found.pull()
-        await until(lambda: not found.link(found.decoder).calls, "the first pull does not end")
+        await until(lambda: not found.link(found.decoder).questions, "the first pull does not end")
         found.tasks = len(asyncio.all_tasks())
         yield found
         started = anyio.current_time()

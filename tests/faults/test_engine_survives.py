@@ -25,7 +25,7 @@ DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
 
 async def test_a_link_outlives_the_time_that_a_handshake_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(engine_module, "HANDSHAKE_TIMEOUT", 0.3)
     async with linked_pair(DESC, heartbeat_interval=50) as (_, decoder, _, cache):
         with anyio.move_on_after(1.0):
             await decoder.datadist.wait_link_closed(1)

@@ -224,7 +224,7 @@ async def test_a_peer_that_is_not_told_of_the_end_of_its_link_is_reported() -> N
 
 async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
     async with pair() as p:
-        p.puller.turns.take([1], "something")
+        p.puller.link_locks.take([1], "something")
         assert await p.decoder.unlink_clusters([info_of(p.prompt)], force=True) == (OK, [OK])
         with pytest.raises(TypeError):
             await p.decoder.unlink_clusters([info_of(p.prompt)], force=1)  # type: ignore[arg-type]

@@ -322,7 +322,7 @@ async def until_served(p: Pair) -> None:
     async with asyncio.timeout(5):
         while not link._responder._running:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        while 2 not in p.owner.turns._uses:  # noqa: ASYNC110
+        while 2 not in p.owner.link_locks._uses:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -380,7 +380,7 @@ async def test_copies_and_deallocations_have_a_time_limit() -> None:
         manager.registry.local(one, "one").lease()
         await refused(lambda: manager.deallocate_cache(one), S.LLM_WAIT_PROCESS_TIMEOUT, "deallocate_cache")
         assert manager.pool_usage() != free
-        entry = next(iter(manager.registry._leaving.values())).entry
+        entry = next(iter(manager.registry._deallocations.values())).entry
         entry.release()
         await manager.registry.wait_given_back(one.cache_id)
         await manager.deallocate_cache(other)
@@ -458,7 +458,7 @@ async def test_a_pull_cancelled_at_any_await_gives_back_what_it_held_and_the_lin
             is_cancelled = await cancelled_at(k, pull, how)
             with suppress(CacheNotFound):  # cancelled when all had arrived: its key is consumed
                 await p.puller.pull_cache(CacheKey(1, 7), target)
-            assert p.puller.turns._uses == p.owner.turns._uses == {}
+            assert p.puller.link_locks._uses == p.owner.link_locks._uses == {}
             await p.puller.deallocate_cache(target)
             await p.owner.deallocate_cache(source)
             assert p.free() == free

@@ -457,7 +457,9 @@ async def test_predict_cancelled_at_any_await_leaves_nothing(how: str, kind: typ
             with soft_faults_cleared():
                 soft_fault("aclrtMemcpyAsync:delay=5@*")
                 is_cancelled = await cancelled_at(k, predict, how)
-            for cache_id in list(registry._leaving):  # cancelled while memory went back: a task of its own ends that
+            for cache_id in list(
+                registry._deallocations
+            ):  # cancelled while memory went back: a task of its own ends that
                 await registry.wait_given_back(cache_id)
             if is_cancelled:
                 assert m.prompt._scheduled == set()
@@ -485,7 +487,7 @@ async def test_pull_and_merge_cancelled_at_any_await_can_be_repeated(how: str) -
                 assert m.slot(1)[:2] == [k, 2]
             await m.pair.prompt.complete_request(request(10))
             assert m.pair.free() == free
-            assert m.pair.puller.turns._uses == {}
+            assert m.pair.puller.link_locks._uses == {}
             k += 1
         assert m.slot(1)[:2] == [k - 1, 2]
         assert k > 3

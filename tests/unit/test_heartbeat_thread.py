@@ -164,7 +164,11 @@ async def test_who_stopped_watching_is_not_told_of_the_first_byte(
     begun: list[int] = []
     pair[1].send(b"x")
     watch = heartbeats.watch(pair[0], FOREVER, News(), lambda: begun.append(1))
-    spin(lambda: heartbeats._loop is not None and any(line.has_begun for line in [*heartbeats._loop._lines.values()]))
+    spin(
+        lambda: (
+            heartbeats._loop is not None and any(line.has_begun for line in [*heartbeats._loop._connections.values()])
+        )
+    )
     watch.stop()
     await what_is_queued(heartbeats)
     assert begun == []
@@ -288,7 +292,7 @@ def test_a_loop_that_is_closed_is_not_told(no_leaks: None, caplog: pytest.LogCap
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
-async def test_a_failure_of_the_thread_loses_everybody_and_the_next_watch_is_served(
+async def test_a_failure_of_the_thread_loses_every_connection_and_the_next_watch_is_served(
     heartbeats: HeartbeatThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
-from aiodatadist.concurrency.loop_thread import LOOK_UP, LoopThread
+from aiodatadist.concurrency.loop_thread import LOOK_UP_SECONDS, LoopThread
 from aiodatadist.concurrency.outlast import outlast_future
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError
 from aiodatadist.context_caching.results import CcResult
-from aiodatadist.context_caching.transfer.handle import QUIESCE, BlockTransfer
+from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS, BlockTransfer
 
 
 class CcFuture:
@@ -42,7 +42,7 @@ class CcFuture:
     def _wait_over(self, seconds: float = math.inf) -> None:
         until = time.monotonic() + seconds
         while not self._is_over and time.monotonic() < until:
-            if self._over.acquire(timeout=LOOK_UP):
+            if self._over.acquire(timeout=LOOK_UP_SECONDS):
                 self._over.release()  # for the next one
 
     def done(self) -> bool:
@@ -74,7 +74,7 @@ class CcFuture:
     def stop(self) -> None:
         """Cancel it, and wait until no byte can land any more."""
         self.cancel()
-        self._wait_over(QUIESCE)
+        self._wait_over(QUIESCE_SECONDS)
 
     def _outcome(self) -> CcResult:
         try:
@@ -93,7 +93,7 @@ class CcFuture:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
             self.cancel()
-            await outlast_future(ended, QUIESCE)
+            await outlast_future(ended, QUIESCE_SECONDS)
             raise
 
     def __repr__(self) -> str:

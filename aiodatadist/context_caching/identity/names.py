@@ -107,21 +107,21 @@ class Shape(NamedTuple):
     fingerprint: str
     groups: int
 
-    def note(self) -> bytes:
-        """As it is noted down: ``NOTE`` bytes."""
+    def layout_record(self) -> bytes:
+        """As it is noted down: ``LAYOUT_RECORD_BYTES`` bytes."""
         return f"{self.fingerprint:32}{self.groups:08}".encode()
 
     @classmethod
-    def noted(cls, note: bytes) -> Shape | None:
+    def from_layout_record(cls, record: bytes) -> Shape | None:
         """None: it is not one of this library's."""
         try:
-            shape = cls(note[:32].decode("ascii"), int(note[32:]))
+            shape = cls(record[:32].decode("ascii"), int(record[32:]))
         except ValueError:
             return None
         return shape if 0 < shape.groups <= MAX_GROUPS else None
 
 
-NOTE: Final = 40
+LAYOUT_RECORD_BYTES: Final = 40
 MAX_GROUPS: Final = 4096
 """Layer groups of a layout; a caller that asks what is there makes a name for each of a block's."""
 
@@ -167,7 +167,7 @@ class Names:
         # a minus sign keeps -1 and 2**64 - 1 apart
         return [_pool_key((space, f"{value:x}", groups[group])) for value, group in blocks]
 
-    def of_note(self, shard: str) -> PoolKey:
+    def of_layout_record(self, shard: str) -> PoolKey:
         """Where a rank notes its layout down, for processes that have hashes and no cache."""
         return PoolKey(_namespace("layouts", self._identity), "layout", shard)
 

@@ -44,7 +44,7 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
+    def copy_lists(self, addresses: Mapping[int, int]) -> list[CopyList]:
         """Where the bytes of these values are; ``addresses`` says by value where it begins."""
 
     @abstractmethod
@@ -154,12 +154,12 @@ class SlotMemory(Memory):
     def look(self, values: range, placements_of: PlacementsOf) -> None:
         """That was done when the cache was registered."""
 
-    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
+    def copy_lists(self, addresses: Mapping[int, int]) -> list[CopyList]:
         found: list[CopyList] = []
         for g, share in enumerate(self._shares):
             wanted = {self.owners[v]: address for v, address in addresses.items() if self.groups[v] == g}
             if wanted:
-                found.extend(_places_of(share, wanted))
+                found.extend(_copy_lists_of(share, wanted))
         return found
 
     def take(self, *, writes: bool) -> None:
@@ -195,7 +195,7 @@ def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
     return Runs(starts, lengths)
 
 
-def _places_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
+def _copy_lists_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
     """The grids of one layer group; ``wanted`` has the address of each hash's value."""
     first, last = min(wanted), max(wanted)
     tokens = share.tokens[first : last + 1]
@@ -332,7 +332,7 @@ class BufferMemory(Memory):
                 f"that can be {'written' if self._writes else 'read'}"
             )
 
-    def places(self, addresses: Mapping[int, int]) -> list[CopyList]:
+    def copy_lists(self, addresses: Mapping[int, int]) -> list[CopyList]:
         alike: dict[tuple[Placement, int], tuple[list[int], list[int]]] = {}
         for v, address in addresses.items():
             inside = address

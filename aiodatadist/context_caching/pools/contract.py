@@ -150,7 +150,7 @@ class KVPool(ABC):
     def keeps(self, sizes: Sequence[int]) -> int:
         """How many of these values, from the first on, it can have together. What is saved behind them would evict them.
 
-        One that is larger than the pool takes no room. All, unless a pool knows better without asking anybody. A pool in
+        One that is larger than the pool takes no room. All, unless a pool knows better without asking a server. A pool in
         front of another one has to pass this on.
         """
         return len(sizes)
@@ -163,7 +163,7 @@ class KVPool(ABC):
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         """Store what was filled in. It takes the stages, whatever happens.
 
-        A value is there for everybody when this says so, and never in part.
+        A value is there for every client when this says so, and never in part.
 
         Raises:
             PoolTimeout, PoolUnreachable: see above.

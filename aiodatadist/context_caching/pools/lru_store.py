@@ -186,7 +186,7 @@ class LruStore:
         self.evicted += 1
 
     def store(self, key: PoolKey, reservation: Reservation) -> bool:
-        """Keep a filled lot under a key; False, and it is given back, if there is a value already."""
+        """Keep a filled reservation under a key; False, and it is given back, if there is a value already."""
         if reservation._store is not self:
             raise ValueError("this memory is not lent by this pool, or was stored or released before")
         if key in self._entries:
@@ -200,7 +200,7 @@ class LruStore:
         return True
 
     def returned(self, address: int) -> None:
-        """A lot was not used."""
+        """A reservation was not used."""
         self._lent -= 1
         self._pages.free(address)
         self.on_room()

@@ -86,7 +86,7 @@ class DoubleBuffer(Sequential):
 
 
 @asynccontextmanager
-async def some_behind() -> AsyncIterator[DoubleBuffer]:
+async def double_buffer() -> AsyncIterator[DoubleBuffer]:
     """Things go on behind the body, and nothing any more when this has ended.
 
     Raises:
@@ -94,11 +94,11 @@ async def some_behind() -> AsyncIterator[DoubleBuffer]:
     """
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
-        behind = DoubleBuffer(group)
+        buffer = DoubleBuffer(group)
         try:
-            yield behind
-            await behind.done()  # the end of a task group is silent about a cancellation
+            yield buffer
+            await buffer.done()  # the end of a task group is silent about a cancellation
         except Exception as error:  # a task group would raise a group of one
             problem = error
-    if (first := behind.error or problem) is not None:
+    if (first := buffer.error or problem) is not None:
         raise first

@@ -19,7 +19,7 @@ from aiodatadist.device import give_way
 
 logger = logging.getLogger(__name__)
 
-QUIESCE = 6.0
+QUIESCE_SECONDS = 6.0
 """Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
 
 
@@ -37,7 +37,7 @@ class BlockTransfer(Completion):
         is_asked_to_stop: it was cancelled.
     """
 
-    quiesce_seconds = QUIESCE
+    quiesce_seconds = QUIESCE_SECONDS
 
     def __init__(self, what: str, seconds: float) -> None:
         self._error: EmsException | None = None

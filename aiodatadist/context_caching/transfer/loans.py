@@ -12,7 +12,7 @@ _lost: list[object] = []
 
 
 class Lent(Protocol):
-    """A stage, a value, a lot."""
+    """A stage, a value, a reservation."""
 
     def release(self) -> None: ...
 

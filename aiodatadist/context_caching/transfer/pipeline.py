@@ -35,7 +35,7 @@ from aiodatadist.context_caching.pools.contract import (
 from aiodatadist.context_caching.pools.lru_store import Reservation
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.copies import CopyStreams, StreamName
-from aiodatadist.context_caching.transfer.double_buffer import Sequential, some_behind
+from aiodatadist.context_caching.transfer.double_buffer import Sequential, double_buffer
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
@@ -52,7 +52,7 @@ AT_ONCE = 512
 """Values that the pool is asked for at a time."""
 DAMAGED = 65536
 """Keys that are remembered at most because their values are damaged."""
-HEALTH = 1.0
+HEALTH_TIMEOUT = 1.0
 """Seconds that a health check may take."""
 LATE_TOLERANCE = 0.02
 """Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
@@ -182,7 +182,7 @@ class TransferPipeline:
 
     async def is_healthy(self) -> bool:
         """The pool says so, within a second."""
-        deadline = anyio.current_time() + HEALTH
+        deadline = anyio.current_time() + HEALTH_TIMEOUT
         try:
             return await in_time(self.ask(self.pool.healthy(deadline=deadline), deadline), deadline)
         except (PoolTimeout, PoolUnreachable):
@@ -207,7 +207,7 @@ class TransferPipeline:
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
         kept = self.pool.keeps([beside, *sizes]) - 1 if beside else self.pool.keeps(sizes)
         wave_bytes = self._wave_bytes(call)
-        async with self._behind(call, wave_bytes) as behind:
+        async with self._buffer(call, wave_bytes) as buffer:
             for first in range(0, len(call.keys), AT_ONCE):
                 values = range(first, min(first + AT_ONCE, len(call.keys)))
                 absent = await self._absent(call, values)
@@ -215,18 +215,18 @@ class TransferPipeline:
                 waiting = deque(v for v in absent if v < kept)
                 while waiting:
                     wave = self._take_wave(call, waiting, wave_bytes)
-                    is_alone = not behind.is_busy
+                    is_alone = not buffer.is_busy
                     with ExitStack() as lent:
                         await self._take_budget(call, wave, lent)
                         stages, reservations = await self._fill(call, wave, lent.enter_context(LoanSet()))
-                        await behind.done()
+                        await buffer.done()
                         if stages:
                             put = partial(self._put, call, stages, reservations, lent.pop_all())
-                            await behind.go_on(put, is_last=len(stages) == len(wave) and not waiting)
+                            await buffer.go_on(put, is_last=len(stages) == len(wave) and not waiting)
                     if not stages and is_alone:
                         self._reject(call, wave)
                     elif len(stages) < len(wave):  # there may be room once all others have been put
-                        await behind.done()
+                        await buffer.done()
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
         rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
         if rejected:
@@ -314,25 +314,25 @@ class TransferPipeline:
         waiting = deque(range(len(call.keys)))
         before: _Found | None = None
         wave_bytes = self._wave_bytes(call)
-        async with self._behind(call, wave_bytes) as behind:
+        async with self._buffer(call, wave_bytes) as buffer:
             while waiting:
-                await behind.room()
+                await buffer.room()
                 wave = self._take_wave(call, waiting, wave_bytes)
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
                     found = await self._find(call, wave, lent.enter_context(LoanSet()))
                     if not self._is_here:  # else two wait behind each other on the stream, and it never runs dry
-                        await behind.done()
+                        await buffer.done()
                     if before is not None and before.is_damaged:
                         return
                     before = found
                     left = wave[len(found.addresses) :]
                     is_last = call.statuses[left[0]] is not None if left else not waiting
-                    await behind.go_on(partial(self._land, call, found, lent.pop_all()), is_last=is_last)
+                    await buffer.go_on(partial(self._land, call, found, lent.pop_all()), is_last=is_last)
                 if is_last:
                     return
                 if left:  # the pool had no memory for them beside the others
-                    await behind.done()
+                    await buffer.done()
                     waiting.extendleft(reversed(left))
 
     async def _find(self, call: SaveLoadCall, wave: list[int], loans: LoanSet) -> _Found:
@@ -408,7 +408,7 @@ class TransferPipeline:
 
     # ---- a few bytes of our own ----
 
-    async def read_note(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
+    async def read_layout_record(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
         """A small value, or None."""
         header = self.wrapping.nbytes
         with LoanSet() as loans:
@@ -421,25 +421,25 @@ class TransferPipeline:
             with value.view() as view:
                 return bytes(view[header:])
 
-    async def has_note(self, key: PoolKey, deadline: float) -> bool:
+    async def has_layout_record(self, key: PoolKey, deadline: float) -> bool:
         """Whether there is any."""
         (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
         return is_there
 
-    async def write_note(self, key: PoolKey, note: bytes, deadline: float) -> bool:
+    async def write_layout_record(self, key: PoolKey, record: bytes, deadline: float) -> bool:
         """Leave a small value in place of any other; whether it is there now."""
-        if await self.has_note(key, deadline):
-            if await self.read_note(key, len(note), deadline) == note:
+        if await self.has_layout_record(key, deadline):
+            if await self.read_layout_record(key, len(record), deadline) == record:
                 return True
             await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
         header = self.wrapping.nbytes
         with LoanSet() as loans:
-            (stage,) = await self.ask(self.pool.stage([len(note) + header], deadline=deadline), deadline)
+            (stage,) = await self.ask(self.pool.stage([len(record) + header], deadline=deadline), deadline)
             if stage is None:
                 return False
             loans.add(stage)
             with stage.view() as view:
-                view[header:] = note
+                view[header:] = record
             await self.wrapping.seal([key], [stage])
             (status,) = await self.ask(self.pool.put_many([key], [stage], deadline=deadline), deadline)
             return status is PutStatus.STORED
@@ -458,10 +458,10 @@ class TransferPipeline:
         most = WAVE if self._is_here else min(FOREIGN_WAVE, max(WHOLE, sum(call.memory.sizes) // 2))
         return min(most, self.budget.limit // 2)
 
-    def _behind(self, call: SaveLoadCall, wave_bytes: int) -> AbstractAsyncContextManager[Sequential]:
+    def _buffer(self, call: SaveLoadCall, wave_bytes: int) -> AbstractAsyncContextManager[Sequential]:
         """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
         is_alone = sum(call.memory.sizes) <= wave_bytes or call.deadline <= anyio.current_time()
-        return nullcontext(Sequential()) if is_alone else some_behind()
+        return nullcontext(Sequential()) if is_alone else double_buffer()
 
     def _take_wave(self, call: SaveLoadCall, waiting: deque[int], wave_bytes: int) -> list[int]:
         wave = [waiting.popleft()]
@@ -488,11 +488,11 @@ class TransferPipeline:
 
     @staticmethod
     def _gathered(call: SaveLoadCall, addresses: Mapping[int, int]) -> list[CopyStep]:
-        return [places.gathered() for places in call.memory.places(addresses)]
+        return [copies.gathered() for copies in call.memory.copy_lists(addresses)]
 
     @staticmethod
     def _scattered(call: SaveLoadCall, addresses: Mapping[int, int]) -> list[CopyStep]:
-        return [places.scattered() for places in call.memory.places(addresses)]
+        return [copies.scattered() for copies in call.memory.copy_lists(addresses)]
 
     async def _move(self, name: StreamName, call: SaveLoadCall, steps: Sequence[CopyStep], loans: LoanSet) -> None:
         try:

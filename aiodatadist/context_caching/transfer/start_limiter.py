@@ -11,7 +11,7 @@ PER_ROUND = 16
 
 
 class StartLimiter:
-    """``await turns.wait()`` goes on at once for the first few in a round of the loop, and for the others in a later one."""
+    """``await start_limiter.wait()`` goes on at once for the first few in a round of the loop, for others in a later one."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ static HcclResult check_ranks(const char *function, uint32_t ranks, uint32_t ran
                            HCCL_RANKS_MAX);
 }
 
-/* Everybody has everybody, and knows it: otherwise one rank may believe in a communicator that another has given up. */
+/* Every rank has every other, and knows it: otherwise one rank may believe in a communicator that another has given up. */
 static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
 {
     HcclResult code = hccl_mesh_connect(comm, wait, -1);

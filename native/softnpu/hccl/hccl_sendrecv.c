@@ -1,6 +1,6 @@
 /* HcclSend, HcclRecv, HcclBatchSendRecv and HcclBarrier are one kind of task: a list of sends and receives that make
  * progress side by side, except that those on one channel take turns in the order of the list. A barrier is an empty send
- * to and an empty receive from everybody.                                                                                */
+ * to and an empty receive from every rank.                                                                                */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>

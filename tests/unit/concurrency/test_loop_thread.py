@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import pytest
 
 from aiodatadist.concurrency import loop_thread
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
+from tests.profiles import examples
 
 
 class Refused(Exception):
@@ -155,3 +158,46 @@ def test_a_loop_that_cannot_be_made_is_said_by_the_maker(
     with pytest.raises(OSError, match="too many open files"):
         LoopThread("its loop", Refused, lambda: None, 0)
     assert not caplog.records
+
+
+INTERRUPTED = """
+import asyncio, random, signal, time
+from aiodatadist.concurrency.loop_thread import LoopThread
+
+class Refused(Exception): pass
+
+def interrupt(*_):
+    if is_armed:
+        raise KeyboardInterrupt
+
+async def call():
+    await asyncio.sleep(0.0005)
+
+is_armed, moments = False, random.Random(2)
+thread = LoopThread("interrupted", lambda why: Refused(why), lambda: None, 0)
+signal.signal(signal.SIGALRM, interrupt)
+until = time.monotonic() + SECONDS
+while time.monotonic() < until:
+    try:
+        try:
+            is_armed = True
+            signal.setitimer(signal.ITIMER_REAL, moments.random() * 0.0012 + 1e-5, 0.00005)
+            thread.call(call)
+        finally:
+            is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+thread.call(call)
+thread.join()
+"""
+
+
+def test_interrupts_that_come_in_showers_leave_a_thread_that_works() -> None:
+    seconds = examples(2)
+    script = INTERRUPTED.replace("SECONDS", str(seconds))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=seconds + 60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -135,7 +135,7 @@ async def test_two_peers_hold_a_cache_independently() -> None:
 
 
 async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.leases.SLACK", 0.02)
+    monkeypatch.setattr("aiodatadist.link.leases.SLACK_SECONDS", 0.02)
     (entry,) = caches(1)
     async with linked(0.03) as link:
         link.peer_leases.told(entry)
@@ -150,7 +150,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
 
 
 async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.leases.SLACK", 0.02)
+    monkeypatch.setattr("aiodatadist.link.leases.SLACK_SECONDS", 0.02)
     in_time, late = caches(2)
     async with linked(0.01) as link:
         for entry in (in_time, late):
@@ -161,7 +161,7 @@ async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pyte
         assert [f"cache {late.cache_id} " in why for why in link.complaints] == [True]
 
 
-async def test_end_of_the_link_frees_all_and_wakes_everybody() -> None:
+async def test_end_of_the_link_frees_all_and_wakes_all_waiters() -> None:
     held, revoked = caches(2)
     async with anyio.create_task_group() as group:
 

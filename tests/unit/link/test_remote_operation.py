@@ -66,7 +66,7 @@ async def test_transfer_that_is_done_already_ends_it_at_once() -> None:
 
 async def test_better_informed_error_of_the_transfer_is_the_operations() -> None:
     mine, transfer, better = operation(), Transfer(), TransferError("the peer died")
-    transfer.add_done_callback(lambda done: done.replace_outcome(better))
+    transfer.add_done_callback(lambda done: done.replace_error(better))
     mine.follow(transfer)
     transfer.end(TransferState.CANCELLED)
     assert (mine.state, mine.error) == (TransferState.FAILED, better)

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MASTER: Final = "the master"
-ANYBODY: Final = "anybody"
+ANY_SEGMENT: Final = "any segment"
 REFUSED: Final = -1
 """Our own code for a key that was not asked for, because its peer hangs; no code of Mooncake's."""
 ELSEWHERE: Final = -2
@@ -68,11 +68,11 @@ BATCH_KEYS: Final = 8
 """What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
 AT_ONCE: Final = max(1, (os.cpu_count() or 1) // 2)
 """Batches of one call that are under way at a time: each keeps a core busy here, and one at the other end."""
-FRESH: Final = 2.0
+FRESH_SECONDS: Final = 2.0
 """Seconds for which the list of segments is good enough."""
 WATCH: Final = 0.5
 """Seconds after which a call that is under way asks whether the master is still there."""
-SUSPECT: Final = 10.0
+SUSPECT_SECONDS: Final = 10.0
 """Seconds for which a segment that refused a value is not given others, and a key that could not be read counts as absent:
 the master's own patience with an owner.
 """
@@ -158,7 +158,7 @@ class MooncakePool(KVPool):
         self._segments: list[str] = []
         self._seen = -math.inf  # when the master answered the last time
         self._suspects: dict[str, float] = {}  # segment: until when
-        self._lost = mooncake_store.Lost(SUSPECT)
+        self._lost = mooncake_store.Lost(SUSPECT_SECONDS)
         self._hung: set[_Batch] = set()  # reads that no caller waits for any more
         self._is_closed = False
 
@@ -385,7 +385,7 @@ class MooncakePool(KVPool):
 
     def _was_read(self, batch: _Batch) -> None:
         pairs = list(zip(batch.keys, batch.codes, strict=False))  # without codes: the call has failed
-        gone = OWNER_GONE if batch.peer == ANYBODY else OWNER_GONE | {REFUSED}  # whichever it was that refused
+        gone = OWNER_GONE if batch.peer == ANY_SEGMENT else OWNER_GONE | {REFUSED}  # whichever it was that refused
         self._lost.add(key for key, code in pairs if code in gone and key not in batch.proven)
         self._known(key for key, code in pairs if code >= 0)
 
@@ -426,7 +426,7 @@ class MooncakePool(KVPool):
         config = self._module.ReplicateConfig()
         config.replica_num = self._place.replicas
         config.group_ids = [batch.groups[i] for i in places]
-        if segment != ANYBODY:
+        if segment != ANY_SEGMENT:
             config.preferred_segment = segment
         keys, pieces = [batch.keys[i] for i in places], [batch.pieces[i] for i in places]
         addresses, sizes = [piece.address for piece in pieces], [piece.nbytes for piece in pieces]
@@ -503,8 +503,8 @@ class MooncakePool(KVPool):
         open_ones: dict[str, tuple[_Batch, int]] = {}
         for place, (key, piece) in enumerate(zip(keys, pieces, strict=True)):
             name = group(key)
-            segment = rendezvous(name, segments) or ANYBODY
-            peer = ANYBODY if is_well else segment
+            segment = rendezvous(name, segments) or ANY_SEGMENT
+            peer = ANY_SEGMENT if is_well else segment
             batch, nbytes = open_ones.get(peer, (None, 0))
             if batch is None or nbytes + piece.nbytes > BATCH_BYTES or len(batch.keys) == BATCH_KEYS:
                 batch, nbytes = _Batch(peer, [], [], [], [], []), 0
@@ -523,7 +523,7 @@ class MooncakePool(KVPool):
     def _suspect(self, batch: _Batch) -> None:
         for segment, code in zip(batch.segments, batch.codes, strict=False):
             if code == NODE_GONE:
-                self._suspects[segment] = anyio.current_time() + SUSPECT
+                self._suspects[segment] = anyio.current_time() + SUSPECT_SECONDS
 
     async def _look(self, deadline: float) -> None:
         """Know the segments, and that the master is there. Raises PoolTimeout, PoolUnreachable."""
@@ -532,7 +532,7 @@ class MooncakePool(KVPool):
             self._check_open()
             now = anyio.current_time()
             self._suspects = {segment: until for segment, until in self._suspects.items() if until > now}
-            if now > self._seen + FRESH:
+            if now > self._seen + FRESH_SECONDS:
                 self._segments = (await self._ask("/get_all_segments")).decode().split()
                 self._seen = anyio.current_time()
 

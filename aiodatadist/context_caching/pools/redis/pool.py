@@ -90,7 +90,7 @@ LEAST: Final = 1 << 20
 """Bytes of memory that a pool needs for values on their way."""
 ASKED: Final = 4
 """Servers that are asked at the same time what the cluster looks like: one that hangs holds up no other."""
-AGE: Final = 1.0
+MAP_AGE_SECONDS: Final = 1.0
 """Seconds for which the view of a cluster is good enough while one of its servers is missing."""
 REDIRECTS: Final = 3
 """How often a command follows a slot that moves."""
@@ -357,7 +357,7 @@ class RedisPool(KVPool):
                 raise PoolUnreachable(str(failures[0])) from failures[0]
             return  # others were answered: it was the connection
         redirects = [_redirect(failure) for failure in failures]
-        is_old = anyio.current_time() > self._seen + AGE
+        is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
         if any(r.has_moved if r else is_all or is_old for r in redirects):
             await self._refresh()
 
@@ -384,7 +384,7 @@ class RedisPool(KVPool):
 
     async def _refresh_if_doubtful(self) -> None:
         self._check_open()
-        is_old = anyio.current_time() > self._seen + AGE
+        is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
         if self._is_doubtful or (is_old and self._is_cluster and self._view.failed):
             await self._refresh()
 
