@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist.cache.local_copy import MAX_COPY_SECONDS
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
     check_below,
@@ -17,7 +16,7 @@ from aiodatadist.cache.plan import (
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.device import give_way, tensors
+from aiodatadist.device import MAX_COPY_SECONDS, give_way, tensors
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer

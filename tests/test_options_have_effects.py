@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import aiodatadist
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole, RegisterMemStatus, legacy
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.config.llm_config import WITHOUT_EFFECT
@@ -107,3 +110,23 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.levelno >= logging.WARNING and record.name != "asyncio"
     ]
+
+
+PACKAGE = Path(aiodatadist.__file__).parent
+
+
+def read_outside_config() -> str:
+    """What the package's files say, those apart that only declare and check options."""
+    files = [path for path in PACKAGE.rglob("*.py") if "config" not in path.relative_to(PACKAGE).parts]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def test_every_option_is_in_the_docstring() -> None:
+    described = LLMConfig.__doc__ or ""
+    assert [name for name in LLMConfig.model_fields if not re.search(rf"\b{name}\b[^.]*?:", described)] == []
+
+
+def test_every_option_is_read_or_has_its_reason() -> None:
+    text = read_outside_config()
+    unread = {name for name in LLMConfig.model_fields if not re.search(rf"\.{name}\b", text)}
+    assert unread - {"listen_ip_info"} <= set(WITHOUT_EFFECT)  # that one is read as listen_address

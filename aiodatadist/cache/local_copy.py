@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.device import CopyKind, Device, Program, Stream, StreamTransfer, TransferState
+from aiodatadist.device import MAX_COPY_SECONDS, CopyKind, Device, Program, Stream, StreamTransfer, TransferState
 from aiodatadist.values.grid import Grid
-
-MAX_COPY_SECONDS = 86400.0
-"""Seconds for one copy, where none of the caller's options limits it."""
 
 
 class LocalCopies:

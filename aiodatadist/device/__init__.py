@@ -10,10 +10,11 @@ from aiodatadist.concurrency.loop_time import give_way
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
-from aiodatadist.device.program import CopyKind, Layering, Program
+from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
 from aiodatadist.device.stream import Stream, StreamLimits, StreamTransfer
 
 __all__ = [
+           "MAX_COPY_SECONDS",
            "CopyKind",
            "Device",
            "Gate",

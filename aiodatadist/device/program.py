@@ -10,6 +10,9 @@ from typing import Any
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist.values.grid import Grid
 
+MAX_COPY_SECONDS = 86400.0
+"""Seconds for copies that no deadline limits."""
+
 
 class CopyKind(IntEnum):
     """aclrtMemcpyKind: from where to where a copy goes."""

@@ -1,4 +1,4 @@
-"""Adapters to existing distributed stores, each behind :class:`~aiodatadist.context_caching.pools.contract.KVPool`."""
+"""What a message says where a package that a pool needs is not installed."""
 
 
 def how_to_install(extra: str) -> str:

@@ -15,10 +15,7 @@ import anyio
 from aiodatadist.context_caching.errors import EmsInvalidArgument
 from aiodatadist.context_caching.memory.copy_list import CopyStep, PlacementsOf
 from aiodatadist.context_caching.transfer.loans import LoanSet
-from aiodatadist.device import CopyKind, Device, Program, Stream, TransferState
-
-MAX_COPY_SECONDS = 86400.0
-"""Seconds for copies that no deadline limits."""
+from aiodatadist.device import MAX_COPY_SECONDS, CopyKind, Device, Program, Stream, TransferState
 
 StreamName = Literal["load", "save"]
 
