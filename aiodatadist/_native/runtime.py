@@ -187,6 +187,17 @@ class Runtime:
     def is_soft(self) -> bool:
         return self.name == "soft"
 
+    @cached_property
+    def chip(self) -> str:
+        """As the vendor names it: Ascend910B3, say. Empty where the runtime does not say."""
+        name = self.acl.aclrtGetSocName()
+        return "" if name == ffi.NULL else bytes(ffi.string(name)).decode(errors="replace")
+
+    @cached_property
+    def soft_strictness(self) -> int:
+        """As which hardware softnpu behaves: 0 free, 1 HCCS, 2 RoCE."""
+        return int(self.acl.softnpu_strictness())
+
     # ---- devices and contexts ----
 
     def acquire_device(self, index: int) -> Handle:

@@ -31,6 +31,9 @@ int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_D
 int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
 int softnpu_release(void *addr, uint64_t size);
 
+/* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`. */
+int softnpu_strictness(void);
+
 /* HcclCommDestroy says HCCL_E_AGAIN while a peer is in the middle of writing into memory of this process, and does not come out
  * of it: it was stopped. Then this is a file descriptor that becomes readable when destroying it is worth another try,
  * because the peer has let go or has ended. It is the communicator's, and closed with it. -1: nothing is waited for. */

@@ -134,7 +134,9 @@ aclError aclsysGetVersionStr(char *pkgName, char *versionStr)
 
 const char *aclrtGetSocName(void)
 {
-    return soft_fault(__func__, NULL) ? NULL : "SoftNPU";
+    if (soft_fault(__func__, NULL))
+        return NULL;
+    return soft_setting.strict == SOFT_STRICT_HCCS ? "Ascend910B1-softnpu" : "SoftNPU";   /* A2 has HCCS within a server */
 }
 
 aclError aclrtGetRunMode(aclrtRunMode *runMode)

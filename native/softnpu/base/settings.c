@@ -52,6 +52,11 @@ aclError soft_settings_read(void)
     return ACL_SUCCESS;
 }
 
+int softnpu_strictness(void)
+{
+    return (int)soft_setting.strict;
+}
+
 int softnpu_set_memory_limit(uint64_t bytes)
 {
     if (!bytes || bytes > 1ull << 50)

@@ -1,0 +1,67 @@
+"""Over what two devices are linked: HCCS, the cards' own interconnect, or RoCE, their network cards.
+
+HCCL decides that when a communicator is prepared, from the chip, the rank table and the environment, and tells no caller.
+The two differ in what they can reach and in what a cancelled transfer leaves behind, so the rule stands here once more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodatadist._native.runtime import Runtime
+    from aiodatadist.transport.contract import Endpoint
+
+A2 = re.compile(r"Ascend910B\d")
+A3 = re.compile(r"Ascend910_93")
+
+INTRA_ROCE = "HCCL_INTRA_ROCE_ENABLE"
+
+
+class LinkKind(Enum):
+    """``FREE`` is softnpu that is not strict: whatever makes sense is possible."""
+
+    FREE = "free"
+    HCCS = "HCCS"
+    ROCE = "RoCE"
+
+
+SOFT_KINDS = (LinkKind.FREE, LinkKind.HCCS, LinkKind.ROCE)
+"""By what ``softnpu_strictness`` returns."""
+
+
+def link_kind(runtime: Runtime, mine: Endpoint, peer: Endpoint) -> LinkKind:
+    """The kind of a link between two devices, of which the first is this process's."""
+    if runtime.is_soft:
+        return SOFT_KINDS[runtime.soft_strictness]
+    return vendor_link_kind(runtime.chip, mine, peer, os.environ)
+
+
+def may_use_hccs(runtime: Runtime) -> bool:
+    """Some peer can be linked over HCCS: what HCCS asks of memory is asked when it is registered, before there are peers."""
+    if runtime.is_soft:
+        return SOFT_KINDS[runtime.soft_strictness] is LinkKind.HCCS
+    return bool(A2.match(runtime.chip) or A3.match(runtime.chip)) and not _prefers_roce(os.environ)
+
+
+def vendor_link_kind(chip: str, mine: Endpoint, peer: Endpoint, environment: Mapping[str, str]) -> LinkKind:
+    """HCCL's rule. ``chip``: as ``aclrtGetSocName`` names it.
+
+    A2 has HCCS within a server, A3 within a super pod; two devices that name no pod count as one pod. Other chips have
+    none, and HCCL_INTRA_ROCE_ENABLE=1 turns it off.
+    """
+    if _prefers_roce(environment):
+        return LinkKind.ROCE
+    if A2.match(chip):
+        return LinkKind.HCCS if mine.server_id == peer.server_id else LinkKind.ROCE
+    if A3.match(chip):
+        return LinkKind.HCCS if mine.super_pod_id == peer.super_pod_id else LinkKind.ROCE
+    return LinkKind.ROCE
+
+
+def _prefers_roce(environment: Mapping[str, str]) -> bool:
+    return environment.get(INTRA_ROCE, "") not in {"", "0"}
