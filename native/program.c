@@ -208,7 +208,7 @@ static bool drain(ring_stream *on, program *p)
 {
     if (p->on_stream && !await_device(on, p, NULL))
         return false;
-    p->on_stream = false;
+    p->on_stream = p->requested = false;
     p->done.bytes = p->issued;
     return true;
 }
@@ -326,7 +326,7 @@ static bool issue_ranges(ring_stream *on, program *p, const ring_step *s, HcclOn
 {
     if (s->op == RING_COPY)
         return check(on, p, copy(on, p, s, ranges, n, total));
-    p->on_stream = true;
+    p->on_stream = p->requested = true;   /* also where it is refused: the items before the bad one were accepted */
     HcclResult code = (s->op == RING_GET ? on->driver.get : on->driver.put)(s->handle, s->rank, ranges, n, on->stream);
     if (code != HCCL_SUCCESS)
         end_as(on, p, RING_FAILED, RING_HCCL, code);
@@ -440,6 +440,7 @@ static void settle(ring_stream *on, program *p)
     }
     if (p->on_stream)
         quiesce(on, p);
+    p->done.unclean = p->requested;
     p->done.step = p->step;
     p->done.finished_ns = ring_now_ns();
 }

@@ -103,6 +103,8 @@ typedef struct ring_completion {
     int32_t  origin, code;                /* which library refused, and its code */
     uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: layers landed */
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
+    uint32_t unclean;                     /* 1: gets or puts may be left in the communicator: over RDMA they are carried out
+                                           * whenever it is used again, and until it is destroyed                    */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
     char     message[192];                /* the vendor's own words, or empty */
 } ring_completion;

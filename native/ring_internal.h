@@ -31,6 +31,7 @@ typedef struct program {
     int64_t deadline_ns;
     bool stopping;                        /* the deadline is that of a cancellation */
     bool on_stream;                       /* something of it may be on the device's stream */
+    bool requested;                       /* gets or puts of it were handed to a communicator, and are not known to be over */
     uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
     uint32_t windows;
     const ring_layers *layers;            /* of the step that has some */
