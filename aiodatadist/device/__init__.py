@@ -11,9 +11,10 @@ from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
-from aiodatadist.device.stream import Stream, StreamLimits, StreamTransfer
+from aiodatadist.device.stream import CLEAN_SECONDS, Stream, StreamLimits, StreamTransfer
 
 __all__ = [
+           "CLEAN_SECONDS",
            "MAX_COPY_SECONDS",
            "CopyKind",
            "Device",

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
@@ -169,11 +170,13 @@ class Device:
         with self.current():
             self.runtime.acl.aclrtDestroyNotify(notify)
 
-    def open_stream(self, name: str) -> Stream:
-        """A new stream, for the running event loop. The caller closes it before the device."""
+    def open_stream(self, name: str, *, is_serial: bool = False) -> Stream:
+        """A new stream, for the running event loop. The caller closes it before the device. ``is_serial``: a program is
+        handed to C when the one before it is over, and never runs in the submitting call."""
         self._check_open()
         self._streams += 1
-        return Stream(self.runtime, self._context, f"{name}#{self._streams}", self.limits)
+        limits = replace(self.limits, depth=1, inline=0) if is_serial else self.limits
+        return Stream(self.runtime, self._context, f"{name}#{self._streams}", limits)
 
     async def aclose(self) -> None:
         """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash."""

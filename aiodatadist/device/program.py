@@ -83,6 +83,10 @@ class Program:
         """The same with an event of the caller's, given as a number."""
         return self.wait(ffi.cast("void *", event))
 
+    def wait_gate(self, notify: Handle) -> Program:
+        """Hold the stream until a notify is recorded, which may come later."""
+        return self._add(ring.RING_WAIT, ring.RING_NOTIFY, 0, notify, None)
+
     def record(self, event: Handle) -> Program:
         """Record a device event when everything before it is done."""
         return self._add(ring.RING_RECORD, ring.RING_EVENT, 0, event, None)
@@ -98,6 +102,13 @@ class Program:
         if grid is not None:
             self.nbytes += grid.total
         return self
+
+    def redirect(self, channel: Handle) -> None:
+        """Before it starts: its gets and puts go through another communicator to the same peer."""
+        self._steps = [
+            (op, kind, rank, channel if op in {ring.RING_GET, ring.RING_PUT} else handle, grid, layering)
+            for op, kind, rank, handle, grid, layering in self._steps
+        ]
 
     def assemble(self) -> tuple[Handle, int]:
         """The steps as C reads them, and how many. What they point to lives as long as this object."""

@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
@@ -50,8 +51,15 @@ class StreamLimits:
     grace: float = 1.0
 
 
+CLEAN_SECONDS = 60.0
+"""Seconds that the owner of a communicator has for doing away with the requests that a transfer left in it."""
+
 _stuck: list[StreamTransfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
+
+
+Clean = Callable[["StreamTransfer", Callable[[], None]], object]
+"""Does away with the requests that a transfer left in its communicator, and then calls the function, which ends it."""
 
 
 class StreamTransfer(TransferCompletion):
@@ -60,24 +68,40 @@ class StreamTransfer(TransferCompletion):
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
     """
 
-    __slots__ = ("_id", "_program", "_stream", "_watcher")
+    __slots__ = ("_clean", "_id", "_is_cleaned", "_program", "_stream", "_watcher")
 
-    def __init__(self, stream: Stream, number: int, program: Program) -> None:
+    def __init__(self, stream: Stream, number: int, program: Program, clean: Clean | None) -> None:
         super().__init__()
         self._watcher: Callable[[int], object] | None = None
+        self._clean = clean
+        self._is_cleaned = False
         self._stream = stream
         self._id = number
         self._program: Program | None = program
 
     @property
     def quiesce_seconds(self) -> float:
-        return 3 * self._stream.limits.grace  # C answers within patience and grace
+        cleaning = 0.0 if self._clean is None else CLEAN_SECONDS
+        return 3 * self._stream.limits.grace + cleaning  # C answers within patience and grace
 
     def holds_loop(self) -> bool:
         return self._stream.loop_time.is_over
 
     def _cancel(self) -> bool:
         return self._stream._cancel(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """It was not handed to C so far."""
+        return not self.is_done and not self._is_cleaned and self._id not in self._stream._pending
+
+    def fail(self, error: LLMException) -> None:
+        """It waits, and cannot be carried out."""
+        self._finish(TransferState.FAILED, error)
+
+    def stick(self, error: LLMException) -> None:
+        """It is not known when the device lets go of its memory."""
+        self._finish(TransferState.STUCK, error)
 
     def watch(self, watcher: Callable[[int], object]) -> int:
         """From now on call this on the loop with the number of layers that have landed, when that is news and the program
@@ -95,13 +119,14 @@ class StreamTransfer(TransferCompletion):
         self.ranges = completion.ranges
         self.queue_seconds = (completion.started_ns - completion.submitted_ns) / 1e9
         self.transfer_seconds = (completion.finished_ns - completion.started_ns) / 1e9
-        state = completion.state
-        if state == ring.RING_DONE:
-            self._finish(TransferState.DONE, None)
-        elif state == ring.RING_CANCELLED:
-            self._finish(TransferState.CANCELLED, None)
+        state = _STATES[completion.state]
+        told = completion.state not in {ring.RING_DONE, ring.RING_CANCELLED}
+        error = completion_error(completion) if told else None
+        if completion.unclean and self._clean is not None and state is not TransferState.STUCK:
+            self._is_cleaned = True
+            self._clean(self, partial(self._finish, state, error))
         else:
-            self._finish(_STATES[state], completion_error(completion))
+            self._finish(state, error)
 
     def _let_go(self) -> None:
         if self.state is TransferState.STUCK:
@@ -129,6 +154,7 @@ class Stream:
         self._reaped = ffi.new("ring_completion *")
         self._ring = self._open(context)
         self._closed = False
+        self._holds = 0
         self._pid = os.getpid()
         self._loop.add_reader(ring.ring_fd(self._ring), self._drain)
 
@@ -151,8 +177,21 @@ class Stream:
     def is_idle(self) -> bool:
         return not self._pending and not self._backlog
 
-    def submit(self, program: Program, timeout: float) -> StreamTransfer:
+    def hold(self) -> None:
+        """What waits in Python does not start, until as many :meth:`go_on`. A serial stream starts nothing any more."""
+        self._holds += 1
+
+    def go_on(self) -> None:
+        """After :meth:`hold`."""
+        self._holds -= 1
+        self._start_waiting()
+
+    def submit(self, program: Program, timeout: float, clean: Clean | None = None) -> StreamTransfer:
         """Start a program. Its time limit, in seconds, counts from when it begins to run.
+
+        Args:
+            clean: called instead of ending the transfer when requests of it may be left in a communicator. Whether they
+                matter is known to the communicator's owner.
 
         Raises:
             ParamInvalid: a step makes no sense, or the stream is closed.
@@ -161,9 +200,9 @@ class Stream:
             raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"{self.name} is closed")
-        transfer = StreamTransfer(self, next(self._numbers), program)
+        transfer = StreamTransfer(self, next(self._numbers), program, clean)
         timeout_ms = max(1, round(timeout * 1000))
-        if self._backlog:
+        if self._backlog or self._holds:
             self._backlog.append((transfer, timeout_ms))
         else:
             self._start(transfer, timeout_ms)
@@ -201,6 +240,8 @@ class Stream:
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             return bool(ring.ring_cancel(self._ring, transfer._id))
+        if transfer._is_cleaned:
+            return True
         transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
         return True
 
@@ -220,7 +261,10 @@ class Stream:
                 self._pending[completion.id]._pass(completion.step)
             elif (transfer := self._pending.pop(completion.id, None)) is not None:
                 transfer._complete(completion)
-        while self._backlog and not self._closed:
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._backlog and not self._closed and not self._holds:
             transfer, timeout_ms = self._backlog.popleft()
             if transfer.is_done:
                 continue

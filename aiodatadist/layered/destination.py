@@ -74,9 +74,14 @@ class Destination:
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
         self._base = 0
+        self._offered = 0
         self._ready = 0
         self._sent = 0
         self._transfers: dict[StreamTransfer, int] = {}
+        self._waits: dict[StreamTransfer, int] = {}
+        self._wait_stream = ""
+        self._passed = 0
+        self._is_reaching = False
         self._gate: Gate | None = None
         self._layering: Layering | None = None
         self._is_watched = False
@@ -145,18 +150,29 @@ class Destination:
     @property
     def unready(self) -> range:
         """Layers that were not offered so far."""
-        return self.layers[self._ready :]
+        return self.layers[self._offered :]
 
     def offer(self, layer: int) -> None:
         """This layer is ready, and all wanted ones before it."""
-        if self.is_open:
-            self._ready = layer - self.layers.start + 1
-            self._send()
+        if self.is_open and self._device_event is not None and self.link.channels.is_rdma:
+            event = self._device_event
+            self._try(lambda: self._wait_on_host(Program().wait_number(event(layer)), layer, self._seconds))
+            self._offered = layer - self.layers.start + 1
+        elif self.is_open:
+            self._layers_are_ready(layer)
+
+    def _layers_are_ready(self, layer: int) -> None:
+        self._ready = layer - self.layers.start + 1
+        self._offered = max(self._offered, self._ready)
+        self._send()
 
     def _send(self) -> None:
         waiting = self._ready - self._sent
         is_last = self._ready == len(self.layers)
         if not waiting or len(self._transfers) >= MAX_IN_FLIGHT or (waiting < self.group and not is_last):
+            return
+        if self._has_no_channel:
+            self._reach()
             return
         first, self._sent = self._sent, self._ready
         started = perf_counter()
@@ -179,7 +195,7 @@ class Destination:
     def _launch(self, first: int, stop: int) -> None:
         link_channel, remote, grid = self._usable()
         program = Program()
-        if self._device_event is not None:
+        if self._device_event is not None and not link_channel.channel.is_rdma:
             program.wait_number(self._device_event(self.layers.start + stop - 1))
         link_channel.channel.add_put(program, _layers_of(grid, first, stop))
         seconds = self._seconds * (stop - first)
@@ -197,10 +213,67 @@ class Destination:
             raise InternalError("the channel got older")
         return link_channel, remote, grid
 
+    # ---- over RDMA: a request is carried out as soon as any later one is, so it is made when its layer is final ----
+
+    def _wait_on_host(self, program: Program, layer: int, seconds: float) -> None:
+        """Offer the layer when this program, which only waits, is over. They end in the order of layers."""
+        self._wait_stream = self._wait_stream or self.link.idle_stream("gates")
+        wait = self.link.stream(self._wait_stream).submit(program, seconds)
+        self._waits[wait] = layer
+        wait.add_done_callback(self._waited)
+
+    def _waited(self, wait: StreamTransfer) -> None:
+        layer = self._waits.pop(wait)
+        if wait.state is TransferState.DONE:
+            self._passed += 1
+            if self.is_open:
+                self._layers_are_ready(layer)
+        else:
+            self._close(wait.state, wait.error)
+        self._news(self)
+
+    def _follow_gates(self, gate: Gate, seconds: float) -> None:
+        for layer in self.layers:
+            self._wait_on_host(Program().wait_gate(gate.notify(layer)), layer, seconds)
+
+    @property
+    def _has_no_channel(self) -> bool:
+        """A transfer that was stopped half-way took it away."""
+        remote = self._remote
+        return (
+            remote is not None
+            and not remote.is_withdrawn
+            and self.link.is_ready
+            and (self.link.channels.find(self._entry.epoch, remote.epoch) is None)
+        )
+
+    def _reach(self) -> None:
+        """Have the next channel opened, and send what waits for it."""
+
+        async def reach() -> None:
+            try:
+                if self._remote is not None:
+                    await self.link.channels.reach(self._entry.epoch, self._remote.epoch)
+            except LLMException as error:
+                self.fail(error)
+            finally:
+                self._is_reaching = False
+            if self.is_open:
+                self._send()
+
+        if not self._is_reaching:
+            self._is_reaching = True
+            self.link.spawn(reach)
+
+    # ---- gates ----
+
     def launch_gated(self, gate: Gate, seconds: float) -> None:
         """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
         self._gate = gate
-        self._try(lambda: self._launch_gated(gate, seconds))
+        if self.link.channels.is_rdma:
+            self._try(lambda: self._follow_gates(gate, seconds))
+        else:
+            self._try(lambda: self._launch_gated(gate, seconds))
 
     def _launch_gated(self, gate: Gate, seconds: float) -> None:
         link_channel, remote, grid = self._usable()
@@ -287,19 +360,19 @@ class Destination:
                 failure = error or TransferError("the transfer was cancelled")
                 self.link.layer_events.tell(self._remote.cache_id, 0, 0, failure)
         if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
-            for transfer in list(self._transfers):
+            for transfer in [*self._transfers, *self._waits]:
                 transfer.cancel()
         self._news(self)
 
     @property
     def is_quiet(self) -> bool:
         """It ended, and the device let go."""
-        return not self.is_open and not self._transfers
+        return not self.is_open and not self._transfers and not self._waits
 
     def give_back_gate(self) -> None:
         """It is quiet: nothing waits at its gate any more."""
         if self._gate is not None:
-            passed = self._layering.landed if self._layering is not None else 0
+            passed = self._layering.landed if self._layering is not None else self._passed
             self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)
 
 

@@ -15,7 +15,7 @@ import anyio.to_thread
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.device import TransferCompletion, TransferState, give_way
+from aiodatadist.device import CLEAN_SECONDS, TransferCompletion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import Wanted
@@ -64,7 +64,7 @@ class LayeredTransfer(TransferCompletion):
 
     @property
     def quiesce_seconds(self) -> float:
-        return 6.0
+        return 6.0 + (CLEAN_SECONDS if any(part.link.channels.is_rdma for part in self.parts) else 0.0)
 
     def _cancel(self) -> bool:
         self._scope.cancel()

@@ -15,7 +15,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
-from aiodatadist.wire.messages import Message, Outdated, Pong, Renew, Renewed, Retire
+from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist.wire.reasons import printable
 
 if TYPE_CHECKING:
@@ -32,9 +32,14 @@ MAX_FOLLOWING = 32
 
 
 class LinkChannel:
-    """An open channel: what it reaches at either end, and how many transfers of this end are on it."""
+    """An open channel: what it reaches at either end, and how many transfers of this end are on it.
 
-    __slots__ = ("channel", "is_current", "mine", "name", "retired", "theirs", "uses")
+    Attributes:
+        unclean: called when it is closed, with True, or when it is not known what may still be carried out on it: of
+            transfers that were stopped half-way.
+    """
+
+    __slots__ = ("channel", "is_closing", "is_current", "mine", "name", "retired", "theirs", "unclean", "uses")
 
     def __init__(self, name: str, channel: Channel, mine: int, theirs: int) -> None:
         self.name = name
@@ -43,7 +48,15 @@ class LinkChannel:
         self.theirs = theirs
         self.uses = 0
         self.is_current = True
+        self.is_closing = False
         self.retired = {"mine": False, "theirs": False}
+        self.unclean: list[Callable[[bool], object]] = []
+
+    def closed(self, is_closed: bool) -> None:
+        """It is, or it is not known."""
+        unclean, self.unclean = self.unclean, []
+        for call in unclean:
+            call(is_closed)
 
     def reaches(self, mine: int, theirs: int) -> bool:
         return self.mine >= mine and self.theirs >= theirs
@@ -74,10 +87,19 @@ class Channels:
 
     Only the client begins, so two renewals never meet.
 
+    Over RDMA a transfer that was stopped half-way leaves requests in the channel's queue. The channel goes out of use at once
+    then, without one in its place, and is closed before anything of that transfer is given back::
+
+        broken    ->                         from either end
+        both let what runs on it end; what waits for it takes the next one
+        retire   <->  retire
+        both close it
+
     Args:
         post, questions, spawn: of the link: say something to the peer; ask it something; start a task that ends
             with the link.
         name: makes the name of a channel.
+        out_of_use: called when no transfer starts on the channel any more, although there is none in its place.
     """
 
     def __init__(
@@ -87,13 +109,16 @@ class Channels:
         questions: PendingQuestions,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
+        out_of_use: Callable[[LinkChannel], object],
     ) -> None:
+        self._out_of_use = out_of_use
         self._transport = transport
         self._post = post
         self._questions = questions
         self._spawn = spawn
         self._name = name
         self._rank = 0
+        self._is_rdma = False
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
@@ -118,6 +143,12 @@ class Channels:
         epoch = self._transport.epoch
         channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
         self._current = LinkChannel(name, channel, epoch, 0)
+        self._is_rdma = channel.is_rdma
+
+    @property
+    def is_rdma(self) -> bool:
+        """Of all of them, as they are between the same two devices."""
+        return self._is_rdma
 
     @property
     def current(self) -> LinkChannel:
@@ -136,6 +167,20 @@ class Channels:
         """A transfer on it ended."""
         link_channel.uses -= 1
         self._retire(link_channel)
+
+    def broken(self, link_channel: LinkChannel, over: Callable[[bool], object]) -> None:
+        """A transfer of this end was stopped half-way on it, and ends when it is closed: then ``over`` is called."""
+        link_channel.unclean.append(over)
+        self._post(Broken(channel=link_channel.name))
+        self._put_out_of_use(link_channel)
+        self._retire(link_channel)
+
+    def _put_out_of_use(self, link_channel: LinkChannel) -> None:
+        if link_channel.is_current:
+            link_channel.is_current = False
+            self._current = None
+            self._old[link_channel.name] = link_channel
+            self._out_of_use(link_channel)
 
     # ---- further ones ----
 
@@ -246,13 +291,15 @@ class Channels:
         self._wake()
 
     def _retire(self, link_channel: LinkChannel) -> None:
-        """Say so when an old one has no transfer of this end left; close it when the peer has none either."""
-        if link_channel.is_current or link_channel.uses:
+        """Say so when an old one has no transfer of this end left, but for those that end with it; close it when the peer has
+        none either."""
+        if link_channel.is_current or link_channel.uses > len(link_channel.unclean):
             return
         if not link_channel.retired["mine"]:
             link_channel.retired["mine"] = True
             self._post(Retire(channel=link_channel.name))
-        if link_channel.retired["theirs"] and link_channel.name in self._old:
+        if link_channel.retired["theirs"] and link_channel.name in self._old and not link_channel.is_closing:
+            link_channel.is_closing = True
             self._spawn(partial(self._close, link_channel))
 
     async def _close(self, link_channel: LinkChannel) -> None:
@@ -263,6 +310,7 @@ class Channels:
             logger.warning("an outdated channel was not closed: %s", error)
         else:
             self._old.pop(link_channel.name, None)
+            link_channel.closed(True)
 
     # ---- what the peer says ----
 
@@ -311,13 +359,18 @@ class Channels:
         self._wake()
 
     def on_retire(self, message: Retire) -> None:
-        link_channel = (
-            self._current if self._current and self._current.name == message.channel else self._old.get(message.channel)
-        )
-        if link_channel is None:
-            return
-        link_channel.retired["theirs"] = True
-        self._retire(link_channel)
+        if (link_channel := self._named(message.channel)) is not None:
+            link_channel.retired["theirs"] = True
+            self._retire(link_channel)
+
+    def on_broken(self, message: Broken) -> None:
+        if (link_channel := self._named(message.channel)) is not None:
+            self._put_out_of_use(link_channel)
+            self._retire(link_channel)
+
+    def _named(self, name: str) -> LinkChannel | None:
+        current = self._current
+        return current if current is not None and current.name == name else self._old.get(name)
 
     # ---- the end ----
 
@@ -334,14 +387,18 @@ class Channels:
         refused: LLMException | None = None
         held: StillWritten | None = None
         for link_channel in list(self._closing):
+            is_closed = True
             try:
                 await link_channel.channel.aclose()
-            except StillWritten as error:
+            except StillWritten as error:  # what this end left in it is gone all the same
                 held = held or error
+                link_channel.closed(True)
                 continue
             except LLMException as error:
                 refused = refused or error
+                is_closed = False
             self._closing.remove(link_channel)
+            link_channel.closed(is_closed)
         if refused is not None or held is not None:
             raise refused or held  # type: ignore[misc]
 

@@ -34,6 +34,7 @@ from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
+    Broken,
     Bye,
     CacheEntry,
     Connect,
@@ -208,6 +209,7 @@ class Link(Session):
             Renew: self.channels.on_renew,
             Renewed: self.channels.on_renewed,
             Retire: self.channels.on_retire,
+            Broken: self.channels.on_broken,
             Outdated: self.channels.on_outdated,
         }
 
@@ -233,7 +235,7 @@ class Link(Session):
             if remote is not None:
                 with anyio.move_on_after(message.seconds):
                     await remote.wait_idle()
-                for transfer in [t for t, used in self._transfers.items() if used is remote]:
+                for transfer in [t for t, running in self._transfers.items() if running.remote is remote]:
                     self._taken_back.add(transfer)
                     transfer.cancel()
                 await remote.wait_idle()
@@ -389,6 +391,7 @@ class Link(Session):
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
+            self.end_unclean()
             self.requester.end(self.copy_of_failure())
             self._end_peer_leases()
             self.layer_events.end(self.copy_of_failure())

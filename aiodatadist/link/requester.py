@@ -9,7 +9,7 @@ import anyio
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
-from aiodatadist.device import TransferState
+from aiodatadist.device import CLEAN_SECONDS, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     InternalError,
@@ -53,6 +53,8 @@ class Requester:
         """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
         session = self._session
         patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * session.grace
+        if session.channels.is_rdma:
+            patience += CLEAN_SECONDS
         operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)
         spec.entry.lease()
         self._session.operations.add(operation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from aiodatadist.cache.names import Key
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
-from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost
+from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost, StuckError
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
 from aiodatadist.link.cost_model import Estimate
 from aiodatadist.link.layer_events import LayerEvents
@@ -41,7 +41,26 @@ T = TypeVar("T")
 ALONE_SECONDS = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 
+RDMA = "RDMA"
+"""The one stream of a link over RDMA: there a request of any stream starts those of all others."""
+BROKEN_TIMEOUT = 30.0
+"""Seconds for closing a channel on which a transfer was stopped half-way: the peer's transfers on it end first."""
+
 _DONE = {"get": "pulled", "put": "pushed"}
+
+
+class _Running:
+    """A transfer that is under way, with what it needs: the peer's cache, and a channel; None: it waits for one."""
+
+    __slots__ = ("link_channel", "program", "remote", "transfer")
+
+    def __init__(
+        self, transfer: StreamTransfer, program: Program, remote: RemoteCache, link_channel: LinkChannel
+    ) -> None:
+        self.transfer = transfer
+        self.program = program
+        self.remote = remote
+        self.link_channel: LinkChannel | None = link_channel
 
 
 class Session:
@@ -63,7 +82,8 @@ class Session:
         self._host = host
         self._tasks: Spawner | None = None
         self._streams: dict[str, Stream] = {}
-        self._transfers: dict[StreamTransfer, RemoteCache] = {}
+        self._transfers: dict[StreamTransfer, _Running] = {}
+        self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
         self._taken_back: set[StreamTransfer] = set()
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
@@ -79,7 +99,9 @@ class Session:
         self.operations: set[RemoteOperation] = set()
         self.questions = PendingQuestions(wire.post)
         self.catalogue = Catalogue()
-        self.channels = Channels(transport, wire.post, self.questions, self.spawn, self._channel_name)
+        self.channels = Channels(
+            transport, wire.post, self.questions, self.spawn, self._channel_name, self._on_out_of_use
+        )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
         self.notification_queue = NotificationQueue(wire.post)
         self.layer_events = LayerEvents(wire.post)
@@ -165,20 +187,22 @@ class Session:
         stream: str,
     ) -> StreamTransfer:
         """Start a program on one of the link's streams: both caches are leased until the device let go."""
-        if stream not in self._streams:
-            self._streams[stream] = self._device.open_stream(f"link to {self.cluster_id}, {stream}")
-        transfer = self._streams[stream].submit(program, seconds)
+        if link_channel.channel.is_rdma:
+            transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel)
+        else:
+            transfer = self.stream(stream).submit(program, seconds)
         entry.lease()
         remote.use()
         link_channel.uses += 1
-        self._transfers[transfer] = remote
+        running = self._transfers[transfer] = _Running(transfer, program, remote, link_channel)
         self.counters.started()
 
         def ended(done: StreamTransfer) -> None:
             self._settle(done, entry)
             del self._transfers[transfer]
             remote.release()
-            self.channels.release(link_channel)
+            if running.link_channel is not None:
+                self.channels.release(running.link_channel)
             if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
             self.counters.ended("served" if stream == "served" else _DONE[direction], done)
@@ -186,6 +210,69 @@ class Session:
 
         transfer.add_done_callback(ended)
         return transfer
+
+    def stream(self, name: str, *, is_serial: bool = False) -> Stream:
+        """One of the link's, opened when it is first wanted."""
+        if name not in self._streams:
+            self._streams[name] = self._device.open_stream(f"link to {self.cluster_id}, {name}", is_serial=is_serial)
+        return self._streams[name]
+
+    # ---- over RDMA: a transfer that was stopped half-way ----
+
+    def _break_channel(self, transfer: StreamTransfer, finish: Callable[[], None]) -> None:
+        """Requests of it are left in its channel's queue, where the next request would start them. So none comes, and the
+        transfer ends, with its leases, when the channel is closed."""
+        running = self._transfers[transfer]
+        closed = anyio.Event()
+
+        def over(is_closed: bool) -> None:
+            closed.set()
+            if self._unclean.pop(transfer, None) is not None and not is_closed:
+                transfer.stick(StuckError(f"cluster {self.cluster_id}: a channel with requests in it was not closed"))
+            finish()
+
+        async def insist() -> None:
+            with anyio.move_on_after(BROKEN_TIMEOUT):
+                await closed.wait()
+            if not closed.is_set():
+                self._give_up(f"did not leave a broken channel within {BROKEN_TIMEOUT:g} s")
+
+        self._unclean[transfer] = over
+        if running.link_channel is not None:
+            self.channels.broken(running.link_channel, over)
+        self.spawn(insist)
+        self.check_idle()
+
+    def _on_out_of_use(self, link_channel: LinkChannel) -> None:
+        """What waits for this channel takes the next one, which is opened now."""
+        waiting = [r for r in self._transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
+        if waiting:
+            stream = self.stream(RDMA)
+            stream.hold()
+            for running in waiting:
+                running.link_channel = None
+                link_channel.uses -= 1
+            self.spawn(lambda: self._move_on(stream, link_channel, waiting))
+
+    async def _move_on(self, stream: Stream, old: LinkChannel, waiting: Sequence[_Running]) -> None:
+        try:
+            fresh = await self.channels.reach(old.mine, old.theirs)
+        except LinkError as error:
+            for running in waiting:
+                running.transfer.fail(type(error)(*error.args, peer=self.cluster_id))
+        else:
+            for running in waiting:
+                if not running.transfer.is_done:
+                    fresh.channel.take_over(running.program)
+                    running.link_channel = fresh
+                    fresh.uses += 1
+        finally:
+            stream.go_on()
+
+    def end_unclean(self) -> None:
+        """The link is over, and what was left in its channels is not known to be gone: those transfers are stuck."""
+        for over in list(self._unclean.values()):
+            over(False)
 
     def idle_stream(self, kind: str) -> str:
         """The name of a stream of the link's on which nothing is under way."""
@@ -279,8 +366,10 @@ class Session:
 
     @property
     def _is_idle(self) -> bool:
-        """Nothing is under way, apart from what only the end of the channel can end."""
-        return not self._transfers and all(operation.is_doubtful for operation in self.operations)
+        """Nothing is under way, apart from what only the end of a channel can end."""
+        return self._transfers.keys() <= self._unclean.keys() and all(
+            operation.is_doubtful for operation in self.operations
+        )
 
     def check_idle(self) -> None:
         if self._is_idle:

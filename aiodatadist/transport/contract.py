@@ -88,7 +88,13 @@ class Channel(ABC):
     """A way to one peer's registered memory. One-sided: the peer takes no part in a transfer.
 
     A channel covers the regions that both ends had registered when it was opened.
+
+    Attributes:
+        is_rdma: gets and puts are requests in one queue, which any later one starts, from whatever stream: all of one end go
+            through one stream, one at a time, and what was stopped half-way is only over when the channel is closed.
     """
+
+    is_rdma: bool = False
 
     @abstractmethod
     def add_get(self, program: Program, grid: Grid) -> None:
@@ -97,6 +103,11 @@ class Channel(ABC):
     @abstractmethod
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
         """Add a step that writes the grid's local side to its remote side; layer by layer, if it says so."""
+
+    def take_over(self, program: Program) -> None:
+        """Make a program that was made for another channel to this peer, and has not started, one of this channel. For
+        channels that are RDMA."""
+        raise NotImplementedError
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -31,6 +31,7 @@ from aiodatadist.transport.contract import (
     StillWritten,
     Transport,
 )
+from aiodatadist.transport.link_kind import LinkKind, link_kind
 from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
@@ -307,7 +308,8 @@ class HcclTransport(Transport):
         deadline = time.monotonic() + timeout
         with self.device.current():
             comm = self._make_communicator(offer, timeout, stop)
-            channel = HcclChannel(self.device, comm, offer.peer_rank)
+            kind = link_kind(self._runtime, offer.endpoints[offer.rank], offer.endpoints[offer.peer_rank])
+            channel = HcclChannel(self.device, comm, offer.peer_rank, is_rdma=kind is LinkKind.ROCE)
             try:
                 for handle in handles:
                     channel.bind(handle)
@@ -354,7 +356,8 @@ class HcclTransport(Transport):
 class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
-    def __init__(self, device: Device, comm: Handle, peer_rank: int) -> None:
+    def __init__(self, device: Device, comm: Handle, peer_rank: int, *, is_rdma: bool = False) -> None:
+        self.is_rdma = is_rdma
         self._device = device
         self._comm: Handle | None = comm
         self._peer_rank = peer_rank
@@ -373,6 +376,9 @@ class HcclChannel(Channel):
 
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
         program.put(self._comm, self._peer_rank, grid, layering)
+
+    def take_over(self, program: Program) -> None:
+        program.redirect(self._comm)
 
     async def aclose(self) -> None:
         await in_thread(self.close, gives_back=True)

@@ -330,6 +330,14 @@ class Retire(_Message):
     channel: ChannelName
 
 
+class Broken(_Message):
+    """A transfer of the sender's was stopped half-way on this channel: neither end starts another one there, and both close
+    it when those under way are over."""
+
+    type: Literal["broken"] = "broken"
+    channel: ChannelName
+
+
 class Outdated(_Message):
     """From the server: renew the channel, it has to reach these epochs of mine and of yours; say ``pong`` when you tried."""
 
@@ -342,6 +350,6 @@ class Outdated(_Message):
 Message = (
     Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
-    | Renew | Renewed | Retire | Outdated | Watch | Landed
+    | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed
 )  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

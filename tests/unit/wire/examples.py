@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aiodatadist.wire.messages import (
     Accept,
     AttachHeartbeats,
+    Broken,
     Bye,
     CacheEntry,
     Connect,
@@ -127,6 +128,7 @@ EACH: list[Message] = [
     Renew(channel="channel", seconds=1.0),
     Renewed(channel="channel", epoch=1),
     Retire(channel="channel"),
+    Broken(channel="channel"),
     Outdated(call=1, mine=1, yours=2),
     Watch(cache_id=1, on=True),
     Landed(cache_id=1, first=0, stop=2),
@@ -223,6 +225,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Renew, channel=channels, seconds=seconds),
     st.builds(Renewed, channel=channels, epoch=uint32, reason=names),
     st.builds(Retire, channel=channels),
+    st.builds(Broken, channel=channels),
     st.builds(Outdated, call=ids, mine=uint32, yours=uint32),
     st.builds(Watch, cache_id=ids, on=st.booleans()),
     st.builds(Landed, cache_id=ids, first=uint32, stop=uint32, status=statuses, reason=names),
