@@ -9,6 +9,10 @@
  *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
  *   SOFTNPU_STRICT         `hccs` or `roce`: refuse what HCCL refuses, and do otherwise what it does otherwise, between two
  *                          cards of one server or between two servers; default: take whatever makes sense
+ *                          roce: HcclBatchGet and HcclBatchPut post their items into the connection's queue at once, the stream
+ *                          only rings a doorbell, which starts whatever was posted before it. One flag per connection
+ *                          tells that a batch ended; an abort takes nothing back that was posted; a failed request ends
+ *                          the connection; 510 unanswered requests make the next call wait (HCCL_CONNECT_TIMEOUT)
  *   SOFTNPU_FAULTS         faults from the start, see below                                                      */
 #pragma once
 #include <stddef.h>

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-#include "hccl_soft.h"
+#include "hccl_queue_pair.h"
 
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static hccl_comm *named;                                /* live one-sided ones: their names are unique per device */
@@ -26,6 +26,7 @@ static void comm_free(soft_object *object)
     hccl_comm *comm = (hccl_comm *)object;
     for (uint32_t rank = 0; rank < comm->size; rank++) {
         hccl_peer *peer = &comm->peers[rank];
+        hccl_queue_pair_put(peer->queue_pair);
         hccl_remotes_clear(&peer->remotes);
         hccl_gate_unmap(peer->gate);
         close_if_open(peer->link);

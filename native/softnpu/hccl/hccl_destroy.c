@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "hccl_soft.h"
+#include "hccl_queue_pair.h"
 
 #define PATIENCE_NS  ((int64_t)100000000)               /* a peer that runs comes out of its piece much sooner */
 #define NOT_A_RANK   UINT32_MAX
@@ -114,6 +114,8 @@ static HcclResult close_comm(const char *function, hccl_comm *comm)
         comm->closed = true;
         if (comm->cancel >= 0)
             eventfd_write(comm->cancel, 1);
+        for (uint32_t rank = 0; rank < comm->size; rank++)
+            hccl_queue_pair_end(comm->peers[rank].queue_pair);
         hang_up(comm);
     }
     return HCCL_SUCCESS;

@@ -2,7 +2,7 @@
  * opens what one describes. A descriptor names a region; it is compared with what the peer's link told, never followed.
  * ExchangeMemDesc itself does not look at the descriptors that it carries, so they can be any 512 bytes.                */
 #include <string.h>
-#include "hccl_soft.h"
+#include "hccl_queue_pair.h"
 
 static const char descriptor_magic[8] = "softmem";
 
@@ -268,6 +268,15 @@ HcclResult HcclEnableMemAccess(HcclComm handle, HcclMemDesc *remoteMemDesc, Comm
     return code;
 }
 
+/* Under the lock. */
+static bool is_busy(const hccl_comm *comm)
+{
+    bool busy = comm->tasks > 0;
+    for (uint32_t rank = 0; rank < comm->size; rank++)
+        busy = busy || !hccl_queue_pair_idle(comm->peers[rank].queue_pair);
+    return busy;
+}
+
 HcclResult HcclDisableMemAccess(HcclComm handle, HcclMemDesc *remoteMemDesc)
 {
     hccl_comm *comm;
@@ -282,7 +291,7 @@ HcclResult HcclDisableMemAccess(HcclComm handle, HcclMemDesc *remoteMemDesc)
     code = find_described(__func__, comm, remoteMemDesc, &remote);
     if (!code && !remote->enabled)
         code = soft_hccl_error(HCCL_E_NOT_FOUND, "%s: access to this region is not enabled", __func__);
-    else if (!code && comm->tasks)
+    else if (!code && is_busy(comm))
         code = soft_hccl_error(HCCL_E_AGAIN, "%s: transfers of this communicator are queued or running", __func__);
     if (!code)
         remote->enabled = false;                        /* stays mapped: it may be enabled again */

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "hccl_soft.h"
+#include "hccl_queue_pair.h"
 
 #define HELLO_NS    ((int64_t)1000000000)               /* a stranger may keep the door this long */
 #define PAUSE_MAX_MS 16
@@ -65,6 +65,9 @@ HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid
     pthread_mutex_lock(&comm->lock);
     bool taken = replaceable(comm, rank) && !comm->closed;
     if (taken) {
+        hccl_queue_pair_end(peer->queue_pair);
+        hccl_queue_pair_put(peer->queue_pair);
+        peer->queue_pair = NULL;
         if (peer->link >= 0)
             close(peer->link);
         hccl_remotes_clear(&peer->remotes);             /* what the old link told about is not true for the new one */

@@ -1,5 +1,6 @@
-/* HcclBatchPut and HcclBatchGet: everything is checked here, in the caller's thread and before anything happens. */
-#include "hccl_soft.h"
+/* HcclBatchPut and HcclBatchGet: everything is checked here, in the caller's thread and before anything happens; between two
+ * servers (SOFTNPU_STRICT=roce) item by item, each posted before the next one is looked at.                             */
+#include "hccl_queue_pair.h"
 
 typedef struct batch_call {
     const char *function;
@@ -57,16 +58,22 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
     return HCCL_SUCCESS;
 }
 
+/* Under the communicator's lock. */
+static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_peer *peer, hccl_copy *copy)
+{
+    *copy = (hccl_copy){0};
+    HcclResult code = check_local(call, i, copy);
+    return code ? code : check_remote(call, i, peer, copy);
+}
+
 static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
 {
     const hccl_peer *peer = &comm->peers[call->rank];
     HcclResult code = HCCL_SUCCESS;
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; !code && i < call->count; i++) {
-        hccl_copy copy = {0};
-        code = check_local(call, i, &copy);
-        if (!code)
-            code = check_remote(call, i, peer, &copy);
+        hccl_copy copy;
+        code = check_item(call, i, peer, &copy);
         if (!code)
             hccl_transfer_add(transfer, copy);
     }
@@ -99,6 +106,34 @@ static HcclResult submit(const batch_call *call, hccl_comm *comm, soft_stream *s
     return code;
 }
 
+static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posting *posting)
+{
+    HcclResult code = HCCL_SUCCESS;
+    for (uint32_t i = 0; !code && i < call->count; i++) {
+        hccl_copy copy;
+        pthread_mutex_lock(&comm->lock);
+        code = check_item(call, i, &comm->peers[call->rank], &copy);
+        pthread_mutex_unlock(&comm->lock);
+        if (!code)
+            code = hccl_post_item(posting, &copy);
+    }
+    return code;
+}
+
+static HcclResult post(const batch_call *call, hccl_comm *comm, soft_stream *stream)
+{
+    hccl_posting posting = {call->function, comm, call->rank, call->put, call->fault, NULL, 0};
+    HcclResult code = hccl_comm_hold(call->function, comm);  /* while this call lasts: what was posted holds nothing up */
+    if (code)
+        return code;
+    code = post_items(call, comm, &posting);
+    if (!code)
+        code = hccl_post_end(&posting, stream);
+    hccl_queue_pair_put(posting.pair);
+    hccl_comm_release(comm);
+    return code;
+}
+
 static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtStream stream_handle)
 {
     hccl_comm *comm;
@@ -112,7 +147,7 @@ static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtS
     if (!code && !(stream = soft_stream_get(stream_handle)))
         code = HCCL_E_PARA;
     if (!code && call->count)
-        code = submit(call, comm, stream);
+        code = soft_setting.strict == SOFT_STRICT_ROCE ? post(call, comm, stream) : submit(call, comm, stream);
     if (stream)
         soft_stream_put(stream);
     hccl_comm_put(comm);

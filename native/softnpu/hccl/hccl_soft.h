@@ -13,6 +13,8 @@
  *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
  *                                                              hccl_gate.c       who is in the middle of writing
  *
+ * hccl_queue_pair.h has what is otherwise between two servers (SOFTNPU_STRICT=roce).
+ *
  * A pair of ranks shares a *link* (a SEQPACKET socket: set-up messages, and the news that the peer is gone) and, unless the
  * communicator is one-sided, two *channels* (STREAM sockets, one per direction of HcclSend). A one-sided link is one file
  * descriptor per process, so that hundreds of them are cheap.
@@ -129,6 +131,7 @@ typedef struct hccl_peer {
     bool here;                                          /* a rank of this very process */
     hccl_gate *gate;                                    /* of the link; NULL: never linked */
     hccl_channel send, recv;
+    struct hccl_queue_pair *queue_pair;                 /* SOFTNPU_STRICT=roce, once a request was posted; or NULL */
     hccl_remotes remotes;
     hccl_regions offered;                               /* HcclRegisterMem */
 } hccl_peer;
