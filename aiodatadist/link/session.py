@@ -223,7 +223,7 @@ class Session:
         """Requests of it are left in its channel's queue, where the next request would start them. So none comes, and the
         transfer ends, with its leases, when the channel is closed."""
         running = self._transfers[transfer]
-        closed = anyio.Event()
+        closed = Signal()
 
         def over(is_closed: bool) -> None:
             closed.set()
