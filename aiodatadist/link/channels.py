@@ -302,10 +302,18 @@ class Channels:
             link_channel.is_closing = True
             self._spawn(partial(self._close, link_channel))
 
+    def close_broken(self) -> None:
+        """The link ends: the peer's transfers on channels that are broken are lost anyway."""
+        for link_channel in list(self._old.values()):
+            if link_channel.unclean and not link_channel.is_closing:
+                link_channel.is_closing = True
+                self._spawn(partial(self._close, link_channel))
+
     async def _close(self, link_channel: LinkChannel) -> None:
-        """Off the list when it is closed: what is interrupted here is closed with the link."""
+        """Off the list when it is closed: what is not closed here is closed with the link."""
         try:
-            await link_channel.channel.aclose()
+            with anyio.CancelScope(shield=True):  # closing is not interrupted either way, and transfers wait for its end
+                await link_channel.channel.aclose()
         except LLMException as error:
             logger.warning("an outdated channel was not closed: %s", error)
         else:

@@ -269,6 +269,7 @@ class Link(Session):
                     await self._listen()
                 finally:
                     self.questions.end()
+                    self.close_broken()
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:

@@ -89,6 +89,7 @@ class Session:
         self._idle = Signal()
         self._broken = Signal()
         self._vanished = False
+        self._is_ending = False
         self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
@@ -240,6 +241,8 @@ class Session:
         self._unclean[transfer] = over
         if running.link_channel is not None:
             self.channels.broken(running.link_channel, over)
+        if self._is_ending:
+            self.channels.close_broken()
         self.spawn(insist)
         self.check_idle()
 
@@ -268,6 +271,11 @@ class Session:
                     fresh.uses += 1
         finally:
             stream.go_on()
+
+    def close_broken(self) -> None:
+        """The link is ending: tasks of its wait for transfers that end with a broken channel."""
+        self._is_ending = True
+        self.channels.close_broken()
 
     def end_unclean(self) -> None:
         """The link is over, and what was left in its channels is not known to be gone: those transfers are stuck."""
