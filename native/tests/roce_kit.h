@@ -80,7 +80,7 @@ static inline HcclResult put(const roce_end *end, aclrtStream stream, uint64_t a
     return HcclBatchPut(end->comm, 1, &one, 1, stream);
 }
 
-/* The executor moves bytes by system calls, which a thread sanitizer does not see: a volatile look is enough. */
+/* A thread sanitizer does not see what the executor moves: a volatile look is enough. */
 static inline void await_change(const uint8_t *at, uint8_t from)
 {
     while (*(const volatile uint8_t *)at == from)
