@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone packaging torch abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce packaging torch abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -38,6 +38,7 @@ test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, 
 
 nightly: $(STAMP)  ## the same with the long tests, on both event loops, with many examples; and the lanes
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
+	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) sniffio oldest torch
 
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
@@ -45,6 +46,12 @@ pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as t
 
 alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs
 	@$(PYTEST) -m alone
+
+# What moves bytes between two processes or two devices, where softnpu does as HCCL does between cards and between servers.
+STRICT := tests/conformance tests/faults tests/model tests/strict tests/test_after_linking.py tests/test_layered.py \
+	tests/test_notifications.py tests/test_pull.py tests/test_push.py tests/test_request_response.py tests/test_symmetric_links.py
+hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, or over RoCE
+	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone' $(STRICT)
 
 packaging: $(STAMP)  ## the wheel, where nothing else is installed
 	@$(BIN)/python -m tests.packaging
