@@ -20,7 +20,15 @@ from aiodatadist import (
     ParamInvalid,
     RegisterMemStatus,
 )
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_fault,
+    soft_faults_cleared,
+    verify,
+)
 from tests.test_pull import BLOCKS, moved
 
 GROUP = f"group {os.getpid()}"
@@ -139,6 +147,36 @@ async def test_arguments_are_checked_first() -> None:
             await link("x", {1: 0}, table(1))
         with pytest.raises(ValueError, match="uint64"):
             await link("x", {1: 0, -2: 1}, table(2))
+
+
+async def test_ranks_that_leave_one_out_are_refused_before_a_member_is_waited_for() -> None:
+    gap = json.loads(table(2))
+    gap["server_list"][0]["device"][1]["rank_id"] = "5"
+    async with open_cluster(1, link_total_time=1) as cluster:
+        with pytest.raises(ParamInvalid, match=r"ranks \[0, 5\]: HCCL wants 0 to 1, none left out"):
+            await cluster.datadist.link(GROUP, {1: 0, 2: 5}, json.dumps(gap))
+
+
+async def test_the_applications_own_communicator_is_not_in_the_way() -> None:
+    """HCCL has one communicator of a rank table in a file for each device and process, and refuses a second."""
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        with soft_faults_cleared():
+            soft_fault("HcclCommInitClusterInfo:fail=7@*;HcclCommInitClusterInfoConfig:fail=7@*")
+            numbers = await link_all(prompt, decoder)
+        assert await settled(prompt, numbers[0]) is await settled(decoder, numbers[1]) is RegisterMemStatus.OK
+
+
+async def test_groups_may_be_asked_for_in_another_order() -> None:
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        ranks = {1: 0, 2: 1}
+
+        async def both(cluster: Cluster, first: str, second: str) -> None:
+            one = asyncio.create_task(cluster.datadist.link(first, ranks, table(2)))
+            await asyncio.sleep(0)
+            await asyncio.gather(one, cluster.datadist.link(second, ranks, table(2)))
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(both(prompt, f"{GROUP} a", f"{GROUP} b"), both(decoder, f"{GROUP} b", f"{GROUP} a"))
 
 
 async def test_switching_the_role_moves_the_listener() -> None:

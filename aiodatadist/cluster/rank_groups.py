@@ -47,7 +47,7 @@ class _Card(BaseModel):
 
 
 @dataclass
-class _Communicator:
+class _RankGroup:
     """One call of ``link``: links to all other members, and the listener through which half of them are made."""
 
     listener: Listener
@@ -69,8 +69,7 @@ class RankGroups:
         self._link_total_time = link_total_time
         self._auth_key = engine.auth_key or b""
         self._ids = itertools.count(1)
-        self._all: dict[int, _Communicator] = {}
-        self._one_at_a_time = anyio.Lock()
+        self._all: dict[int, _RankGroup] = {}
 
     def _seconds(self) -> float:
         """For a link. Raises ParamInvalid: the environment says something that is no number of seconds."""
@@ -87,30 +86,29 @@ class RankGroups:
         seconds = self._seconds()
         if len(self._all) >= MAX_COMMUNICATORS:
             raise ParamInvalid(f"{len(self._all)} communicators: that is the limit, unlink one first")
-        async with self._one_at_a_time:
-            address = self._own_address(rank_table, rank)
-            secret = secrets.token_hex(32)
-            listener = await self._engine.listen_for_members(address, self._key(secret))
-            host, port = listener.address
-            card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
-            try:
-                blobs = await meet(
-                    self._engine.device,
-                    name,
-                    rank,
-                    sorted(ranks.values()),
-                    rank_table,
-                    card.model_dump_json().encode(),
-                    seconds,
-                    self._engine.transport.rdma,
-                )
-                cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
-            except BaseException:
-                self._engine.close_listener(listener)
-                raise
+        address = self._own_address(rank_table, rank)
+        secret = secrets.token_hex(32)
+        listener = await self._engine.listen_for_members(address, self._key(secret))
+        host, port = listener.address
+        card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
+        try:
+            blobs = await meet(
+                self._engine.device,
+                name,
+                rank,
+                len(ranks),
+                rank_table,
+                card.model_dump_json().encode(),
+                seconds,
+                self._engine.transport.rdma,
+            )
+            cards = {other: self._read(blob, other, ranks) for other, blob in blobs.items()}
+        except BaseException:
+            self._engine.close_listener(listener)
+            raise
         number = next(self._ids)
-        communicator = self._all[number] = _Communicator(listener)
-        self._engine.spawn(lambda: self._link_all(communicator, rank, cards))
+        group = self._all[number] = _RankGroup(listener)
+        self._engine.spawn(lambda: self._link_all(group, rank, cards))
         return number
 
     def _own_address(self, rank_table: str, rank: int) -> str:
@@ -138,26 +136,26 @@ class RankGroups:
         """For the links that a member listens for: its secret, and the clusters' own key if they have one."""
         return hmac.new(bytes.fromhex(server_secret), b"aiodatadist member" + self._auth_key, hashlib.sha256).digest()
 
-    async def _link_all(self, communicator: _Communicator, rank: int, cards: dict[int, _Card]) -> None:
+    async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
         status = RegisterMemStatus.FAILED
         try:
-            with communicator.making, anyio.fail_after(self._seconds()):
-                async with anyio.create_task_group() as group:
+            with group.making, anyio.fail_after(self._seconds()):
+                async with anyio.create_task_group() as tasks:
                     for other, card in cards.items():
-                        group.start_soon(self._link_one, communicator, card, other < rank)
+                        tasks.start_soon(self._link_one, group, card, other < rank)
                 status = RegisterMemStatus.OK
         except (TimeoutError, LLMException, ExceptionGroup) as error:
             logger.warning("cluster %d: a communicator failed: %s", self._engine.cluster_id, error)
         finally:
-            communicator.status = status
-            communicator.settled.set()
+            group.status = status
+            group.settled.set()
 
-    async def _link_one(self, communicator: _Communicator, card: _Card, is_server: bool) -> None:
+    async def _link_one(self, group: _RankGroup, card: _Card, is_server: bool) -> None:
         if is_server:
             await self._connect(card)
         else:
             await self._engine.wait_linked(card.cluster_id)
-        communicator.links[card.cluster_id] = self._engine.find_link(card.cluster_id)
+        group.links[card.cluster_id] = self._engine.find_link(card.cluster_id)
 
     async def _connect(self, card: _Card) -> None:
         try:
@@ -171,24 +169,24 @@ class RankGroups:
         return self._find(comm_id).status
 
     async def wait_settled(self, comm_id: int) -> RegisterMemStatus:
-        communicator = self._find(comm_id)
-        await communicator.settled.wait()
-        return communicator.status
+        group = self._find(comm_id)
+        await group.settled.wait()
+        return group.status
 
-    def _find(self, comm_id: int) -> _Communicator:
-        communicator = self._all.get(comm_id)
-        if communicator is None:
+    def _find(self, comm_id: int) -> _RankGroup:
+        group = self._all.get(comm_id)
+        if group is None:
             raise NotLinked(f"there is no communicator {comm_id}", hint="link() gives the number")
-        return communicator
+        return group
 
     async def unlink(self, comm_id: int) -> None:
         """End its links, and forget it whatever comes of that."""
-        communicator = self._find(comm_id)
+        group = self._find(comm_id)
         del self._all[comm_id]
-        self._engine.close_listener(communicator.listener)
-        communicator.making.cancel()
-        await communicator.settled.wait()
-        for cluster_id, link in communicator.links.items():
+        self._engine.close_listener(group.listener)
+        group.making.cancel()
+        await group.settled.wait()
+        for cluster_id, link in group.links.items():
             if link is self._engine.peek_link(cluster_id):  # else it was linked anew since
                 await self._unlink(cluster_id)
 

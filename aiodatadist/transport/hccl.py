@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.errors import IncompatiblePeer, LinkError, LinkTimeout, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid
+from aiodatadist.transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist.transport.contract import (
     DEFAULT_RDMA,
     Channel,
@@ -28,7 +27,6 @@ from aiodatadist.transport.contract import (
     Endpoint,
     RdmaConfig,
     Region,
-    StillWritten,
     Transport,
 )
 from aiodatadist.transport.link_kind import LinkKind, link_kind
@@ -41,68 +39,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
-CONFIG_BYTES = 300
-CONFIG_MAGIC = 0xF0F0F0F0
-NOT_SET = 0xFFFFFFFF
 BUFFER_MIB = 200  # the vendor's default
 MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
-
-LOOK = 0.05
-"""Seconds between two looks at whether the turn to make a communicator is still wanted."""
-
-_making: dict[tuple[str, int], threading.Lock] = {}
-
-
-class Stop(threading.Event):
-    """An event that softnpu, too, looks at: its file descriptor becomes readable.
-
-    Raises:
-        LinkError: the process has no file descriptor left.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        try:
-            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError as error:
-            raise LinkError(
-                f"a channel takes a file descriptor, and RLIMIT_NOFILE or the machine has no more: {error}"
-            ) from error
-
-    def ends_calls_of(self, config: Handle) -> None:
-        """A communicator of softnpu's that is made with ``config`` waits for its peers only until this is set."""
-        config.hcclUdi = f"softnpu-cancel-fd={self._fd}".encode()
-
-    def set(self) -> None:
-        super().set()
-        os.eventfd_write(self._fd, 1)
-
-    def close(self) -> None:
-        """Not before those calls are over: the number of the file descriptor is used again."""
-        os.close(self._fd)
-
-
-@contextmanager
-def making(device: Device, timeout: float, stop: threading.Event) -> Iterator[None]:
-    """The turn to initialise a communicator, of which the vendor allows one at a time per device. Blocking.
-
-    A two-sided communicator waits for its peers meanwhile. Those may be devices of this very process, which must not wait
-    for us: so there is a lock for each device.
-
-    Raises:
-        LinkTimeout: the turn did not come in time, or the caller does not want it any more.
-    """
-    lock = _making.setdefault((device.runtime.name, device.index), threading.Lock())
-    deadline = time.monotonic() + timeout
-    while not lock.acquire(timeout=LOOK):
-        if stop.is_set() or time.monotonic() >= deadline:
-            raise LinkTimeout(f"device {device.index} is busy with making another communicator")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def host_identity() -> str:
@@ -164,20 +103,6 @@ def _value(value: Any) -> str:
     if not isinstance(value, (str, int)) or len(str(value)) > MAX_VALUE:
         raise TypeError(f"a value is {str(value)[:MAX_VALUE]!r}: it has to be text of at most {MAX_VALUE} characters")
     return str(value)
-
-
-def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig) -> Handle:
-    """A ``HcclCommConfig``: the name that all members give, the megabytes of HCCL's staging memory, and RDMA's marks."""
-    config = ffi.new("HcclCommConfig *")
-    header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
-    ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
-    header[2] = CONFIG_MAGIC
-    header[3] = CONFIG_VERSION
-    config.hcclBufferSize = buffer_mib
-    config.hcclCommName = name.encode()
-    config.hcclRdmaTrafficClass = NOT_SET if rdma.traffic_class is None else rdma.traffic_class
-    config.hcclRdmaServiceLevel = NOT_SET if rdma.service_level is None else rdma.service_level
-    return config
 
 
 class HcclTransport(Transport):
@@ -278,17 +203,11 @@ class HcclTransport(Transport):
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         self._check_peer(offer.endpoints[offer.peer_rank])
         handles = [handle for handle, _ in self._regions.values()]
-        stop = Stop()
-        try:
+        comm = Communicator(self.device)
+        with failing_as_link():
             return await in_thread(
-                self._open_channel, offer, handles, timeout, stop, undo=HcclChannel.close, on_cancel=stop.set
+                self._open_channel, offer, handles, timeout, comm, undo=HcclChannel.close, on_cancel=comm.call_off
             )
-        except LinkError:
-            raise
-        except LLMException as error:
-            raise LinkError(str(error)) from error
-        finally:
-            stop.close()
 
     def _check_peer(self, peer: Endpoint) -> None:
         mine = self._endpoint
@@ -304,45 +223,23 @@ class HcclTransport(Transport):
                 hint="give one of them another device_id, or both transport='loopback'",
             )
 
-    def _open_channel(self, offer: ChannelOffer, handles: list[Handle], timeout: float, stop: Stop) -> HcclChannel:
+    def _open_channel(
+        self, offer: ChannelOffer, handles: list[Handle], timeout: float, comm: Communicator
+    ) -> HcclChannel:
         deadline = time.monotonic() + timeout
+        config = communicator_config(offer.name, BUFFER_MIB, self.rdma)
+        kind = link_kind(self._runtime, offer.endpoints[offer.rank], offer.endpoints[offer.peer_rank])
+        channel = HcclChannel(self.device, comm, offer.peer_rank, is_rdma=kind is LinkKind.ROCE)
         with self.device.current():
-            comm = self._make_communicator(offer, timeout, stop)
-            kind = link_kind(self._runtime, offer.endpoints[offer.rank], offer.endpoints[offer.peer_rank])
-            channel = HcclChannel(self.device, comm, offer.peer_rank, is_rdma=kind is LinkKind.ROCE)
             try:
+                comm.make(rank_table(offer.endpoints), offer.rank, config)
                 for handle in handles:
                     channel.bind(handle)
-                self._prepare(comm, deadline - time.monotonic())
+                comm.prepare(deadline - time.monotonic())
             except BaseException:
                 channel.close()
                 raise
-            return channel
-
-    def _make_communicator(self, offer: ChannelOffer, timeout: float, stop: Stop) -> Handle:
-        config = communicator_config(offer.name, BUFFER_MIB, self.rdma)
-        if self._runtime.is_soft:
-            stop.ends_calls_of(config)
-        comm = ffi.new("HcclComm *")
-        table = rank_table(offer.endpoints).encode()
-        with making(self.device, timeout, stop):
-            code = self._runtime.hccl.HcclCommInitClusterInfoMemConfig(table, offer.rank, config, comm)
-            self._check_link("HcclCommInitClusterInfoMemConfig", code)
-        return comm[0]
-
-    def _prepare(self, comm: Handle, timeout: float) -> None:
-        """Wait for the peer, in one call: an end that gives up and begins again breaks what the other is just doing."""
-        prepare = ffi.new("HcclPrepareConfig *")
-        code = self._runtime.hccl.HcclCommPrepare(comm, prepare, max(1, math.ceil(timeout)))
-        self._check_link("HcclCommPrepare", code)
-
-    def _check_link(self, call: str, code: int) -> None:
-        try:
-            self._runtime.check_hccl(call, code)
-        except TransferTimeout as error:
-            raise LinkTimeout(*error.args, hint=error.hint) from error
-        except LLMException as error:
-            raise LinkError(*error.args, hint=error.hint) from error
+        return channel
 
     async def aclose(self) -> None:
         last = {region: handle for region, (handle, _) in self._regions.items()}
@@ -356,63 +253,59 @@ class HcclTransport(Transport):
 class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
-    def __init__(self, device: Device, comm: Handle, peer_rank: int, *, is_rdma: bool = False) -> None:
+    def __init__(self, device: Device, comm: Communicator, peer_rank: int, *, is_rdma: bool = False) -> None:
         self.is_rdma = is_rdma
         self._device = device
-        self._comm: Handle | None = comm
+        self._comm = comm
         self._peer_rank = peer_rank
         self._bound: list[Handle] = []
+        self._closing = threading.Lock()
 
     @property
     def _runtime(self) -> Runtime:
         return self._device.runtime
 
     def bind(self, handle: Handle) -> None:
-        self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm, handle))
+        self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm.handle, handle))
         self._bound.append(handle)
 
     def add_get(self, program: Program, grid: Grid) -> None:
-        program.get(self._comm, self._peer_rank, grid)
+        program.get(self._comm.handle, self._peer_rank, grid)
 
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
-        program.put(self._comm, self._peer_rank, grid, layering)
+        program.put(self._comm.handle, self._peer_rank, grid, layering)
 
     def take_over(self, program: Program) -> None:
-        program.redirect(self._comm)
+        program.redirect(self._comm.handle)
 
     async def aclose(self) -> None:
         await in_thread(self.close, gives_back=True)
 
     def close(self) -> None:
         """Blocking; from any thread. Does all it can, then raises the first refusal. As :meth:`aclose`."""
-        comm, self._comm = self._comm, None
-        bound, self._bound = self._bound, []
-        if comm is None:
-            return
-        hccl = self._runtime.hccl
-        refused: LLMException | None = None
-        with self._device.current():
-            for handle in bound:
-                try:
-                    self._runtime.check_hccl("HcclCommUnbindMem", hccl.HcclCommUnbindMem(comm, handle))
-                except LLMException as error:
-                    refused = refused or error
-            self._destroy(comm)
-        if refused is not None:
-            raise refused
+        with self._closing:
+            if self._comm.handle is None:
+                return
+            with self._device.current():
+                refused = self._unbind()
+                self._comm.destroy()
+            if refused is not None:
+                raise refused
 
-    def _destroy(self, comm: Handle) -> None:
-        """An NPU takes the peer's way to our memory down with the communicator. softnpu cannot where the peer was stopped."""
-        try:
-            self._runtime.check_hccl("HcclCommDestroy", self._runtime.hccl.HcclCommDestroy(comm))
-        except LLMException as error:
-            if self._runtime.is_soft and self._runtime.acl.softnpu_comm_awaited(comm) >= 0:
-                self._comm = comm
-                raise StillWritten(str(error)) from error
-            raise
+    def _unbind(self) -> LLMException | None:
+        """All of it; the first refusal."""
+        bound, self._bound = self._bound, []
+        unbind = self._runtime.hccl.HcclCommUnbindMem
+        refused: LLMException | None = None
+        for handle in bound:
+            try:
+                self._runtime.check_hccl("HcclCommUnbindMem", unbind(self._comm.handle, handle))
+            except LLMException as error:
+                refused = refused or error
+        return refused
 
     async def wait_let_go(self) -> None:
-        awaited = -1 if self._comm is None else self._runtime.acl.softnpu_comm_awaited(self._comm)
+        awaited = self._comm.awaited
         if awaited < 0:
             return
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -423,6 +316,4 @@ class HcclChannel(Channel):
             loop.remove_reader(awaited)
 
     def abandon(self) -> None:
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            self._runtime.acl.softnpu_comm_abandon(comm)
+        self._comm.abandon()

@@ -38,6 +38,11 @@ int softnpu_release(void *addr, uint64_t size);
 /* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`. */
 int softnpu_strictness(void);
 
+/* The vendor's library cannot be told to stop waiting for a peer, nor can softnpu when it is strict. Else this ends an
+ * HcclCommPrepare or HcclExchangeMemDesc of the communicator with HCCL_E_NOT_FOUND, the one under way and any later one;
+ * it can only be destroyed from then on. 0, or -1: it is strict, or there is no such communicator. */
+int softnpu_comm_cancel(void *comm);
+
 /* HcclCommDestroy says HCCL_E_AGAIN while a peer is in the middle of writing into memory of this process, and does not come out
  * of it: it was stopped. Then this is a file descriptor that becomes readable when destroying it is worth another try,
  * because the peer has let go or has ended. It is the communicator's, and closed with it. -1: nothing is waited for. */

@@ -1,5 +1,4 @@
 /* The ways to make a communicator that meets its peers at once. */
-#include <sys/eventfd.h>
 #include "hccl_pair.h"
 
 static void exchange_rank(HcclComm comm, uint32_t rank, uint32_t peer)
@@ -99,46 +98,6 @@ static void alone(uint32_t rank, int other)
 TEST(test_no_rank_comes)
 {
     run_pair(alone);
-}
-
-static void *call_off(void *cancel)
-{
-    CHECK_EQ(eventfd_write(*(int *)cancel, 1), 0);
-    return NULL;
-}
-
-/* softnpu's own: the file descriptor that hcclUdi names ends the wait, and nothing else is lost. */
-static void called_off(uint32_t rank, int other)
-{
-    HcclRootInfo info, met;
-    HcclComm comm = NULL;
-    HcclCommConfig config = named_config("called off"), garbage = config;
-    int before = open_descriptors(), cancel = eventfd(0, EFD_CLOEXEC);
-    snprintf(config.hcclUdi, sizeof config.hcclUdi, "softnpu-cancel-fd=%d", cancel);
-    CHECK_OK(HcclGetRootInfo(&info));
-    pthread_t thread;
-    pthread_create(&thread, NULL, call_off, &cancel);
-    CHECK_ERR(HcclCommInitRootInfoConfig(2, &info, rank, &config, &comm), HCCL_E_NOT_FOUND);
-    pthread_join(thread, NULL);
-    CHECK(comm == NULL);
-    close(cancel);
-    CHECK_EQ(open_descriptors(), before);
-    const char *ignored[] = { "softnpu-cancel-fd=", "softnpu-cancel-fd=-1", "softnpu-cancel-fd=0x", "softnpu-cancel-fd=1 ",
-        "softnpu-cancel-fd", "cancel", "" };
-    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) {
-        tell(other, &info, sizeof info);
-        hear(other, &met, sizeof met);
-        met = rank ? met : info;
-        strcpy(garbage.hcclUdi, ignored[i]);
-        CHECK_OK(HcclCommInitRootInfoConfig(2, &met, rank, &garbage, &comm));
-        in_step(other);
-        CHECK_OK(HcclCommDestroy(comm));
-    }
-}
-
-TEST(test_a_wait_that_is_called_off)
-{
-    run_pair(called_off);
 }
 
 static void cluster_file(uint32_t rank, int other)
@@ -273,7 +232,6 @@ int main(void)
     RUN(test_root_info_with_configuration);
     RUN(test_ranks_that_disagree_about_their_number);
     RUN(test_no_rank_comes);
-    RUN(test_a_wait_that_is_called_off);
     RUN(test_cluster_info_from_a_file);
     RUN(test_four_ranks_in_four_threads);
     RUN(test_one_process_with_four_devices);

@@ -5,7 +5,6 @@
  * closed: HcclCommDestroy has begun, links are hung up, nothing starts any more. destroyed: it has succeeded, the handle is
  * gone, and memory and sockets go with the last reference.                                                               */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -54,7 +53,7 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const hccl_config *config
     comm->device = soft_current_device();
     comm->rank = rank;
     comm->size = size;
-    comm->cancel = comm->caller_cancel = comm->watch = -1;
+    comm->cancel = comm->watch = -1;
     for (uint32_t i = 0; i < size; i++) {
         hccl_peer *peer = &comm->peers[i];
         peer->link = peer->process = peer->send.fd = peer->recv.fd = -1;
@@ -143,17 +142,9 @@ void hccl_comm_release(hccl_comm *comm)
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* The caller's eventfd, if there is one: HcclCommDestroy writes to it, too. It may be closed when the call has returned. */
-static int new_cancel(const hccl_comm *comm)
-{
-    if (comm->caller_cancel >= 0)
-        return fcntl(comm->caller_cancel, F_DUPFD_CLOEXEC, 0);
-    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-}
-
 HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait)
 {
-    int cancel = new_cancel(comm);
+    int cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (cancel < 0)
         return soft_hccl_error(HCCL_E_SYSCALL, "%s: eventfd: %s", wait->function, strerror(errno));
     pthread_mutex_lock(&comm->lock);
@@ -161,6 +152,8 @@ HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait)
     if (!closed && !busy) {
         comm->setting_up = true;
         comm->cancel = wait->cancel = cancel;
+        if (comm->called_off)
+            eventfd_write(cancel, 1);
     }
     pthread_mutex_unlock(&comm->lock);
     if (!closed && !busy)
@@ -176,12 +169,24 @@ HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code)
     pthread_mutex_lock(&comm->lock);
     comm->setting_up = false;
     comm->cancel = -1;
-    if (comm->prepared)
-        comm->caller_cancel = -1;
     bool closed = comm->closed;
     pthread_mutex_unlock(&comm->lock);
     close(wait->cancel);
     if (!closed)
         return code;
     return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the communicator was destroyed by another thread", wait->function);
+}
+
+int softnpu_comm_cancel(void *handle)
+{
+    hccl_comm *comm = handle && !softnpu_strictness() ? soft_handle_get(SOFT_COMM, handle) : NULL;
+    if (!comm)
+        return -1;
+    pthread_mutex_lock(&comm->lock);
+    comm->called_off = true;
+    if (comm->cancel >= 0)
+        eventfd_write(comm->cancel, 1);
+    pthread_mutex_unlock(&comm->lock);
+    hccl_comm_put(comm);
+    return 0;
 }

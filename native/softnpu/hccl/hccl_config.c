@@ -21,23 +21,6 @@ static HcclResult read_name(const char *function, const config_head *head, const
     return HCCL_SUCCESS;
 }
 
-/* hcclUdi is free text to the vendor. Here it may carry what the vendor has no call for: a way to end an initialisation
- * or an HcclCommPrepare that waits for peers. "softnpu-cancel-fd=N": it ends with E_NOT_FOUND once that eventfd is
- * readable. The caller keeps it open until the initialisation is over; of a one-sided communicator, until it is prepared
- * or destroyed.                                                                                                       */
-static int read_cancel(const config_head *head, const HcclCommConfig *given)
-{
-    static const char prefix[] = "softnpu-cancel-fd=";
-    int fd;
-    char end;
-    if (head->size < offsetof(HcclCommConfig, hcclUdi) + sizeof given->hcclUdi ||
-        strnlen(given->hcclUdi, sizeof given->hcclUdi) == sizeof given->hcclUdi)
-        return -1;
-    if (strncmp(given->hcclUdi, prefix, sizeof prefix - 1))
-        return -1;
-    return sscanf(given->hcclUdi + sizeof prefix - 1, "%9d%c", &fd, &end) == 1 && fd >= 0 ? fd : -1;
-}
-
 static bool number_from_environment(const char *variable, long low, long high, long *value)
 {
     const char *text = getenv(variable);
@@ -94,7 +77,7 @@ static HcclResult read_head(const char *function, const HcclCommConfig *given, c
 HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config)
 {
     config_head head = {0};
-    *config = (hccl_config){.cancel = -1};
+    *config = (hccl_config){0};
     HcclResult code = given ? read_head(function, given, &head) : HCCL_SUCCESS;
     bool has_rdma = head.version >= 5 && head.size >= offsetof(HcclCommConfig, hcclRdmaServiceLevel) + sizeof(uint32_t);
     if (!code)
@@ -103,8 +86,6 @@ HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, h
         code = read_rdma(function, &traffic_class, has_rdma ? given->hcclRdmaTrafficClass : UINT32_MAX, &config->traffic_class);
     if (!code)
         code = read_rdma(function, &service_level, has_rdma ? given->hcclRdmaServiceLevel : UINT32_MAX, &config->service_level);
-    if (!code)
-        config->cancel = read_cancel(&head, given);
     return code;
 }
 

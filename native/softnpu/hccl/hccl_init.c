@@ -41,7 +41,7 @@ static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
 static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, hccl_config *config,
                              const hccl_key *key, HcclComm *out)
 {
-    hccl_wait wait = {function, 0, config->cancel};
+    hccl_wait wait = {function, 0, -1};
     HcclResult code = hccl_connect_deadline(function, 0, &wait.deadline);
     if (code)
         return code;
@@ -204,6 +204,5 @@ HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_
     if (!made)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
     made->one_sided = true;
-    made->caller_cancel = read.cancel;
     return hccl_comm_publish(__func__, made, comm);
 }

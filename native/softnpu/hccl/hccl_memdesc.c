@@ -189,11 +189,11 @@ static HcclResult exchange(hccl_comm *comm, const hccl_wait *wait, uint32_t rank
 {
     hccl_regions offered;
     pthread_mutex_lock(&comm->lock);
-    bool copied = hccl_regions_copy(&comm->peers[rank].offered, &offered);
+    bool copied = hccl_regions_copy(&comm->peers[rank].offered, &offered), connected = comm->prepared;
     pthread_mutex_unlock(&comm->lock);
     if (!copied)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", wait->function);
-    HcclResult code = hccl_mesh_connect(comm, wait, rank);
+    HcclResult code = connected ? HCCL_SUCCESS : hccl_mesh_connect(comm, wait, rank);   /* a connection is made once */
     if (!code)
         code = hccl_swap(comm, wait, rank, &offered, HCCL_EXCHANGE);
     if (!code)

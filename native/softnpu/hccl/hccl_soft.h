@@ -44,8 +44,7 @@
 typedef struct hccl_wait {
     const char *function;
     int64_t deadline;                                   /* soft_now_ns(); INT64_MAX = never */
-    int cancel;                                         /* readable when the communicator is destroyed, or the
-                                                         * caller gives up (hccl_config.cancel); or -1               */
+    int cancel;                                         /* readable when the communicator is destroyed or called off; or -1 */
 } hccl_wait;
 HcclResult hccl_wait_fd(const hccl_wait *wait, int fd, short events); /* 0, E_TIMEOUT, E_NOT_FOUND (cancelled), E_SYSCALL */
 HcclResult hccl_wait_pause(const hccl_wait *wait, int ms);
@@ -54,7 +53,6 @@ HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult cod
 /* ---- hccl_config.c ---- */
 typedef struct hccl_config {
     char name[HCCL_NAME_BYTES];                         /* "": none was given */
-    int cancel;                                         /* a file descriptor; -1: none was given */
     uint32_t traffic_class, service_level;              /* of RDMA: given, the environment's, or the vendor's */
 } hccl_config;
 HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config); /* NULL: nothing */
@@ -146,9 +144,9 @@ typedef struct hccl_comm {
     uint32_t traffic_class, service_level;              /* nothing here sends packets: for softnpu_comm_rdma */
     bool one_sided, prepared, suspended, closed, destroyed;
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
+    bool called_off;                                    /* by softnpu_comm_cancel: no set-up call waits for a peer any more */
     int cancel;                                         /* that thread's eventfd */
     int watch;                                          /* an epoll of what says that peers let go; -1: no peer is waited for */
-    int caller_cancel;                                  /* the caller's (hccl_config.cancel), until it is prepared; or -1 */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;
     struct hccl_comm *next;                             /* live one-sided communicators */

@@ -26,7 +26,7 @@ from aiodatadist._native import runtime
 from aiodatadist._native.library import ffi
 from aiodatadist._native.runtime import acl_error, completion_error, hccl_error
 from aiodatadist.device import CopyKind, TransferState, memory, stream
-from aiodatadist.transport import hccl
+from aiodatadist.transport import blob_exchange, communicator, hccl
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 cdef_source = runpy.run_path(str(NATIVE / "declare.py"))["cdef_source"]
@@ -78,13 +78,17 @@ def test_allocation_policy_is_the_runtimes() -> None:
 
 
 def test_communicator_configuration_is_hccls() -> None:
-    assert HEADERS.sizeof("HcclCommConfig") == hccl.CONFIG_BYTES
-    assert hccl.CONFIG_MAGIC == C.HCCL_COMM_CONFIG_MAGIC_WORD
+    assert HEADERS.sizeof("HcclCommConfig") == communicator.CONFIG_BYTES
+    assert communicator.CONFIG_MAGIC == C.HCCL_COMM_CONFIG_MAGIC_WORD
     assert hccl.BUFFER_MIB == C.HCCL_COMM_DEFAULT_BUFFSIZE
-    assert {hccl.NOT_SET} == {
+    assert {communicator.NOT_SET} == {
         C.HCCL_COMM_TRAFFIC_CLASS_CONFIG_NOT_SET,
         C.HCCL_COMM_SERVICE_LEVEL_CONFIG_NOT_SET,
     }
+
+
+def test_a_blob_and_its_ranks_fill_a_descriptor_of_hccls() -> None:
+    assert blob_exchange.RANKS.size + blob_exchange.BLOB + 1 == HEADERS.sizeof("HcclMemDesc")
 
 
 def test_status_codes_that_pass_through_are_the_runtimes() -> None:

@@ -1,0 +1,163 @@
+"""One-sided communicators: made from a rank table, prepared together with their peers, destroyed.
+
+A link has one of two ranks, members of a rank table meet through one of all of them. What is done here blocks: callers do
+it in threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from aiodatadist._native.library import Handle, ffi
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, TransferTimeout
+from aiodatadist.transport.contract import StillWritten
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device
+    from aiodatadist.transport.contract import RdmaConfig
+
+CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
+CONFIG_BYTES = 300
+CONFIG_MAGIC = 0xF0F0F0F0
+NOT_SET = 0xFFFFFFFF
+
+_turn = threading.Lock()
+"""HCCL keeps the communicators of a process, of all its devices, in tables without a lock: one thread at a time makes or
+destroys one. It does not wait for a peer meanwhile: that is what preparing is for, which is done outside."""
+
+
+def _renew_turn() -> None:
+    """In a forked child: the parent's thread that had it is not here to give it back."""
+    global _turn  # noqa: PLW0603 - one per process
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_turn)
+
+
+def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig) -> Handle:
+    """A ``HcclCommConfig``: the name that all members give, the megabytes of HCCL's staging memory, and RDMA's marks."""
+    config = ffi.new("HcclCommConfig *")
+    header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
+    ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
+    header[2] = CONFIG_MAGIC
+    header[3] = CONFIG_VERSION
+    config.hcclBufferSize = buffer_mib
+    config.hcclCommName = name.encode()
+    config.hcclRdmaTrafficClass = NOT_SET if rdma.traffic_class is None else rdma.traffic_class
+    config.hcclRdmaServiceLevel = NOT_SET if rdma.service_level is None else rdma.service_level
+    return config
+
+
+@contextmanager
+def failing_as_link() -> Iterator[None]:
+    """What HCCL refuses within is a link that cannot be made; what does not come in time is a LinkTimeout."""
+    try:
+        yield
+    except TransferTimeout as error:
+        raise LinkTimeout(*error.args, hint=error.hint) from error
+    except LinkError:
+        raise
+    except LLMException as error:
+        raise LinkError(*error.args, hint=error.hint) from error
+
+
+class Communicator:
+    """One communicator. All calls but :meth:`call_off` are made with the device current, in one thread after the other.
+
+    Attributes:
+        handle: None before :meth:`make`, and when it was destroyed.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._runtime = device.runtime
+        self._is_called_off = False
+        self._is_used_up = False
+        self.handle: Handle | None = None
+
+    def make(self, rank_table: str, rank: int, config: Handle) -> None:
+        """Without its peers, who are not waited for.
+
+        Raises:
+            LinkError: HCCL refused.
+        """
+        made = ffi.new("HcclComm *")
+        init = self._runtime.hccl.HcclCommInitClusterInfoMemConfig
+        with _turn, failing_as_link():
+            code = init(rank_table.encode(), rank, config, made)
+            self._runtime.check_hccl("HcclCommInitClusterInfoMemConfig", code)
+        self.handle = made[0]
+        if self._is_called_off:
+            self._end_waiting()
+
+    def prepare(self, seconds: float) -> None:
+        """Meet all peers, in one call, and show them the memory that is bound: an end that gives up and begins again
+        breaks what the other is just doing, and HCCL does not clean up after a Prepare that failed. So there is no second
+        one: the communicator can only be destroyed.
+
+        HCCL gives each of three phases (connecting, exchanging descriptors, opening memory) that many seconds, rounded up.
+
+        Raises:
+            LinkTimeout: a peer did not come in time, or :meth:`call_off` was called.
+            LinkError: it could not be prepared, or was tried before.
+        """
+        if self._is_called_off:
+            raise LinkTimeout("called off before the peer was waited for")
+        if self._is_used_up:
+            raise LinkError("a communicator is prepared once: make another one")
+        self._is_used_up = True
+        how = ffi.new("HcclPrepareConfig *")
+        with failing_as_link():
+            code = self._runtime.hccl.HcclCommPrepare(self.handle, how, whole_seconds(seconds))
+            self._runtime.check_hccl("HcclCommPrepare", code)
+
+    def call_off(self) -> None:
+        """Do not wait for peers any more; from any thread. An NPU cannot be told so once it waits."""
+        self._is_called_off = True
+        self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        if self.handle is not None and self._runtime.is_soft:
+            self._runtime.acl.softnpu_comm_cancel(self.handle)
+
+    def destroy(self) -> None:
+        """Nothing is left of it; an NPU takes the peer's way to our memory down with it. Does nothing the second time.
+
+        Raises:
+            StillWritten: softnpu cannot, where the peer was stopped while it wrote. May be tried again.
+            LLMException: HCCL refused.
+        """
+        handle, self.handle = self.handle, None
+        if handle is None:
+            return
+        with _turn:
+            code = self._runtime.hccl.HcclCommDestroy(handle)
+        try:
+            self._runtime.check_hccl("HcclCommDestroy", code)
+        except LLMException as error:
+            if self._runtime.is_soft and self._runtime.acl.softnpu_comm_awaited(handle) >= 0:
+                self.handle = handle
+                raise StillWritten(str(error)) from error
+            raise
+
+    @property
+    def awaited(self) -> int:
+        """After ``StillWritten``: a file descriptor that becomes readable when the peer let go. -1: none is waited for."""
+        return -1 if self.handle is None else int(self._runtime.acl.softnpu_comm_awaited(self.handle))
+
+    def abandon(self) -> None:
+        """After ``StillWritten``: destroy it without waiting."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self._runtime.acl.softnpu_comm_abandon(handle)
+
+
+def whole_seconds(seconds: float) -> int:
+    """As HCCL takes them: 0 would be the environment's limit."""
+    return max(1, math.ceil(seconds))
