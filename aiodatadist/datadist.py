@@ -149,7 +149,8 @@ class LLMDataDist:
     async def finalize(self) -> None:
         """End all links and give everything back. Does nothing when not initialised; may be called twice.
 
-        Transfers under way are cancelled. If cancelled itself, it finishes its work first.
+        Transfers under way are cancelled. If cancelled itself, it finishes its work first. On an NPU it waits for a link that
+        is being made as long as HCCL does: see :meth:`link_clusters`.
         """
         if self._engine is None:
             return
@@ -302,10 +303,11 @@ class LLMDataDist:
 
         No member has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the
         links are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
+        Cancelled, it waits on an NPU until HCCL gives up by itself, as :meth:`link_clusters` does.
 
         Args:
             comm_name: 1 to 127 characters.
-            cluster_rank_info: rank of each of the 2 to 4 clusters, ascending.
+            cluster_rank_info: rank of each of the 2 to 4 clusters, from 0 upwards and none left out.
             rank_table: the vendor's rank table, version 1.0 or 1.2, as JSON.
 
         Returns:
@@ -348,6 +350,12 @@ class LLMDataDist:
         timeout: int = 3000,
     ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
         """Link to peers that listen, up to 16 at a time.
+
+        HCCL cannot be told to stop waiting for a peer. On an NPU a link whose caller was cancelled, or whose time is over, is
+        given back when ``HcclCommPrepare`` gave up by itself: it has three phases (connecting, exchanging descriptors,
+        opening memory) and gives each what is left of the timeout, in whole seconds, at most 60. A cancellation is raised
+        after 5 seconds at the latest and leaves that to the cluster, where another call for the same peer gets
+        ``LLM_PROCESSING_LINK`` meanwhile; :meth:`finalize` waits for it. softnpu that is not strict stops at once.
 
         Args:
             timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.

@@ -169,7 +169,9 @@ class Transport(ABC):
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         """Open a channel together with the peer, which calls this at about the same time.
 
-        If cancelled, returns only when the runtime let go: about a second later.
+        If cancelled, returns only when the runtime let go: on an NPU, and on strict softnpu, when it gave up waiting for the
+        peer by itself, which is up to three times ``timeout``; else at once. What failed is not tried again: a further call
+        makes everything anew.
 
         Raises:
             LinkTimeout: the peer did not come in time.
