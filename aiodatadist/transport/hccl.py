@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from aiodatadist._native.library import Handle, ffi
+from aiodatadist._native.library import Handle
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid
+from aiodatadist.transport import registrations
 from aiodatadist.transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist.transport.contract import (
     DEFAULT_RDMA,
@@ -30,7 +31,6 @@ from aiodatadist.transport.contract import (
     Transport,
 )
 from aiodatadist.transport.link_kind import LinkKind, link_kind
-from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 BUFFER_MIB = 200  # the vendor's default
 MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
-MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
 
 
 def host_identity() -> str:
@@ -152,22 +151,11 @@ class HcclTransport(Transport):
         handles: dict[Region, Handle] = {}
         try:
             for region in regions:
-                handles[region] = self._register(region)
+                handles[region] = registrations.register(self.device, region)
         except BaseException:
             self._deregister_all(handles)
             raise
         return handles
-
-    def _register(self, region: Region) -> Handle:
-        memory = ffi.new("CommMem *")
-        memory.type = MEM_TYPES[region.placement]
-        memory.addr = ffi.cast("void *", region.address)
-        memory.size = region.nbytes
-        handle = ffi.new("void **")
-        with self.device.current():
-            code = self._runtime.hccl.HcclRegisterGlobalMem(memory, handle)
-            self._runtime.check_hccl("HcclRegisterGlobalMem", code)
-        return handle[0]
 
     async def unregister(self, regions: Sequence[Region]) -> None:
         last: dict[Region, Handle] = {}
@@ -187,11 +175,9 @@ class HcclTransport(Transport):
     def _deregister_all(self, handles: dict[Region, Handle]) -> None:
         """All that the runtime lets go of; those are taken out of ``handles``. Raises the first refusal."""
         refused: LLMException | None = None
-        for region, handle in list(handles.items()):
+        for region in list(handles):
             try:
-                with self.device.current():
-                    code = self._runtime.hccl.HcclDeregisterGlobalMem(handle)
-                    self._runtime.check_hccl("HcclDeregisterGlobalMem", code)
+                registrations.deregister(self.device, region)
                 del handles[region]
             except LLMException as error:
                 refused = refused or error

@@ -26,7 +26,7 @@ from aiodatadist._native import runtime
 from aiodatadist._native.library import ffi
 from aiodatadist._native.runtime import acl_error, completion_error, hccl_error
 from aiodatadist.device import CopyKind, TransferState, memory, stream
-from aiodatadist.transport import blob_exchange, communicator, hccl
+from aiodatadist.transport import blob_exchange, communicator, hccl, registrations
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 cdef_source = runpy.run_path(str(NATIVE / "declare.py"))["cdef_source"]
@@ -67,7 +67,7 @@ def test_copy_kind_follows_from_the_placements(source: Placement, target: Placem
 
 
 def test_memory_types_are_hccls() -> None:
-    assert hccl.MEM_TYPES == {
+    assert registrations.MEM_TYPES == {
         Placement.DEVICE: C.COMM_MEM_TYPE_DEVICE,
         Placement.HOST: C.COMM_MEM_TYPE_HOST,
     }

@@ -1,0 +1,107 @@
+"""Memory that this process has shown to HCCL, counted per device.
+
+HCCL does not count: it gives one handle for every registration of the same range, and the first deregistration ends it for
+all. Two clusters of a process may have the same KV on the same device, so who of them goes first must not matter. What other
+code of the process registers by itself is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from aiodatadist._native.library import Handle, ffi
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.values.descriptors import Placement
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device
+    from aiodatadist.transport.contract import Region
+
+MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
+
+
+class _Registration:
+    """A range that HCCL knows, and how many transports want it."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.users = 1
+
+
+_known: dict[tuple[str, int], dict[Region, _Registration]] = {}
+"""By runtime and device."""
+
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: the parent's thread that had it is not here to give it back."""
+    global _lock  # noqa: PLW0603 - one per process
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def register(device: Device, region: Region) -> Handle:
+    """HCCL's handle of a range, which is this caller's until :func:`deregister`. Blocking.
+
+    Raises:
+        ParamInvalid: it overlaps another one without being the same.
+        LLMException: HCCL refused.
+    """
+    with _lock:
+        known = _known.setdefault((device.runtime.name, device.index), {})
+        if region in known:
+            known[region].users += 1
+        else:
+            for other in known:
+                _check_apart(device, region, other)
+            known[region] = _Registration(_tell(device, region))
+        return known[region].handle
+
+
+def _check_apart(device: Device, region: Region, other: Region) -> None:
+    if region.overlaps(other):
+        raise ParamInvalid(
+            f"{region} overlaps {other}, which another cluster of this process has registered on device {device.index}: "
+            "ranges are equal or apart",
+            hint="register the same ranges in both, or unregister there first",
+        )
+
+
+def deregister(device: Device, region: Region) -> None:
+    """Give one registration back; the last one ends it. Blocking.
+
+    Raises:
+        LLMException: HCCL refused. It is still registered.
+    """
+    with _lock:
+        known = _known[device.runtime.name, device.index]
+        registration = known[region]
+        if registration.users == 1:
+            with device.current():
+                code = device.runtime.hccl.HcclDeregisterGlobalMem(registration.handle)
+                device.runtime.check_hccl("HcclDeregisterGlobalMem", code)
+            del known[region]
+        registration.users -= 1
+
+
+def _tell(device: Device, region: Region) -> Handle:
+    memory = ffi.new("CommMem *")
+    memory.type = MEM_TYPES[region.placement]
+    memory.addr = ffi.cast("void *", region.address)
+    memory.size = region.nbytes
+    handle = ffi.new("void **")
+    with device.current():
+        code = device.runtime.hccl.HcclRegisterGlobalMem(memory, handle)
+        try:
+            device.runtime.check_hccl("HcclRegisterGlobalMem", code)
+        except ParamInvalid as error:
+            raise ParamInvalid(
+                f"{region} on device {device.index}: {error.args[0]}",
+                hint="has other code of this process registered memory with HCCL? Ranges have to be equal or apart",
+            ) from error
+    return handle[0]
