@@ -5,7 +5,7 @@
 #include <sched.h>
 #include "hccl_pair.h"
 
-enum { LENT = 1 << 20, QUARTER = LENT / 4 };
+enum { LENT = 1 << 20, QUARTER = LENT / 4, SPARE = 4096 };
 
 typedef struct roce_end {
     uint32_t rank;
@@ -13,6 +13,7 @@ typedef struct roce_end {
     HcclComm comm;
     uint8_t *mine, *remote;                                 /* LENT bytes each */
     void *handle;
+    void *spare, *spare_handle;                             /* SPARE bytes, bound, too; a test may free it and set NULL */
     aclrtStream gated, free;                                /* `gated`: what a test shuts; `free` is open always */
     aclrtNotify gate;
 } roce_end;
@@ -27,6 +28,8 @@ static inline roce_end open_end(uint32_t rank, int other)
         fill(mine, LENT, 1);
     end.comm = new_one_sided("roce", rank);
     end.handle = bind_memory(end.comm, COMM_MEM_TYPE_DEVICE, mine, LENT);
+    CHECK_OK(aclrtMalloc(&end.spare, SPARE, ACL_MEM_MALLOC_NORMAL_ONLY));
+    end.spare_handle = bind_memory(end.comm, COMM_MEM_TYPE_DEVICE, end.spare, SPARE);
     CHECK_OK(prepare(end.comm, 20));
     tell(other, &end.mine, sizeof end.mine);
     hear(other, &end.remote, sizeof end.remote);
@@ -44,6 +47,10 @@ static inline void close_end(roce_end *end)
     CHECK_OK(aclrtStreamAbort(end->free));
     CHECK_OK(HcclCommDestroy(end->comm));
     CHECK_OK(HcclDeregisterGlobalMem(end->handle));
+    if (end->spare) {
+        CHECK_OK(HcclDeregisterGlobalMem(end->spare_handle));
+        CHECK_OK(aclrtFree(end->spare));
+    }
     CHECK_OK(aclrtDestroyStream(end->gated));
     CHECK_OK(aclrtDestroyStream(end->free));
     CHECK_OK(aclrtDestroyNotify(end->gate));

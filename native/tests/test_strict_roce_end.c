@@ -52,17 +52,14 @@ static void freed(uint32_t rank, int other)
 {
     roce_end end = open_end(rank, other);
     if (rank == 0) {
-        void *short_lived = NULL;
-        CHECK_OK(aclrtMalloc(&short_lived, QUARTER, ACL_MEM_MALLOC_NORMAL_ONLY));
-        CommMem mem = { COMM_MEM_TYPE_DEVICE, short_lived, QUARTER };
-        void *handle = NULL;
-        CHECK_OK(HcclRegisterGlobalMem(&mem, &handle));
-        HcclOneSideOpDesc one = { short_lived, end.remote, QUARTER, HCCL_DATA_TYPE_UINT8 };
+        HcclOneSideOpDesc one = { end.spare, end.remote, SPARE, HCCL_DATA_TYPE_UINT8 };
         shut_gate(&end);
         CHECK_OK(HcclBatchGet(end.comm, 1, &one, 1, end.gated));
         CHECK_OK(aclrtStreamAbort(end.gated));
-        CHECK_OK(HcclDeregisterGlobalMem(handle));
-        CHECK_OK(aclrtFree(short_lived));
+        CHECK_OK(HcclCommUnbindMem(end.comm, end.spare_handle));
+        CHECK_OK(HcclDeregisterGlobalMem(end.spare_handle));
+        CHECK_OK(aclrtFree(end.spare));
+        end.spare = NULL;
         CHECK_OK(get(&end, end.free, 0, 0, 64));            /* rings the doorbell for it */
         CHECK_ERR(aclrtSynchronizeStream(end.free), ACL_ERROR_RT_PARAM_INVALID);
         CHECK_OK(get(&end, end.free, 0, 0, 64));            /* its own memory is fine, the connection is not */

@@ -57,6 +57,16 @@ int softnpu_strictness(void)
     return (int)soft_setting.strict;
 }
 
+bool soft_is_strict(void)
+{
+    return soft_setting.strict != SOFT_STRICT_NO;
+}
+
+bool soft_is_hccs(void)
+{
+    return soft_setting.strict == SOFT_STRICT_HCCS;
+}
+
 int softnpu_set_memory_limit(uint64_t bytes)
 {
     if (!bytes || bytes > 1ull << 50)

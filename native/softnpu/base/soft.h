@@ -60,6 +60,10 @@ int  soft_mem_release(void *addr, uint64_t size);
 int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, void **addr); /* maps, touches nothing; checks size and seals */
 void soft_mem_unimport(void *addr);
 
+/* ---- settings.c: does SOFTNPU_STRICT say so? ---- */
+bool soft_is_strict(void);                                  /* hccs or roce */
+bool soft_is_hccs(void);
+
 /* ---- device.c, init.c ---- */
 int  soft_current_device(void);                             /* of this thread, or -1 */
 int  soft_device_count(void);

@@ -1,5 +1,6 @@
-/* HcclBatchPut and HcclBatchGet: everything is checked here, in the caller's thread and before anything happens; between two
- * servers (SOFTNPU_STRICT=roce) item by item, each posted before the next one is looked at.                             */
+/* HcclBatchPut and HcclBatchGet: everything is checked here, in the caller's thread and before anything happens. HCCL walks
+ * the items in order instead: the first bad one ends the call with its code, and those before it are on their way. So it is
+ * with SOFTNPU_STRICT: the good beginning is submitted, or posted (roce) item by item. [src hccl_one_sided_conn.cc:328-383] */
 #include "hccl_queue_pair.h"
 
 typedef struct batch_call {
@@ -23,9 +24,11 @@ static HcclResult check_call(const batch_call *call, const hccl_comm *comm)
     return HCCL_SUCCESS;
 }
 
-static HcclResult check_local(const batch_call *call, uint32_t i, hccl_copy *copy)
+/* Under the communicator's lock. */
+static HcclResult check_local(const batch_call *call, uint32_t i, const hccl_comm *comm, hccl_copy *copy)
 {
     const HcclOneSideOpDesc *desc = &call->desc[i];
+    const hccl_regions *offered = &comm->peers[call->rank].offered;
     soft_span span = {0};
     if (!desc->localAddr || !desc->remoteAddr)
         return soft_hccl_error(HCCL_E_PTR, "%s: item %u: %s is NULL", call->function, i,
@@ -33,6 +36,10 @@ static HcclResult check_local(const batch_call *call, uint32_t i, hccl_copy *cop
     if (!hccl_bytes(desc->count, desc->dataType, &copy->bytes))
         return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu elements of data type %d", call->function, i,
                                (unsigned long long)desc->count, (int)desc->dataType);
+    HcclResult code = soft_is_strict() ? hccl_strict_item(call->function, &comm->bound, offered, i, desc->localAddr, copy->bytes)
+                                       : HCCL_SUCCESS;
+    if (code)
+        return code;
     if (copy->bytes && !soft_span_of(desc->localAddr, copy->bytes, &span))
         return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu bytes at %p are not within one known range of this process",
                                call->function, i, (unsigned long long)copy->bytes, desc->localAddr);
@@ -59,13 +66,14 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
 }
 
 /* Under the communicator's lock. */
-static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_peer *peer, hccl_copy *copy)
+static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_comm *comm, hccl_copy *copy)
 {
     *copy = (hccl_copy){0};
-    HcclResult code = check_local(call, i, copy);
-    return code ? code : check_remote(call, i, peer, copy);
+    HcclResult code = check_local(call, i, comm, copy);
+    return code ? code : check_remote(call, i, &comm->peers[call->rank], copy);
 }
 
+/* After a failure `transfer` has the items before the bad one. */
 static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
 {
     const hccl_peer *peer = &comm->peers[call->rank];
@@ -73,7 +81,7 @@ static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_tran
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; !code && i < call->count; i++) {
         hccl_copy copy;
-        code = check_item(call, i, peer, &copy);
+        code = check_item(call, i, comm, &copy);
         if (!code)
             hccl_transfer_add(transfer, copy);
     }
@@ -100,10 +108,12 @@ static HcclResult submit(const batch_call *call, hccl_comm *comm, soft_stream *s
     transfer->held = !code;
     if (!code)
         code = check_items(call, comm, transfer);
-    if (!code)
-        return soft_submit(stream, &transfer->task) ? HCCL_E_RUNTIME : HCCL_SUCCESS;
-    hccl_transfer_drop(&transfer->task);
-    return code;
+    if (code && !(soft_is_strict() && transfer->count)) {
+        hccl_transfer_drop(&transfer->task);
+        return code;
+    }
+    aclError submitted = soft_submit(stream, &transfer->task);
+    return code ? code : submitted ? HCCL_E_RUNTIME : HCCL_SUCCESS;
 }
 
 static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posting *posting)
@@ -112,7 +122,7 @@ static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posti
     for (uint32_t i = 0; !code && i < call->count; i++) {
         hccl_copy copy;
         pthread_mutex_lock(&comm->lock);
-        code = check_item(call, i, &comm->peers[call->rank], &copy);
+        code = check_item(call, i, comm, &copy);
         pthread_mutex_unlock(&comm->lock);
         if (!code)
             code = hccl_post_item(posting, &copy);

@@ -13,7 +13,7 @@
  *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
  *                                                              hccl_gate.c       who is in the middle of writing
  *
- * hccl_queue_pair.h has what is otherwise between two servers (SOFTNPU_STRICT=roce).
+ * hccl_queue_pair.h has what is otherwise between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c what HCCL refuses.
  *
  * A pair of ranks shares a *link* (a SEQPACKET socket: set-up messages, and the news that the peer is gone) and, unless the
  * communicator is one-sided, two *channels* (STREAM sockets, one per direction of HcclSend). A one-sided link is one file
@@ -95,6 +95,10 @@ bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region); /* t
 bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to);         /* with references, not bindings */
 void hccl_regions_drop(hccl_regions *copy);
 void hccl_regions_clear(hccl_regions *regions, bool release);               /* unbinds all; release: deregisters, too */
+
+/* ---- hccl_strict_*.c: what HCCL demands besides (SOFTNPU_STRICT); each file names its source ---- */
+HcclResult hccl_strict_item(const char *function, const hccl_regions *bound, const hccl_regions *offered, uint32_t number,
+                            const void *local, uint64_t bytes);
 
 /* ---- hccl_remote.c: memory of a peer. The table is changed under the communicator's lock. ---- */
 typedef struct hccl_remote {
