@@ -56,9 +56,10 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
         return HCCL_SUCCESS;
     const hccl_remote *remote = hccl_remote_find(&peer->remotes, address, copy->bytes);
     if (!remote || !remote->enabled)
-        return soft_hccl_error(HCCL_E_INTERNAL, "%s: item %u: %llu bytes at %#llx are not within one region that rank %u %s",
+        return soft_hccl_error(HCCL_E_INTERNAL, "%s: item %u: %llu bytes at %#llx are not within one region that rank %u %s%s",
                                call->function, i, (unsigned long long)copy->bytes, (unsigned long long)address, call->rank,
-                               peer->remotes.count ? "has bound" : "has shown; has HcclCommPrepare succeeded?");
+                               peer->remotes.count ? "has bound" : "has shown; has HcclCommPrepare succeeded?",
+                               soft_is_hccs() ? " (over HCCS it shows DEVICE memory only)" : "");
     copy->mapped = remote->local != NULL;
     copy->remote = copy->mapped ? (uint64_t)(uintptr_t)(remote->local + (address - remote->base)) : address;
     copy->remote_range = remote->base;

@@ -99,6 +99,8 @@ void hccl_regions_clear(hccl_regions *regions, bool release);               /* u
 /* ---- hccl_strict_*.c: what HCCL demands besides (SOFTNPU_STRICT); each file names its source ---- */
 HcclResult hccl_strict_item(const char *function, const hccl_regions *bound, const hccl_regions *offered, uint32_t number,
                             const void *local, uint64_t bytes);
+bool       hccl_strict_hides(const hccl_region *region);
+HcclResult hccl_strict_pages(const char *function, const hccl_regions *bound);
 
 /* ---- hccl_remote.c: memory of a peer. The table is changed under the communicator's lock. ---- */
 typedef struct hccl_remote {

@@ -53,7 +53,7 @@ static HcclResult tell(const hccl_wait *wait, uint32_t rank, const hccl_peer *pe
     do {
         hccl_message_init(&message, HCCL_REGIONS, purpose, 0);
         for (; at < mine->count && message.head.count < HCCL_MESSAGE_REGIONS; at++)
-            if (!describe(mine->item[at], peer, &message))
+            if (!hccl_strict_hides(mine->item[at]) && !describe(mine->item[at], peer, &message))
                 return soft_hccl_error(HCCL_E_PARA, "%s: the registered %llu bytes at %p have been freed", wait->function,
                                        (unsigned long long)mine->item[at]->mem.size, mine->item[at]->mem.addr);
         if (at == mine->count)
