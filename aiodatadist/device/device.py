@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
@@ -124,7 +125,14 @@ class Device:
 
     def placements_of(self, addresses: Iterable[int]) -> list[Placement | None]:
         """Where the memory at each address is. None: the runtime does not know it, so it is ordinary memory of the host."""
-        found: list[Placement | None] = []
+        return [_PLACES.get(attributes.location.type) for attributes in self._attributes_of(addresses)]
+
+    def page_sizes_of(self, addresses: Iterable[int]) -> list[int]:
+        """Bytes of a page of the memory at each address. 0: the runtime does not say."""
+        return [attributes.pageSize for attributes in self._attributes_of(addresses)]
+
+    def _attributes_of(self, addresses: Iterable[int]) -> Iterator[Any]:
+        """An ``aclrtPtrAttributes`` for each, valid until the next one."""
         attributes = ffi.new("aclrtPtrAttributes *")
         look, pointer = self.runtime.acl.aclrtPointerGetAttributes, ffi.typeof("void *")
         with self.current():
@@ -132,8 +140,7 @@ class Device:
                 code = look(ffi.cast(pointer, address), attributes)
                 if code:
                     self.runtime.check("aclrtPointerGetAttributes", code)
-                found.append(_PLACES.get(attributes.location.type))
-        return found
+                yield attributes
 
     def want_gates(self) -> None:
         """Raises FeatureNotEnabled: the runtime has no notifies."""

@@ -12,8 +12,12 @@ from aiodatadist.datadist import LLMDataDist
 from aiodatadist.device import Memory
 from aiodatadist.errors import LLMStatusCode
 from aiodatadist.testing.patterns import stamp
+from aiodatadist.transport.link_kind import may_use_hccs
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
+
+PAGE = 2 << 20
+"""Bytes. Where links can be over HCCS each tensor starts with a page; else they follow each other."""
 
 
 @dataclass
@@ -38,8 +42,10 @@ class Cluster:
 
     def _allocate(self, desc: CacheDesc) -> tuple[Memory, list[int]]:
         placement = Placement.DEVICE if desc.placement is Placement.DEVICE else Placement.HOST
-        memory = self.datadist.device.allocate(desc.size * desc.num_tensors, placement)
-        return memory, [memory.address + i * desc.size for i in range(desc.num_tensors)]
+        pages = may_use_hccs(self.datadist.device.runtime) and desc.num_tensors > 1
+        apart = -(-desc.size // PAGE) * PAGE if pages else desc.size
+        memory = self.datadist.device.allocate(apart * desc.num_tensors, placement)
+        return memory, [memory.address + i * apart for i in range(desc.num_tensors)]
 
     def _keep(self, cache: Cache, memory: Memory) -> Cache:
         self.memories[cache.cache_id] = memory

@@ -30,7 +30,8 @@ from aiodatadist.transport.contract import (
     Region,
     Transport,
 )
-from aiodatadist.transport.link_kind import LinkKind, link_kind
+from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs
+from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUFFER_MIB = 200  # the vendor's default
+HUGE_PAGE = 2 << 20  # bytes; where the runtime does not say, and a multiple of any other
 MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 
 
@@ -140,12 +142,30 @@ class HcclTransport(Transport):
             for other in known:
                 if region.overlaps(other) and region != other:
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+        if may_use_hccs(self._runtime):
+            self._check_pages([region for region in fresh if region.placement is Placement.DEVICE])
         handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
         self._regions.update({region: (handle, 0) for region, handle in handles.items()})
         self.epoch += bool(handles)
         for region in regions:
             handle, count = self._regions[region]
             self._regions[region] = (handle, count + 1)
+
+    def _check_pages(self, regions: list[Region]) -> None:
+        """Over HCCS memory is exported from the start of a page, and one region that starts elsewhere ruins every link.
+
+        Raises:
+            ParamInvalid: one does.
+        """
+        pages = self.device.page_sizes_of(region.address for region in regions)
+        for region, page in zip(regions, pages, strict=True):
+            past = region.address % (page or HUGE_PAGE)
+            if past and region.address % HUGE_PAGE:
+                raise ParamInvalid(
+                    f"{region.nbytes} bytes of DEVICE memory at {region.address:#x} start {past} bytes behind the start of a "
+                    f"page of {page or HUGE_PAGE}: over HCCS every tensor has to start with a page",
+                    hint="align each tensor to 2 MiB, take memory of a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
+                )
 
     def _register_all(self, regions: list[Region]) -> dict[Region, Handle]:
         handles: dict[Region, Handle] = {}

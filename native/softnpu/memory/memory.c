@@ -153,6 +153,15 @@ aclError aclrtGetMemInfo(aclrtMemAttr attr, size_t *free, size_t *total)
     return ACL_SUCCESS;
 }
 
+/* Small pages are of small allocations. Device memory from elsewhere (adopted, or mapped) has large ones, as virtual memory of
+ * the vendor's has.                                                                                                     */
+static uint32_t page_of(const void *ptr, const soft_span *span)
+{
+    soft_range range;
+    bool allocated = span->placement != 1 || (soft_map_find(ptr, &range) && range.origin == SOFT_MALLOC);
+    return allocated && span->size < SOFT_HUGE_PAGE ? 4096 : SOFT_HUGE_PAGE;
+}
+
 aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attributes)
 {
     SOFT_TRY(soft_fault(__func__, NULL));
@@ -163,7 +172,7 @@ aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attribut
     if (soft_span_of(ptr, 1, &span)) {
         attributes->location.id = (uint32_t)span.device;
         attributes->location.type = span.placement == 1 ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_HOST;
-        attributes->pageSize = span.size >= SOFT_HUGE_PAGE ? SOFT_HUGE_PAGE : 4096;
+        attributes->pageSize = page_of(ptr, &span);
     } else if (soft_arena_has(ptr)) {                       /* freed: a copy says so */
         attributes->location.type = ACL_MEM_LOCATION_TYPE_DEVICE;
     }
