@@ -7,7 +7,7 @@ from array import array
 import anyio
 
 from aiodatadist.cache.names import Key, Name, name_of
-from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
+from aiodatadist.values.descriptors import CacheKeyByIdAndIndex, Placement
 from aiodatadist.wire.messages import CacheEntry
 
 
@@ -26,6 +26,7 @@ class RemoteCache:
         "is_withdrawn",
         "names",
         "pieces",
+        "placement",
         "stride",
         "uses",
     )
@@ -36,6 +37,7 @@ class RemoteCache:
         self.pieces = entry.pieces
         self.stride = entry.stride
         self.epoch = entry.epoch
+        self.placement = Placement(entry.placement)
         self.addresses = array("Q", entry.addresses)
         self.names: set[Name] = set()
         self.uses = 0

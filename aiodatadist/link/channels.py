@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ParamInvalid, ProtocolError
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
+from aiodatadist.values.descriptors import Placement
 from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist.wire.reasons import printable
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.catalogue import RemoteCache
+    from aiodatadist.cache.table import Entry
     from aiodatadist.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,7 @@ class Channels:
         self._name = name
         self._rank = 0
         self._is_rdma = False
+        self._reaches_host = True
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
@@ -144,6 +148,7 @@ class Channels:
         channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
         self._current = LinkChannel(name, channel, epoch, 0)
         self._is_rdma = channel.is_rdma
+        self._reaches_host = channel.reaches_host
 
     @property
     def is_rdma(self) -> bool:
@@ -155,6 +160,18 @@ class Channels:
         if self._current is None:
             raise NotLinked("the link has no channel")
         return self._current
+
+    def check_reaches(self, cache: Entry | RemoteCache, whose: str) -> None:
+        """That the other end of a transfer can be where it is.
+
+        Raises:
+            ParamInvalid: it is in HOST memory, and the link is over HCCS.
+        """
+        if cache.placement is Placement.HOST and not self._reaches_host:
+            raise ParamInvalid(
+                f"cache {cache.cache_id} of {whose} is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only",
+                hint="make that cache with Placement.DEVICE, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
+            )
 
     # ---- transfers ----
 

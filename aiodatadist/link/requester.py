@@ -117,6 +117,7 @@ class Requester:
                 grid = plan(remote, slot)
                 wanted = "open a channel that reaches both caches"
                 link_channel = await session.channels.reach(entry.epoch, remote.epoch)
+                session.channels.check_reaches(remote, f"cluster {session.cluster_id}")
                 if not remote.is_withdrawn:
                     return remote, link_channel, grid
         raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")
@@ -143,6 +144,7 @@ class Requester:
 
     async def _request(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """Until the peer said that it is done, or stopped, the destination is not free."""
+        self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         await self._grant(spec.entry)
         try:
             with self._session.questions.open(spec.message, Pulled) as question:

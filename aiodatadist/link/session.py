@@ -169,7 +169,12 @@ class Session:
         seconds: float,
         stream: str,
     ) -> StreamTransfer:
-        """Hand bytes to the device; the destination is the grid's local side."""
+        """Hand bytes to the device; the destination is the grid's local side.
+
+        Raises:
+            ParamInvalid: the peer's cache is in memory that the link does not reach.
+        """
+        self.channels.check_reaches(remote, f"cluster {self.cluster_id}")
         program = Program()
         if direction == "get":
             link_channel.channel.add_get(program, grid)

@@ -92,9 +92,11 @@ class Channel(ABC):
     Attributes:
         is_rdma: gets and puts are requests in one queue, which any later one starts, from whatever stream: all of one end go
             through one stream, one at a time, and what was stopped half-way is only over when the channel is closed.
+        reaches_host: the peer's HOST memory can be read and written, too; else DEVICE memory only.
     """
 
     is_rdma: bool = False
+    reaches_host: bool = True
 
     @abstractmethod
     def add_get(self, program: Program, grid: Grid) -> None:

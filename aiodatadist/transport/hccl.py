@@ -235,7 +235,7 @@ class HcclTransport(Transport):
         deadline = time.monotonic() + timeout
         config = communicator_config(offer.name, BUFFER_MIB, self.rdma)
         kind = link_kind(self._runtime, offer.endpoints[offer.rank], offer.endpoints[offer.peer_rank])
-        channel = HcclChannel(self.device, comm, offer.peer_rank, is_rdma=kind is LinkKind.ROCE)
+        channel = HcclChannel(self.device, comm, offer.peer_rank, kind)
         with self.device.current():
             try:
                 comm.make(rank_table(offer.endpoints), offer.rank, config)
@@ -259,8 +259,9 @@ class HcclTransport(Transport):
 class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
-    def __init__(self, device: Device, comm: Communicator, peer_rank: int, *, is_rdma: bool = False) -> None:
-        self.is_rdma = is_rdma
+    def __init__(self, device: Device, comm: Communicator, peer_rank: int, kind: LinkKind) -> None:
+        self.is_rdma = kind is LinkKind.ROCE
+        self.reaches_host = kind is not LinkKind.HCCS
         self._device = device
         self._comm = comm
         self._peer_rank = peer_rank
