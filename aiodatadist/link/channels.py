@@ -329,7 +329,7 @@ class Channels:
     async def _close(self, link_channel: LinkChannel) -> None:
         """Off the list when it is closed: what is not closed here is closed with the link."""
         try:
-            with anyio.CancelScope(shield=True):  # closing is not interrupted either way, and transfers wait for its end
+            with anyio.CancelScope(shield=True):  # it is not interrupted either way, and transfers wait for its end
                 await link_channel.channel.aclose()
         except LLMException as error:
             logger.warning("an outdated channel was not closed: %s", error)
