@@ -10,6 +10,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LinkError
 from aiodatadist.testing import Cluster, linked_pair, soft_counters, soft_fault, soft_faults_cleared
+from tests.strict.marks import STRICT
 
 DESC = CacheDesc(4, [16, 256], DataType.DT_UINT8)
 modes = pytest.mark.parametrize("one_sided", [True, False])
@@ -17,8 +18,13 @@ sides = pytest.mark.parametrize("side", ["client", "server"])
 
 
 async def register(cluster: Cluster, fill: int, model_id: int | None = None) -> tuple[Cache, list[Any]]:
-    """A cache of numpy memory: tensor ``t`` is full of ``fill + t``."""
-    arrays = [np.full((16, 256), fill + tensor, np.uint8) for tensor in range(4)]
+    """A cache of numpy arrays, over HCCS in memory of the device's: tensor ``t`` is full of ``fill + t``."""
+    arrays = [np.zeros((16, 256), np.uint8) for _ in range(4)]
+    if STRICT == "hccs":
+        view = np.frombuffer(cluster.datadist.device.allocate(4 * DESC.size).view(), np.uint8)
+        arrays = [view[t * DESC.size :][: DESC.size].reshape(16, 256) for t in range(4)]
+    for tensor, array in enumerate(arrays):
+        array[:] = fill + tensor
     key = None if model_id is None else BlocksCacheKey(cluster.datadist.cluster_id, model_id)
     return await cluster.datadist.cache_manager.register_blocks_cache(DESC, arrays, key), arrays
 

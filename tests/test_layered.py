@@ -39,6 +39,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.device import Program
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared
 from aiodatadist.values.grid import Grid
+from tests.strict.marks import any_memory
 
 LAYERS = 4
 BLOCKS = CacheDesc(2 * LAYERS, [16, 1024], DataType.DT_UINT8)
@@ -220,6 +221,7 @@ async def test_blocks_to_blocks(one_sided: bool, transport: str) -> None:
 
 
 @modes
+@any_memory
 async def test_slots_to_slots(one_sided: bool) -> None:
     async with fan(SLOTS, SLOTS, 2, one_sided) as made:
         before = [made.held(i) for i in range(2)]
@@ -234,6 +236,7 @@ async def test_slots_to_slots(one_sided: bool) -> None:
 
 
 @modes
+@any_memory
 async def test_slots_to_blocks(one_sided: bool) -> None:
     async with fan(SLOTS, BLOCKS, 2, one_sided) as made:
         before = [made.held(i) for i in range(2)]
@@ -1115,6 +1118,7 @@ async def test_a_layer_of_one_is_a_whole_transfer() -> None:
         assert made.held(0) == made.after_blocks(0, before, range(2, 3))
 
 
+@any_memory
 async def test_eighty_layers_to_four() -> None:
     """As many as there are; gated, all recorded by the compute stream."""
     count = 80

@@ -22,6 +22,7 @@ from aiodatadist import (
     Placement,
 )
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
+from tests.strict.marks import any_memory
 
 BLOCKS = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
 SLOTS = CacheDesc(4, [4, 1000], DataType.DT_UINT8)
@@ -92,6 +93,7 @@ async def test_a_size_moves_the_beginning_of_a_slot() -> None:
         assert after[:100] != before[:100]
 
 
+@any_memory
 async def test_a_contiguous_slot_is_cut_into_blocks() -> None:
     contiguous = CacheDesc(2, [3, 2500], DataType.DT_UINT8)
     blocks = CacheDesc(2, [8, 1024], DataType.DT_UINT8)
@@ -116,6 +118,7 @@ async def test_a_contiguous_slot_is_cut_into_blocks() -> None:
                 await manager.pull_blocks(CacheKey(1, 1), target, [], wrong)
 
 
+@any_memory
 async def test_host_memory_and_borrowed_memory_travel_too() -> None:
     desc = CacheDesc(2, [4, 64], DataType.DT_UINT8, Placement.HOST)
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:

@@ -30,6 +30,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
+from tests.strict.marks import any_memory
 from tests.test_pull import BLOCKS, SLOTS, moved
 
 POOL = '{"memory_size": 1048576, "page_shift": 12}'
@@ -136,6 +137,7 @@ async def test_both_ends_need_the_same_mode() -> None:
         assert status is LLMStatusCode.LLM_PARAM_INVALID
 
 
+@any_memory
 async def test_contiguous_slots_become_blocks() -> None:
     contiguous = CacheDesc(2, [3, 2500], DataType.DT_UINT8)
     blocks = CacheDesc(2, [8, 1024], DataType.DT_UINT8)

@@ -16,8 +16,9 @@ from aiodatadist.transport.link_kind import may_use_hccs
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
 
-PAGE = 2 << 20
-"""Bytes. Where links can be over HCCS each tensor starts with a page; else they follow each other."""
+PAGE, HUGE_PAGE = 4096, 2 << 20
+"""Bytes. Where links can be over HCCS each tensor starts with a page, which is a huge one in larger memory; else they follow
+each other."""
 
 
 @dataclass
@@ -43,7 +44,8 @@ class Cluster:
     def _allocate(self, desc: CacheDesc) -> tuple[Memory, list[int]]:
         placement = Placement.DEVICE if desc.placement is Placement.DEVICE else Placement.HOST
         pages = may_use_hccs(self.datadist.device.runtime) and desc.num_tensors > 1
-        apart = -(-desc.size // PAGE) * PAGE if pages else desc.size
+        page = PAGE if (desc.size + PAGE) * desc.num_tensors < HUGE_PAGE else HUGE_PAGE
+        apart = -(-desc.size // page) * page if pages else desc.size
         memory = self.datadist.device.allocate(apart * desc.num_tensors, placement)
         return memory, [memory.address + i * apart for i in range(desc.num_tensors)]
 

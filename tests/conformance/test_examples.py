@@ -42,6 +42,7 @@ from aiodatadist.testing import (
     stamp,
     verify,
 )
+from tests.strict.marks import any_memory
 
 UNSET = 2**64 - 1
 POOL = '{"memory_size": 1048576, "page_shift": 16}'
@@ -181,6 +182,7 @@ async def test_4_a_layer_range_is_whole_layers(one_sided: bool) -> None:
 # ---- 5 to 7: keys ----
 
 
+@any_memory
 async def test_5_memory_goes_back_with_the_last_reference() -> None:
     desc = CacheDesc(2, [2, 1000], DataType.DT_UINT8)
     async with two(one_sided=False, mem_pool_cfg=POOL) as (prompt, decoder):
@@ -360,6 +362,7 @@ async def test_12_who_is_not_linked_and_oneself_are_not_pulled_from(one_sided: b
             await manager.pull_blocks(BlocksCacheKey(2), cache, [0], [0])
 
 
+@any_memory
 async def test_13_an_offset_counts_in_both_slots() -> None:
     async with open_cluster(1) as cluster:
         manager = cluster.datadist.cache_manager
@@ -434,6 +437,7 @@ async def link_both(prompt: Cluster, decoder: Cluster) -> tuple[int, int]:
 
 
 @both_modes
+@any_memory
 async def test_a_whole_exchange_over_a_communicator(one_sided: bool) -> None:
     desc = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
     assert (desc.size, desc.stride) == (2048, 128)

@@ -1,0 +1,14 @@
+"""Tests that do what the vendor's hardware does not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+STRICT = os.environ.get("SOFTNPU_STRICT", "")
+
+any_memory = pytest.mark.skipif(
+    STRICT == "hccs", reason="HCCS: the test's tensors are numpy's, or do not start with a page"
+)
+interruptible = pytest.mark.skipif(STRICT != "", reason="HCCL: waiting for a peer cannot be interrupted")
