@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from aiodatadist import LLMConfig, LLMDataDist, LLMRole, RegisterMemStatus, lega
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.config.llm_config import WITHOUT_EFFECT
 from aiodatadist.testing import linked_pair, open_cluster
-from aiodatadist.transport import hccl
+from aiodatadist.transport.communicator import Communicator
 from tests.test_pull import BLOCKS
 from tests.test_symmetric_links import link_all, settled
 
@@ -29,38 +28,38 @@ GIVEN: dict[str, str | int] = {
 
 
 @pytest.fixture
-def communicators(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+def communicators(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
     """Those of all channels, as they are made."""
-    made: list[Handle] = []
-    init: Callable[..., None] = hccl.HcclChannel.__init__
+    made: list[Communicator] = []
+    make = Communicator.make
 
-    def remember(self: hccl.HcclChannel, device: Any, comm: Handle, peer_rank: int) -> None:
-        made.append((device, comm))
-        init(self, device, comm, peer_rank)
+    def remember(self: Communicator, rank_table: str, rank: int, config: Handle) -> None:
+        make(self, rank_table, rank, config)
+        made.append(self)
 
-    monkeypatch.setattr(hccl.HcclChannel, "__init__", remember)
+    monkeypatch.setattr(Communicator, "make", remember)
     return made
 
 
-def rdma_of(device: Any, comm: Handle) -> tuple[int, int]:
+def rdma_of(communicator: Communicator) -> tuple[int, int]:
     """What softnpu was asked for."""
     found = ffi.new("uint32_t[2]")
-    assert device.runtime.acl.softnpu_comm_rdma(comm, found, found + 1) == 0
+    assert communicator._runtime.acl.softnpu_comm_rdma(communicator.handle, found, found + 1) == 0
     return found[0], found[1]
 
 
-async def test_rdma_options_reach_the_communicators_of_a_link(communicators: list[Handle]) -> None:
+async def test_rdma_options_reach_the_communicators_of_a_link(communicators: list[Communicator]) -> None:
     async with linked_pair(BLOCKS, rdma_traffic_class=64, rdma_service_level=7):
-        assert [rdma_of(*each) for each in communicators] == [(64, 7), (64, 7)]
+        assert [rdma_of(each) for each in communicators] == [(64, 7), (64, 7)]
 
 
 async def test_rdma_is_the_environments_unless_it_is_an_option(
-    communicators: list[Handle], monkeypatch: pytest.MonkeyPatch
+    communicators: list[Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HCCL_RDMA_TC", "252")
     monkeypatch.setenv("HCCL_RDMA_SL", "1")
     async with linked_pair(BLOCKS, rdma_service_level=0):
-        assert [rdma_of(*each) for each in communicators] == [(252, 0), (252, 0)]
+        assert [rdma_of(each) for each in communicators] == [(252, 0), (252, 0)]
 
 
 async def test_rdma_options_reach_the_communicator_in_which_members_meet(monkeypatch: pytest.MonkeyPatch) -> None:
