@@ -173,7 +173,8 @@ async def test_groups_may_be_asked_for_in_another_order() -> None:
         async def both(cluster: Cluster, first: str, second: str) -> None:
             one = asyncio.create_task(cluster.datadist.link(first, ranks, table(2)))
             await asyncio.sleep(0)
-            await asyncio.gather(one, cluster.datadist.link(second, ranks, table(2)))
+            for number in await asyncio.gather(one, cluster.datadist.link(second, ranks, table(2))):
+                assert await settled(cluster, number) is RegisterMemStatus.OK
 
         async with asyncio.timeout(20):
             await asyncio.gather(both(prompt, f"{GROUP} a", f"{GROUP} b"), both(decoder, f"{GROUP} b", f"{GROUP} a"))

@@ -162,7 +162,9 @@ class RankGroups:
             address = (card.host, card.port)
             await self._engine.link(address, card.cluster_id, self._seconds(), self._key(card.secret))
         except LinkError as error:
-            if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
+            if error.status_code is LLMStatusCode.LLM_PROCESSING_LINK:  # another group has the same two members
+                await self._engine.wait_linked(card.cluster_id)
+            elif error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise
 
     def status(self, comm_id: int) -> RegisterMemStatus:

@@ -52,6 +52,11 @@ class TransportContract:
     def transport(self, device: Device) -> Transport:
         """The transport under test."""
 
+    @staticmethod
+    def can_call_off(device: Device) -> bool:
+        """The runtime stops waiting for a peer when it is told so. An NPU does not, nor does strict softnpu."""
+        return device.runtime.is_soft and device.runtime.soft_strictness == 0
+
     @asynccontextmanager
     async def ends(self) -> AsyncIterator[tuple[End, End]]:
         async with await Device.open(0) as first, await Device.open(1) as second:
@@ -150,8 +155,9 @@ class TransportContract:
     async def test_opening_can_be_cancelled_and_begun_again(self, rank: int) -> None:
         async with self.ends() as pair:
             both = offers("contract-cancelled", pair)
+            seconds = 60 if self.can_call_off(pair[rank].device) else 1
             with anyio.fail_after(20), anyio.move_on_after(0.1) as scope:  # a minute, if the wait did not end
-                await pair[rank].transport.open_channel(both[rank], 60)
+                await pair[rank].transport.open_channel(both[rank], seconds)
             assert scope.cancelled_caught
             opened: list[Channel] = []
 
@@ -169,6 +175,6 @@ class TransportContract:
             await mine.transport.register([mine.region])
             await mine.transport.unregister([mine.region])
             with pytest.raises(ParamInvalid):
-                await mine.transport.register([Region(mine.region.address + 64, 128, Placement.DEVICE)])
+                await mine.transport.register([Region(mine.region.address + 4096, 128, Placement.DEVICE)])
             await mine.transport.unregister([mine.region])
-            await mine.transport.register([Region(mine.region.address + 64, 128, Placement.DEVICE)])
+            await mine.transport.register([Region(mine.region.address + 4096, 128, Placement.DEVICE)])

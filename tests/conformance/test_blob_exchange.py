@@ -175,9 +175,11 @@ class TestMissingMembers:
 
                 async def alone() -> None:
                     with scope:
-                        await meet(devices[rank], name, rank, 2, json.dumps(table(2)), b"", LIMIT)
+                        await meet(devices[rank], name, rank, 2, json.dumps(table(2)), b"", limit)
 
                 comms = soft_counters()["comms"]
+                is_free = devices[rank].runtime.soft_strictness == 0
+                limit = LIMIT if is_free else 1.0  # strict softnpu waits until HCCL gives up by itself, as on an NPU
                 task = asyncio.create_task(alone())
                 await waits(comms)
                 began = loop.time()
@@ -186,7 +188,7 @@ class TestMissingMembers:
                 else:
                     scope.cancel()
                 await asyncio.wait([task])
-                assert loop.time() - began < 1
+                assert loop.time() - began < (1 if is_free else LIMIT)
                 assert task.cancelled() == (how == "task")
             assert await meeting(devices, name, 5) == [{1: blob_of(1, 5)}, {0: blob_of(0, 5)}]
 
