@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from array import array
 from collections.abc import AsyncIterator
@@ -34,8 +35,9 @@ class End:
 
 
 def offers(name: str, ends: tuple[End, End]) -> tuple[ChannelOffer, ChannelOffer]:
+    """Of this process's own: names are the whole machine's, on which other processes run the same."""
     both = (ends[0].transport.endpoint, ends[1].transport.endpoint)
-    return ChannelOffer(name, 0, both), ChannelOffer(name, 1, both)
+    return ChannelOffer(f"{name}-{os.getpid()}", 0, both), ChannelOffer(f"{name}-{os.getpid()}", 1, both)
 
 
 def grid(local: End, remote: End, pairs: list[tuple[int, int]], nbytes: int) -> Grid:
