@@ -144,6 +144,8 @@ class HcclTransport(Transport):
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
         if may_use_hccs(self._runtime):
             self._check_pages([region for region in fresh if region.placement is Placement.DEVICE])
+        if not self._runtime.is_soft:
+            self._look_at_host([region for region in fresh if region.placement is Placement.HOST])
         handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
         self._regions.update({region: (handle, 0) for region, handle in handles.items()})
         self.epoch += bool(handles)
@@ -165,6 +167,17 @@ class HcclTransport(Transport):
                     f"{region.nbytes} bytes of DEVICE memory at {region.address:#x} start {past} bytes behind the start of a "
                     f"page of {page or HUGE_PAGE}: over HCCS every tensor has to start with a page",
                     hint="align each tensor to 2 MiB, take memory of a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
+                )
+
+    def _look_at_host(self, regions: list[Region]) -> None:
+        """Whether the driver registers ordinary memory of the host is not known: say so while the caller is here."""
+        places = self.device.placements_of(region.address for region in regions)
+        for region, place in zip(regions, places, strict=True):
+            if place is not Placement.HOST:
+                logger.warning(
+                    "%d bytes of HOST memory at %#x are not from aclrtMallocHost: because of them links over RoCE may fail",
+                    region.nbytes,
+                    region.address,
                 )
 
     def _register_all(self, regions: list[Region]) -> dict[Region, Handle]:

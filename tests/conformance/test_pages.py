@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodatadist import (
@@ -19,6 +20,8 @@ from aiodatadist import (
     ParamInvalid,
     Placement,
 )
+from aiodatadist.device import Device
+from aiodatadist.transport import Region, open_transport
 
 PAGE = 2 << 20
 DESC = CacheDesc(1, [4, 1024], DataType.DT_UINT8)
@@ -76,6 +79,25 @@ async def test_memory_that_does_not_start_with_a_page(strict: str, refused: set[
     out, _ = await process.communicate()
     assert process.returncode == 0
     assert out.decode().splitlines() == [REFUSED if i in refused else "taken" for i in range(9)]
+
+
+@pytest.mark.usefixtures("no_leaks")
+async def test_host_memory_that_is_not_the_runtimes_is_warned_of_on_an_npu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ordinary = np.zeros(65536, np.uint8)
+    async with await Device.open(0) as device:
+        transport = open_transport("hccl", device)
+        pinned = device.allocate(65536, Placement.HOST)
+        with monkeypatch.context() as patch:
+            patch.setattr(device.runtime, "name", "ascend")
+            for address in (pinned.address, ordinary.ctypes.data):
+                await transport.register([Region(address, 65536, Placement.HOST)])
+            await transport.aclose()
+    assert caplog.messages == [
+        f"65536 bytes of HOST memory at {ordinary.ctypes.data:#x} are not from aclrtMallocHost: because of them links over "
+        "RoCE may fail"
+    ]
 
 
 if __name__ == "__main__":
