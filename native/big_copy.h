@@ -2,8 +2,9 @@
 #pragma once
 #include <stddef.h>
 
-/* From this many bytes in all it is faster than memcpy, on x86-64. Elsewhere it is memcpy. */
-#define BIG_COPY_WORTH ((size_t)2 << 20)
+/* From this many bytes in all it is faster than memcpy, on x86-64. Elsewhere it is memcpy. A ring's batch of 64 blocks of 8 KiB
+ * is that much: it is one of many. */
+#define BIG_COPY_WORTH ((size_t)500 << 10)
 
 /* memcpy of one range. `next`: where the range after it will be read from, or NULL. The bytes are there for other threads
  * when this returns, as with memcpy.                                                                                */
