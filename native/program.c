@@ -3,8 +3,13 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
-enum { BATCH = 256 };                     /* descriptors per HcclBatchGet/Put: the vendor's limit */
+/* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 260 under
+ * way at most: two windows of two batches, and the fenced read that ends each batch. HCCL takes batches of up to 256 ranges,
+ * the vendor's own engine makes them of 64. */
+enum { WINDOWS = 2, WINDOW_RANGES = 128, BATCH = 64, HOST_BATCH = 256 };
+enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 
 /* ---- a device's stream, and two events of it ---- */
 
@@ -130,7 +135,7 @@ bool program_init(program *p, const ring_stream *on, uint64_t id, const ring_ste
     p->layers = layers;
     p->count = count;
     p->timeout_ms = timeout_ms;
-    p->may_run_inline = on->options.inline_bytes && !waits && ranges <= BATCH && total <= on->options.inline_bytes &&
+    p->may_run_inline = on->options.inline_bytes && !waits && ranges <= WINDOWS * WINDOW_RANGES && total <= on->options.inline_bytes &&
                         total <= on->options.window_bytes;   /* a second window would wait for the first */
     p->done.id = id;
     p->done.submitted_ns = ring_now_ns();
@@ -163,6 +168,14 @@ static bool check(ring_stream *on, program *p, aclError code)
     return code == ACL_SUCCESS;
 }
 
+/* The same of a call that tells of work: of this stream's, or that of another stream in the same context. */
+static bool check_work(ring_stream *on, program *p, aclError code)
+{
+    if (code != ACL_SUCCESS)
+        end_as(on, p, RING_FAILED, RING_WORK, code);
+    return code == ACL_SUCCESS;
+}
+
 /* ---- waiting for the device ---- */
 
 static int32_t ms_until(int64_t ns, int32_t most)
@@ -187,28 +200,59 @@ static void watch_time(ring_stream *on, program *p, aclError code)
         end_as(on, p, RING_TIMED_OUT, RING_ACL, code);
 }
 
-/* Waits for the event, or for the whole stream; false: the program ended otherwise. A call into the vendor's library
- * cannot be interrupted, so it is made in slices: only a transfer that makes no progress ever sees the end of one.  */
+/* Is the event, or the whole stream, complete? This tells nothing of work that failed. */
+static bool is_complete(ring_stream *on, program *p, aclrtEvent event)
+{
+    aclrtEventRecordedStatus recorded = ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
+    if (!check(on, p, event ? on->driver.query_event(event, &recorded) : on->driver.query_stream(on->stream, &status)))
+        return false;
+    return event ? recorded == ACL_EVENT_RECORDED_STATUS_COMPLETE : status == ACL_STREAM_STATUS_COMPLETE;
+}
+
+/* Asks, with naps of a sixteenth of what it has waited: so much later it is heard of at most. */
+static bool ask_until_complete(ring_stream *on, program *p, aclrtEvent event)
+{
+    enum { SHORTEST_NS = 50000, LONGEST_NS = 10000000 };
+    for (int64_t began = ring_now_ns(); !is_complete(on, p, event);) {
+        watch_time(on, p, event ? ACL_ERROR_RT_EVENT_SYNC_TIMEOUT : ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+        if (p->done.state != RING_DONE)
+            return false;
+        int64_t nap = (ring_now_ns() - began) / 16;
+        nap = nap < SHORTEST_NS ? SHORTEST_NS : nap > LONGEST_NS ? LONGEST_NS : nap;
+        nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+    }
+    return true;
+}
+
+/* Waits for the event, or for the whole stream; false: the program ended otherwise. A call that waits can neither be
+ * interrupted nor run out of time without an error record at the vendor. So it is made for what should be done in a moment;
+ * a program behind a gate, or one that stood still for longer, is asked whether it is complete. */
 static bool await_device(ring_stream *on, program *p, aclrtEvent event)
 {
-    enum { SLICE_MS = 20 };
-    while (p->done.state == RING_DONE) {
-        int32_t ms = ms_until(p->deadline_ns, SLICE_MS);
+    enum { MOMENT_MS = 20 };
+    while (p->done.state == RING_DONE && ((!p->is_gated && !p->stood_still) || ask_until_complete(on, p, event))) {
+        int32_t ms = ms_until(p->deadline_ns, MOMENT_MS);
         aclError code = event ? on->driver.sync_event(event, ms) : on->driver.sync_stream(on->stream, ms);
-        if (code != ACL_ERROR_RT_EVENT_SYNC_TIMEOUT && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
-            return check(on, p, code);
+        if (code != ACL_ERROR_RT_EVENT_SYNC_TIMEOUT && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT) {
+            p->is_gated = false;
+            return check_work(on, p, code);
+        }
+        p->stood_still = true;
+        on->driver.recent_error();        /* that it took longer is not news */
         watch_time(on, p, code);
-        on->driver.recent_error();        /* the slice's own timeout is not news */
     }
     return false;
 }
 
-/* Waits for all that this program gave to the stream. */
+/* Waits for all that this program gave to the stream. Only here is it known that it has landed: synchronizing a stream
+ * tells of work that failed, and neither an event nor a query does. */
 static bool drain(ring_stream *on, program *p)
 {
     if (p->on_stream && !await_device(on, p, NULL))
         return false;
     p->on_stream = p->requested = false;
+    p->windows = 0;
     p->done.bytes = p->issued;
     return true;
 }
@@ -223,12 +267,24 @@ static bool is_quiet(ring_stream *on)
     return code == ACL_SUCCESS;
 }
 
+/* It may take its own time, which begins now. Where it is refused the work may still end by itself. */
+static void abort_stream(ring_stream *on, program *p)
+{
+    on->driver.recent_error();
+    p->aborting = true;
+    p->deadline_ns = ring_after_ns(on->options.abort_ms);
+    p->done.abort_code = on->driver.abort_stream(on->stream);
+    const char *words = p->done.abort_code ? on->driver.recent_error() : NULL;
+    if (words && !p->done.message[0])
+        snprintf(p->done.message, sizeof p->done.message, "%s", words);
+}
+
 /* After a failure work may still be under way. Nothing of it may touch memory once the program is complete. */
 static void quiesce(ring_stream *on, program *p)
 {
     bool overdue = p->done.state == RING_TIMED_OUT || p->done.state == RING_CANCELLED;
     if (overdue || !is_quiet(on)) {
-        on->driver.abort_stream(on->stream);
+        abort_stream(on, p);
         if (!is_quiet(on))
             p->done.state = RING_STUCK;
     }
@@ -264,35 +320,30 @@ static void pass(ring_stream *on, program *p, uint32_t layers)
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(ring_stream *on, program *p)
 {
-    aclrtStreamStatus status;
-    uint32_t now = p->windows++ & 1;
-    p->on_stream = true;
-    p->fenced[now] = p->issued;
-    p->fenced_layers[now] = p->sent;
-    if (!check(on, p, on->driver.record_event(on->window[now], on->stream)))
-        return;
-    if (p->windows >= 2) {
-        if (!await_device(on, p, on->window[!now]))
-            return;
-        /* An event comes also after copies that failed; the query tells of those. */
-        if (!check(on, p, on->driver.query_stream(on->stream, &status)))
-            return;
-        p->done.bytes = p->fenced[!now];
-        pass(on, p, p->fenced_layers[!now]);
+    p->window_start = p->issued;
+    p->window_ranges = 0;
+    if (!p->on_stream || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes) {
+        drain(on, p);
+    } else if (check(on, p, on->driver.record_event(on->window[p->windows % WINDOWS], on->stream))) {
+        p->windows++;
+        if (p->windows >= WINDOWS)
+            await_device(on, p, on->window[p->windows % WINDOWS]);
     }
     watch_time(on, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
 }
 
-/* The next range of the grid, at most `most` bytes of it; neighbours on both sides are one. */
-static bool next_range(const ring_grid *g, cursor *c, uint64_t most, HcclOneSideOpDesc *range)
+static bool has_range(const ring_grid *g, const cursor *c)
 {
-    if (c->tensor >= g->tensors || g->blocks == 0)
-        return false;
+    return c->tensor < g->tensors && g->blocks;
+}
+
+/* The next range of the grid, at most `most` bytes of it; neighbours on both sides are one. */
+static HcclOneSideOpDesc next_range(const ring_grid *g, cursor *c, uint64_t most)
+{
     uint32_t i = c->block, last = g->blocks - 1;
     uint64_t block = i == last ? g->tail : g->bytes, bytes = block - c->offset;
-    range->localAddr = (void *)(g->local[c->tensor] + g->local_index[i] * g->local_stride + c->offset);
-    range->remoteAddr = (void *)(g->remote[c->tensor] + g->remote_index[i] * g->remote_stride + c->offset);
-    range->dataType = HCCL_DATA_TYPE_UINT8;
+    void *local = (void *)(g->local[c->tensor] + g->local_index[i] * g->local_stride + c->offset);
+    void *remote = (void *)(g->remote[c->tensor] + g->remote_index[i] * g->remote_stride + c->offset);
     bool dense = g->bytes == g->local_stride && g->bytes == g->remote_stride;
     while (dense && i < last && bytes < most && g->local_index[i + 1] == g->local_index[i] + 1 &&
            g->remote_index[i + 1] == g->remote_index[i] + 1) {
@@ -301,14 +352,13 @@ static bool next_range(const ring_grid *g, cursor *c, uint64_t most, HcclOneSide
         bytes += block;
     }
     uint64_t over = bytes > most ? bytes - most : 0;    /* of the last block; it is where the next range begins */
-    range->count = bytes - over;
     c->block = over ? i : i + 1;
     c->offset = over ? block - over : 0;
     if (c->block == g->blocks) {
         c->block = 0;
         c->tensor++;
     }
-    return true;
+    return (HcclOneSideOpDesc){.localAddr = local, .remoteAddr = remote, .count = bytes - over, .dataType = HCCL_DATA_TYPE_UINT8};
 }
 
 /* `total`: bytes that the ranges are a part of */
@@ -336,32 +386,34 @@ static bool issue_ranges(ring_stream *on, program *p, const ring_step *s, HcclOn
 /* The tensors from `first` to before `stop`. false: stopped before the last range */
 static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint32_t first, uint32_t stop)
 {
-    HcclOneSideOpDesc batch[BATCH];
+    HcclOneSideOpDesc batch[HOST_BATCH];
     ring_grid part = s->grid;
     part.tensors = stop;
-    uint32_t n = 0, most = s->op == RING_COPY && !is_host_copy(s) ? 1 : BATCH;
+    bool is_host = is_host_copy(s);
+    uint32_t n = 0, most = is_host ? HOST_BATCH : s->op == RING_COPY ? 1 : BATCH;
     uint64_t bytes = 0, total = s->grid.bytes * s->grid.blocks * (stop - first);   /* of the batch; about, of all */
     cursor at = {.tensor = first};
-    if (is_host_copy(s) && !drain(on, p))  /* it would overtake what came before it */
+    if (is_host && !drain(on, p))          /* it would overtake what came before it */
         return false;
     while (goes_on(p)) {
-        uint64_t room = on->options.window_bytes - (p->issued - p->fenced[(p->windows + 1) & 1]);
-        bool more = next_range(&part, &at, room - bytes, &batch[n]);
-        if (more)
-            bytes += batch[n++].count;
-        bool full = bytes == room;
+        uint64_t room = on->options.window_bytes - (p->issued - p->window_start);
+        bool more = has_range(&part, &at), full = bytes == room || (!is_host && p->window_ranges + n == WINDOW_RANGES);
         if (n && (n == most || full || !more)) {
             if (!issue_ranges(on, p, s, batch, n, total))
                 return false;
             p->issued += bytes;
+            p->window_ranges += is_host ? 0 : n;
             p->done.ranges += n;
             n = 0;
             bytes = 0;
-        }
-        if (full && goes_on(p))
-            fence(on, p);
-        if (!more)
+        } else if (!more) {
             return true;
+        } else if (full) {
+            fence(on, p);
+        } else {
+            batch[n] = next_range(&part, &at, room - bytes);
+            bytes += batch[n++].count;
+        }
     }
     return false;
 }
@@ -383,10 +435,21 @@ static bool wait_for_gates(ring_stream *on, program *p, const ring_layers *l, ui
 {
     enum { FOR_EVER = 0 };
     p->on_stream |= l->gates != NULL;
+    p->is_gated |= l->gates != NULL;
     for (uint32_t i = first; l->gates && i < stop; i++)
         if (!check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)))
             return false;
     return true;
+}
+
+/* The next group is not issued before this one is known to have landed: behind its gate the stream could not be asked. */
+static bool land(ring_stream *on, program *p)
+{
+    if (!drain(on, p))
+        return false;
+    pass(on, p, p->sent);
+    watch_time(on, p, ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+    return goes_on(p);
 }
 
 static bool issue_layers(ring_stream *on, program *p, const ring_step *s)
@@ -398,8 +461,7 @@ static bool issue_layers(ring_stream *on, program *p, const ring_step *s)
         if (!wait_for_gates(on, p, l, first, stop) || !issue_tensors(on, p, s, first * l->tensors, stop * l->tensors))
             return false;
         p->sent = stop;
-        fence(on, p);
-        if (!goes_on(p))
+        if (stop < count && !land(on, p))
             return false;
     }
     return true;
@@ -410,6 +472,7 @@ static bool issue_step(ring_stream *on, program *p, const ring_step *s)
     if (moves_bytes(s))
         return s->layers ? issue_layers(on, p, s) : issue_tensors(on, p, s, 0, s->grid.tensors);
     p->on_stream = true;
+    p->is_gated |= s->op == RING_WAIT;
     return check(on, p, s->op == RING_WAIT ? wait_for(on, s) : record(on, s));
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -100,15 +101,28 @@ static void finish_running(ring *r, ring_entry *e)
     pthread_cond_broadcast(&r->idle);
 }
 
-static void cancel_queued(ring *r, ring_entry *e)
+static void end_queued(ring *r, ring_entry *e, int32_t state)
 {
-    program_refuse(&e->program, RING_CANCELLED);
+    program_refuse(&e->program, state);
     complete(r, e);
 }
 
 static void cancel_running(ring *r)
 {
-    atomic_store_explicit(&r->running->program.cancelled, true, memory_order_relaxed);
+    program *p = &r->running->program;
+    p->cancelled_ns = p->cancelled_ns ? p->cancelled_ns : ring_now_ns();
+    atomic_store_explicit(&p->cancelled, true, memory_order_relaxed);
+}
+
+/* When the running program has to have ended: at its time limit or after a cancellation, and the device let go. */
+static int64_t running_is_due(const ring *r)
+{
+    const program *p = &r->running->program;
+    const ring_options *o = &r->stream.options;
+    int64_t due = p->deadline_ns ? p->deadline_ns : ring_after_ns(p->timeout_ms), patience = (o->patience_ms ? o->patience_ms : o->grace_ms) * 1000000;
+    if (p->cancelled_ns && !p->aborting && p->cancelled_ns + patience < due)
+        due = p->cancelled_ns + patience;
+    return due + 3 * o->grace_ms * 1000000;
 }
 
 /* ---- the worker ---- */
@@ -124,6 +138,7 @@ static ring_entry *next_work(ring *r)
 static void *work(void *arg)
 {
     ring *r = arg;
+    prctl(PR_SET_TIMERSLACK, 1000ul, 0, 0, 0);   /* ns: short naps are as short as they say */
     pthread_mutex_lock(&r->lock);
     for (;;) {
         ring_entry *e = next_work(r);
@@ -227,7 +242,7 @@ int ring_cancel(ring *r, uint64_t id)
             e = e->next;
         if (e) {
             list_remove(&r->queued, e);
-            cancel_queued(r, e);
+            end_queued(r, e, RING_CANCELLED);
         }
     }
     pthread_mutex_unlock(&r->lock);
@@ -248,6 +263,24 @@ uint32_t ring_watch(ring *r, uint64_t id)
     }
     pthread_mutex_unlock(&r->lock);
     return landed;
+}
+
+uint64_t ring_overdue(ring *r, int64_t *left_ms)
+{
+    uint64_t id = 0;
+    pthread_mutex_lock(&r->lock);
+    ring_entry *e = r->running ? r->running : r->queued.first;
+    *left_ms = e ? e->program.timeout_ms : -1;
+    if (r->running) {
+        int64_t left = running_is_due(r) - ring_now_ns();
+        *left_ms = left > 0 ? left / 1000000 + 1 : 0;
+        id = left > 0 ? 0 : e->program.done.id;
+    }
+    r->stuck |= id != 0;
+    for (; id && (e = list_pop(&r->queued));)
+        end_queued(r, e, RING_REFUSED);
+    pthread_mutex_unlock(&r->lock);
+    return id;
 }
 
 /* Layers of the running program that have landed, if that is news; else 0. */
@@ -326,7 +359,8 @@ static void ring_destroy(ring *r)
 int ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out)
 {
     if (!driver || !options || !out || options->depth == 0 || options->window_bytes == 0 ||
-        options->grace_ms <= 0 || options->grace_ms > INT32_MAX || options->patience_ms < 0 || options->patience_ms > INT32_MAX)
+        options->grace_ms <= 0 || options->grace_ms > INT32_MAX || options->patience_ms < 0 || options->patience_ms > INT32_MAX ||
+        options->abort_ms < 0 || options->abort_ms > INT32_MAX)
         return ACL_ERROR_INVALID_PARAM;
     ring *r = calloc(1, sizeof *r + options->depth * sizeof(ring_entry));
     if (!r)
@@ -343,20 +377,30 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     return ACL_SUCCESS;
 }
 
+/* Locked. Until nothing runs, or a while; false: it is past the end, or what runs is overdue. */
+static bool await_idle(ring *r, int64_t end)
+{
+    int64_t due = running_is_due(r);
+    int64_t ns = due < end ? due : end;
+    struct timespec until = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    if (ring_now_ns() >= ns)
+        return false;
+    pthread_cond_timedwait(&r->idle, &r->lock, &until);
+    return true;
+}
+
 int ring_close(ring *r, int64_t timeout_ms)
 {
     int64_t end = ring_after_ns(timeout_ms);
-    struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
     pthread_mutex_lock(&r->lock);
     r->closing = true;
     for (ring_entry *e; (e = list_pop(&r->queued));)
-        cancel_queued(r, e);
+        end_queued(r, e, RING_CANCELLED);
     if (r->running)
         cancel_running(r);
     pthread_cond_signal(&r->wake);
-    int waited = 0;
-    while (r->running && waited != ETIMEDOUT)
-        waited = pthread_cond_timedwait(&r->idle, &r->lock, &until);
+    while (r->running && await_idle(r, end))
+        ;
     bool running = r->running != NULL, stuck = r->stuck, join = r->has_worker && !running;
     if (join)
         r->has_worker = false;

@@ -8,9 +8,17 @@
  *
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
  * completions have been reaped.
- * Ranges are handed to the device in windows, two of them at a time: so a cancelled program stops after at most two
- * windows, and bytes known to have landed can be counted. A program that misses its time limit is aborted; the limit
- * counts from when the program begins to run, and again from each group of layers that has landed.
+ * Ranges are handed to the device in windows, two of them at a time, of so many bytes and at most 128 ranges: so a cancelled
+ * program stops after at most two windows, and no call has to wait for room in a connection's queue, not behind a shut gate
+ * either. A program that misses its time limit is aborted; the limit counts from when the program begins to run, and again
+ * from each group of layers that has landed.
+ *
+ * What is said to have landed has: only synchronizing the stream tells of work that failed. Bytes are known to have landed
+ * at the end and, in a long program, every 16 windows; layers when their group has, and the next group is issued then.
+ * A failure that is told so may be that of another stream of the same context: the vendor does not tell them apart.
+ *
+ * A wait that runs out of time is an error record at the vendor. A program that waits for a gate or an event is asked for
+ * instead, with naps of a sixteenth of what it has waited, 10 ms at most; any other is after its first 20 ms of standing still.
  *
  * A step may move its grid layer by layer, each behind a gate on the device. Who wants to know how far it is asks with
  * ring_watch(): from then on the eventfd becomes readable when more layers have landed, and ring_reap() gives a completion
@@ -21,6 +29,7 @@
  *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
  *   ring_cancel           any thread               no
  *   ring_watch            any thread               no
+ *   ring_overdue          any thread               no
  *   ring_reap, ring_fd    one thread at a time     no
  *   ring_close            any thread, until it     until the running program let go, at most timeout_ms
  *                         gave 0
@@ -29,7 +38,10 @@
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
  * for ever: the ring cannot know when the device will let go of it. The ring is of no more use: what comes behind is refused as
- * RING_REFUSED, because nothing of it was handed to the device.                                      */
+ * RING_REFUSED, because nothing of it was handed to the device.
+ *
+ * A call of the vendor's that does not return holds the worker, and no completion comes: ring_overdue() says so when the time
+ * limit or the patience, the abort's own time and three times the grace have passed. The program counts as stuck then.  */
 #pragma once
 #include "acl.h"
 #include "hccl.h"
@@ -46,6 +58,7 @@ typedef struct ring_driver {
     aclError (*abort_stream)(aclrtStream);
     aclError (*sync_stream)(aclrtStream, int32_t);
     aclError (*query_stream)(aclrtStream, aclrtStreamStatus *);
+    aclError (*query_event)(aclrtEvent, aclrtEventRecordedStatus *);
     aclError (*wait_event)(aclrtStream, aclrtEvent);
     aclError (*create_event)(aclrtEvent *, uint32_t);
     aclError (*destroy_event)(aclrtEvent);
@@ -66,6 +79,7 @@ typedef struct ring_options {
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
     int64_t  grace_ms;                    /* for the device to let go after an abort */
     int64_t  patience_ms;                 /* from a cancellation to the abort; 0: as long as the grace */
+    int64_t  abort_ms;                    /* that the call which aborts may take: no less than 15, at the vendor */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;
@@ -96,11 +110,12 @@ typedef struct ring_step {
 } ring_step;
 
 enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY };
-enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL };
+enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL, RING_WORK };    /* WORK: an ACL code, told by waiting for the stream */
 typedef struct ring_completion {
     uint64_t id;
     int32_t  state;
     int32_t  origin, code;                /* which library refused, and its code */
+    int32_t  abort_code;                  /* what the abort gave, if there was one */
     uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: layers landed */
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
     uint32_t unclean;                     /* 1: gets or puts may be left in the communicator: over RDMA they are carried out
@@ -114,6 +129,9 @@ int  ring_open(const ring_driver *driver, aclrtContext context, const ring_optio
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
+/* Has the running program no end although it had all its time? Then its id, and it is stuck: what is queued is refused. Else 0,
+ * and in how many milliseconds to ask again; -1: nothing is under way. */
+uint64_t ring_overdue(ring *r, int64_t *left_ms);
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);               /* readable when ring_reap() has something to tell; now and then when it has not */
 int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */

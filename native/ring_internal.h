@@ -11,7 +11,7 @@ typedef struct ring_stream {
     ring_options options;
     aclrtContext context;
     aclrtStream stream;
-    aclrtEvent window[2];                 /* the end of the window before last, and of the last one */
+    aclrtEvent window[2];                 /* the ends of the last two windows, in turns */
     int fd;                               /* the ring's: written when layers of a watched program have landed */
 } ring_stream;
 
@@ -28,14 +28,19 @@ typedef struct program {
     ring_completion done;                 /* filled as it goes */
     /* while it runs */
     uint32_t step;
-    int64_t deadline_ns;
+    _Atomic int64_t deadline_ns;          /* the worker's; ring_overdue() reads it */
+    atomic_bool aborting;                 /* the deadline is that of the abort */
+    int64_t cancelled_ns;                 /* when it was; the ring's lock guards it */
     bool stopping;                        /* the deadline is that of a cancellation */
     bool on_stream;                       /* something of it may be on the device's stream */
     bool requested;                       /* gets or puts of it were handed to a communicator, and are not known to be over */
-    uint64_t issued, fenced[2];           /* bytes handed over: in all, and at the last two window ends */
-    uint32_t windows;
+    bool is_gated;                        /* it waits for others: for a gate, or an event */
+    bool stood_still;                     /* something of it took longer than a moment */
+    uint64_t issued, window_start;        /* bytes handed over: in all, and before this window */
+    uint32_t window_ranges;               /* in this window, on the device */
+    uint32_t windows;                     /* closed, since all of it was known to have landed */
     const ring_layers *layers;            /* of the step that has some */
-    uint32_t sent, fenced_layers[2];      /* layers handed over: in all, and at the last two window ends */
+    uint32_t sent;                        /* layers handed over */
     atomic_uint landed;                   /* layers */
     atomic_bool watched;
     uint32_t told;                        /* how many landed layers the ring has told; its lock guards it */

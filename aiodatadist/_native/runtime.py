@@ -112,16 +112,31 @@ def completion_error(completion: Any) -> LLMException:
     if completion.state == ring.RING_REFUSED:
         return DeviceError("not begun: the device holds on to an earlier transfer of this stream")
     if completion.state == ring.RING_STUCK:
-        cause = f" (it began with {completion.code}: {words})" if completion.code else ""
-        return StuckError(f"the device did not let go of the transfer's memory, not even after an abort{cause}")
+        return StuckError(_why_stuck(completion, words))
     if completion.state == ring.RING_TIMED_OUT:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")
     make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
-    error = make(f"step {completion.step} of the transfer", completion.code, words)
+    what = f"step {completion.step} of the transfer"
+    if completion.origin == ring.RING_WORK:
+        what = f"waiting for {what}, or for other work in the same device context,"
+    error = make(what, completion.code, words)
     if isinstance(error, ParamInvalid):  # of the device, not of the caller: something may have been moved
         return TransferError(*error.args, status_code=error.status_code)
     return error
+
+
+def _why_stuck(completion: Any, words: str) -> str:
+    text = "the device did not let go of the transfer's memory, not even after an abort"
+    if completion.abort_code:
+        text = (
+            f"the device did not let go of the transfer's memory, and aclrtStreamAbort returned {completion.abort_code}"
+        )
+    if completion.abort_code in ACL_UNSUPPORTED:
+        text += " (this chip cannot abort a stream; A2, A3 and 950 can)"
+    if completion.code:
+        return f"{text} (it began with {completion.code}: {words})"
+    return f"{text}: {words}" if words else text
 
 
 def decode(text: Any) -> str:
@@ -248,7 +263,7 @@ class Runtime:
             "set_context": "aclrtSetCurrentContext", "get_context": "aclrtGetCurrentContext",
             "create_stream": "aclrtCreateStreamWithConfig", "destroy_stream": "aclrtDestroyStream",
             "abort_stream": "aclrtStreamAbort", "sync_stream": "aclrtSynchronizeStreamWithTimeout",
-            "query_stream": "aclrtStreamQuery", "wait_event": "aclrtStreamWaitEvent",
+            "query_stream": "aclrtStreamQuery", "query_event": "aclrtQueryEventStatus", "wait_event": "aclrtStreamWaitEvent",
             "create_event": "aclrtCreateEventExWithFlag", "destroy_event": "aclrtDestroyEvent",
             "record_event": "aclrtRecordEvent", "sync_event": "aclrtSynchronizeEventWithTimeout",
             "copy_async": "aclrtMemcpyAsync", "recent_error": "aclGetRecentErrMsg",

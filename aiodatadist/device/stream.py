@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import resource
 import warnings
@@ -37,10 +38,12 @@ class StreamLimits:
 
     Attributes:
         depth: programs handed to C at a time; more wait in Python.
-        window: bytes given to the device between two looks at the cancel flag. 8 MiB is about 1 ms at memory speed.
+        window: bytes given to the device between two looks at the cancel flag, or 128 ranges if they have fewer bytes; two
+            windows are under way at a time. 8 MiB is about 1 ms at memory speed.
         inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
             costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
         patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25 Gbit/s.
+        abort: seconds that the abort may take: 15 ms at least on an NPU, and a minute at most.
         grace: seconds that the device has for letting go after an abort.
     """
 
@@ -48,7 +51,13 @@ class StreamLimits:
     window: int = 8 << 20
     inline: int = 256 << 10
     patience: float = 0.03
+    abort: float = 60.0
     grace: float = 1.0
+
+    @property
+    def quiesce(self) -> float:
+        """Seconds from a cancellation or a time limit until it is known that no byte can land, or that it is not known."""
+        return self.patience + self.abort + 4 * self.grace  # C: three times the grace behind the rest
 
 
 CLEAN_SECONDS = 60.0
@@ -81,8 +90,7 @@ class StreamTransfer(TransferCompletion):
 
     @property
     def quiesce_seconds(self) -> float:
-        cleaning = 0.0 if self._clean is None else CLEAN_SECONDS
-        return 3 * self._stream.limits.grace + cleaning  # C answers within patience and grace
+        return self._stream.limits.quiesce + (0.0 if self._clean is None else CLEAN_SECONDS)
 
     def holds_loop(self) -> bool:
         return self._stream.loop_time.is_over
@@ -151,6 +159,9 @@ class Stream:
         self._pending: dict[int, StreamTransfer] = {}
         self._backlog: deque[tuple[StreamTransfer, int]] = deque()
         self._ran = ffi.new("ring_completion *")
+        self._left = ffi.new("int64_t *")
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self._reaped = ffi.new("ring_completion *")
         self._ring = self._open(context)
         self._closed = False
@@ -165,6 +176,7 @@ class Stream:
         options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
         options.grace_ms = max(1, round(self.limits.grace * 1000))
         options.patience_ms = max(1, round(self.limits.patience * 1000))
+        options.abort_ms = max(1, round(self.limits.abort * 1000))
         out = ffi.new("ring **")
         self._runtime.recent_words()  # those of an earlier call explain nothing here
         if code := ring.ring_open(self._runtime.ring_driver, context, options, out):
@@ -222,6 +234,7 @@ class Stream:
             transfer._complete(ran)
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
+            self._look_within(timeout_ms / 1000 + 3 * self.limits.grace)
             if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog
                 transfer._pass(landed)
         elif status == ring.RING_FULL:
@@ -239,6 +252,7 @@ class Stream:
 
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
+            self._look_within(self.limits.patience + 3 * self.limits.grace)
             return bool(ring.ring_cancel(self._ring, transfer._id))
         if transfer._is_cleaned:
             return True
@@ -258,10 +272,13 @@ class Stream:
         completion = self._reaped
         while ring.ring_reap(self._ring, completion, 1):
             if completion.state == ring.RING_UNDER_WAY:
-                self._pending[completion.id]._pass(completion.step)
-            elif (transfer := self._pending.pop(completion.id, None)) is not None:
+                if (transfer := self._pending.get(completion.id)) is not None:
+                    transfer._pass(completion.step)
+            elif (transfer := self._pending.pop(completion.id, None)) is not None:  # else it was overdue, and is stuck
                 transfer._complete(completion)
         self._start_waiting()
+        if self._pending and not self._closed:
+            self._look()
 
     def _start_waiting(self) -> None:
         while self._backlog and not self._closed and not self._holds:
@@ -274,6 +291,32 @@ class Stream:
             except LLMException as error:
                 transfer._finish(TransferState.FAILED, error)
 
+    def _look_within(self, seconds: float) -> None:
+        """Look for a program that is overdue, so many seconds from now at the latest."""
+        when = self._loop.time() + seconds
+        if when < self._alarm_at:
+            self._silence()
+            self._alarm_at = when
+            self._alarm = self._loop.call_at(when, self._wake)
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_at = None, math.inf
+
+    def _wake(self) -> None:
+        self._alarm, self._alarm_at = None, math.inf
+        self._look()
+
+    def _look(self) -> None:
+        """A call of the vendor's that does not return holds the worker: the transfer ends all the same, as stuck, and those
+        behind it as not begun. Nothing says when the device lets go of its memory."""
+        number = ring.ring_overdue(self._ring, self._left)
+        if (transfer := self._pending.pop(number, None)) is not None:
+            transfer.stick(StuckError("a call of the device's library has not returned in time"))
+        elif self._left[0] >= 0:
+            self._look_within(self._left[0] / 1000)
+
     async def aclose(self) -> None:
         """Cancel what is left, wait until the device let go, give the stream back. May be called twice.
 
@@ -285,8 +328,9 @@ class Stream:
         self._closed = True
         while self._backlog:
             self._backlog.popleft()[0]._finish(TransferState.CANCELLED, None)
+        self._silence()
         self._loop.remove_reader(ring.ring_fd(self._ring))
-        wait_ms = round(3000 * self.limits.grace)
+        wait_ms = round(1000 * self.limits.quiesce)
         answers: list[int] = []
         try:
             await in_thread(lambda: answers.append(ring.ring_close(self._ring, wait_ms)), gives_back=True)
@@ -296,7 +340,7 @@ class Stream:
                 ring.ring_free(self._ring)
                 self._ring = None
         if self._ring is not None:
-            raise StuckError(f"{self.name}: the device did not let go within {wait_ms} ms")
+            raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
 
     def _settle_all(self) -> None:
         """The ring is closed: take its last completions; what has none is stuck."""

@@ -1,5 +1,7 @@
 /* ring_fake.h: a device for tests of the ring. It has one stream, whose work moves no byte, and a driver to it that
  * counts and logs. On request calls fail or stop half-way, work waits to be let go, and aborts fall on deaf ears.
+ * As at the vendor, queries and events tell nothing of failed work, a wait that runs out of time is an error record, and
+ * a batch does not return before the queue has room for its requests and for the fenced read that ends it.
  *
  *   fake_reset()               before each case; leaves this thread in the context HOME
  *   fake_hold(), fake_let(n)   work waits; n pieces of it may run. Without hold it runs as it is submitted
@@ -12,7 +14,7 @@
 #include <pthread.h>
 #include <time.h>
 
-enum { SET_CONTEXT, GET_CONTEXT, CREATE_STREAM, DESTROY_STREAM, ABORT, SYNC_STREAM, QUERY, WAIT_EVENT, CREATE_EVENT,
+enum { SET_CONTEXT, GET_CONTEXT, CREATE_STREAM, DESTROY_STREAM, ABORT, SYNC_STREAM, QUERY, QUERY_EVENT, WAIT_EVENT, CREATE_EVENT,
        DESTROY_EVENT, RECORD, SYNC_EVENT, COPY, COPY_ASYNC, GET, PUT, FAKE_CALLS };
 enum { FAKE_LOG = 1 << 16, FAKE_IDS = 1 << 12, FAKE_EXEC_CODE = ACL_ERROR_RT_COPY_DATA };
 
@@ -36,6 +38,8 @@ static struct fake {
     uint64_t bad_copy, copies;                             /* the n-th copy to run fails; how many ran */
     int failure;                                           /* of the stream, not yet told */
     int slow_ms;                                           /* that a COPY takes */
+    uint64_t depth;                                        /* of the queue: pieces not done; 0: no end */
+    uint64_t most, records;                                /* pieces that were not done at a time; waits that ran out of time */
     uint64_t live_events, live_streams, strays;            /* strays: calls from a thread in another context */
     fake_piece log[FAKE_LOG], work[FAKE_LOG];              /* all that was accepted; what waits is [head, tail) */
     uint64_t logged, head, tail;
@@ -168,15 +172,24 @@ static inline void fake_log(fake_piece p)                   /* locked */
     fake.log[fake.logged++ % FAKE_LOG] = p;
     if (p.call != COPY)
         fake.work[fake.tail++ % FAKE_LOG] = p;
+    fake.most = fake.tail - fake.head > fake.most ? fake.tail - fake.head : fake.most;
     if (p.call == COPY)
         fake.landed[(p.remote >> 32) % FAKE_IDS] += p.bytes;
     if (p.call != RECORD && p.call != WAIT_EVENT)
         fake.taken[(p.remote >> 32) % FAKE_IDS]++;
 }
 
+static inline void fake_await_room(uint64_t n)              /* locked */
+{
+    while (fake.depth && fake.tail - fake.head + n > fake.depth)
+        pthread_cond_wait(&fake.changed, &fake.lock);
+}
+
 static inline int fake_submit(int call, fake_piece p)
 {
     int code = fake_enter(call);
+    if (code == 0)
+        fake_await_room(1);
     p.call = call;
     if (code == 0 && call == RECORD)
         p.number = ++p.event->recorded;
@@ -274,7 +287,7 @@ static inline aclError fake_sync_stream(aclrtStream s, int32_t ms)
         if (pthread_cond_timedwait(&fake.changed, &fake.lock, &until))
             code = fake.head < fake.tail ? ACL_ERROR_RT_STREAM_SYNC_TIMEOUT : 0;
     if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
-        fake_say("the stream was not done in time");
+        fake.records++, fake_say("the stream was not done in time");
     return fake_leave(code ? code : fake_tell());
 }
 
@@ -287,7 +300,7 @@ static inline aclError fake_sync_event(aclrtEvent event, int32_t ms)
         if (pthread_cond_timedwait(&fake.changed, &fake.lock, &until))
             code = e->done < e->recorded ? ACL_ERROR_RT_EVENT_SYNC_TIMEOUT : 0;
     if (code == ACL_ERROR_RT_EVENT_SYNC_TIMEOUT)
-        fake_say("the event was not done in time");
+        fake.records++, fake_say("the event was not done in time");
     return fake_leave(code);
 }
 
@@ -296,7 +309,15 @@ static inline aclError fake_query(aclrtStream s, aclrtStreamStatus *status)
     (void)s;
     int code = fake_enter(QUERY);
     *status = fake.head < fake.tail ? ACL_STREAM_STATUS_NOT_READY : ACL_STREAM_STATUS_COMPLETE;
-    return fake_leave(code ? code : fake_tell());
+    return fake_leave(code);
+}
+
+static inline aclError fake_query_event(aclrtEvent event, aclrtEventRecordedStatus *status)
+{
+    fake_event *e = event;
+    int code = fake_enter(QUERY_EVENT);
+    *status = e->done < e->recorded ? ACL_EVENT_RECORDED_STATUS_NOT_READY : ACL_EVENT_RECORDED_STATUS_COMPLETE;
+    return fake_leave(code);
 }
 
 static inline aclError fake_wait_event(aclrtStream s, aclrtEvent e)
@@ -330,6 +351,8 @@ static inline aclError fake_copy_async(void *to, size_t room, const void *from, 
 static inline HcclResult fake_batch(int call, const HcclOneSideOpDesc *d, uint32_t n)
 {
     int code = fake_enter(call);
+    if (code == 0)
+        fake_await_room(n + 1);
     for (uint32_t i = 0; code == 0 && i < n; i++)
         fake_log((fake_piece){ call, (uint64_t)d[i].localAddr, (uint64_t)d[i].remoteAddr, d[i].count, n, NULL, pthread_self() });
     return (HcclResult)fake_leave(code);
@@ -356,6 +379,6 @@ static inline const char *fake_recent_error(void)
 
 static const ring_driver fake_driver = {
     fake_set_context, fake_get_context, fake_create_stream, fake_destroy_stream, fake_abort, fake_sync_stream, fake_query,
-    fake_wait_event, fake_create_event, fake_destroy_event, fake_record_event, fake_sync_event, fake_copy, fake_copy_async,
+    fake_query_event, fake_wait_event, fake_create_event, fake_destroy_event, fake_record_event, fake_sync_event, fake_copy, fake_copy_async,
     fake_recent_error, fake_get, fake_put, NULL, NULL,
 };

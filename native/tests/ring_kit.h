@@ -44,16 +44,25 @@ static inline void script_event(script *s, int op, fake_event *event)
 
 /* ---- a ring ---- */
 
-static inline ring *open_patient_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms, int64_t patience_ms)
+static inline ring *open_ring_with(ring_options options)
 {
     ring *r = NULL;
-    ring_options options = { depth, window_bytes, inline_bytes, grace_ms, patience_ms };
     int code = ring_open(&fake_driver, HOME, &options, &r);
     if (code || !r) {
         printf("ring_open gave %d\n", code);
         abort();
     }
     return r;
+}
+
+static inline ring *open_patient_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms, int64_t patience_ms)
+{
+    return open_ring_with((ring_options){ depth, window_bytes, inline_bytes, grace_ms, patience_ms, PATIENCE_MS });
+}
+
+static inline ring *open_aborting_ring(uint32_t depth, uint64_t window_bytes, int64_t grace_ms, int64_t abort_ms)
+{
+    return open_ring_with((ring_options){ depth, window_bytes, 0, grace_ms, 0, abort_ms });
 }
 
 static inline ring *open_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms)

@@ -40,7 +40,7 @@ static void check_failed(int call, ring_completion done)
 {
     CHECK_EQ(done.id, 1);
     CHECK_EQ(done.state, RING_FAILED);
-    CHECK_EQ(done.origin, call == GET || call == PUT ? RING_HCCL : RING_ACL);
+    CHECK_EQ(done.origin, call == GET || call == PUT ? RING_HCCL : call == SYNC_STREAM || call == SYNC_EVENT ? RING_WORK : RING_ACL);
     CHECK_EQ(done.code, CODE);
     CHECK(!strcmp(done.message, "the fake was told to fail"));
     CHECK(done.step <= 6);
@@ -85,9 +85,9 @@ TEST(test_every_call_on_the_worker_may_fail_at_any_time)
     CHECK_EQ(fail_each_call_of(COPY_ASYNC, 0), 6);
     CHECK_EQ(fail_each_call_of(GET, 0), 2);
     CHECK_EQ(fail_each_call_of(PUT, 0), 2);
-    CHECK_EQ(fail_each_call_of(RECORD, 0), 9);              /* a fence for every window, and the step */
-    CHECK_EQ(fail_each_call_of(SYNC_EVENT, 0), 7);
-    CHECK_EQ(fail_each_call_of(QUERY, 0), 7);
+    CHECK_EQ(fail_each_call_of(RECORD, 0), 6);              /* a fence between two windows, and the step */
+    CHECK_EQ(fail_each_call_of(SYNC_EVENT, 0), 3);
+    CHECK_EQ(fail_each_call_of(QUERY_EVENT, 0), 1);
     CHECK_EQ(fail_each_call_of(SYNC_STREAM, 0), 2);         /* before the host copies, and at the end */
 }
 
@@ -104,7 +104,7 @@ TEST(test_every_call_of_an_inline_run_may_fail_at_any_time)
 TEST(test_ring_does_not_open_without_its_stream_and_events)
 {
     static const struct { int call; uint64_t n; } faults[] = { { SET_CONTEXT, 1 }, { CREATE_STREAM, 1 }, { CREATE_EVENT, 1 }, { CREATE_EVENT, 2 } };
-    ring_options options = { 4, 100, 0, 100, 0 };
+    ring_options options = { 4, 100, 0, 100, 0, 0 };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         ring *r = NULL;
         fake_reset();
@@ -118,16 +118,16 @@ TEST(test_ring_does_not_open_without_its_stream_and_events)
     }
 }
 
-TEST(test_failed_work_is_found_at_the_next_fence)
+TEST(test_failed_work_is_found_after_sixteen_windows_at_the_latest)
 {
     fake_reset();
-    fake.bad_copy = 5;
+    fake.bad_copy = 20;
     ring *r = open_ring(4, 100, 0, PATIENCE_MS);
     script s = { 0 };
     script_copy(&s, 1, 100, 100);
     CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
     ring_completion done = next_completion(r);
-    CHECK_DONE(done, 1, RING_FAILED, 300, 5);               /* not 400: the query tells of all windows or none */
+    CHECK_DONE(done, 1, RING_FAILED, 1600, 32);             /* the stream was synchronized twice */
     CHECK_EQ(done.code, FAKE_EXEC_CODE);
     CHECK(!strcmp(done.message, "a piece of work failed"));
     CHECK_EQ(fake_calls(ABORT), 0);
@@ -142,9 +142,9 @@ TEST(test_failed_work_of_a_small_program_is_found_at_the_end)
         ring *r = open_ring(4, 1000, limit, PATIENCE_MS);
         script s = { 0 };
         script_copy(&s, 1, 3, 10);
-        CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-        ring_completion done = next_completion(r);
+        ring_completion done = run_program(r, 1, &s);
         CHECK_DONE(done, 1, RING_FAILED, 0, 3);
+        CHECK_EQ(done.origin, RING_WORK);
         CHECK_EQ(done.code, FAKE_EXEC_CODE);
         close_ring(r);
     }
@@ -170,7 +170,7 @@ TEST(test_only_the_first_failure_is_told_and_in_its_own_words)
     script s = { 0 };
     script_copy(&s, 1, 3, 10);
     CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-    fake_reached(SYNC_STREAM, 3);                           /* two slices ended */
+    fake_reached(QUERY, 2);                                 /* it stands still */
     fake_let(3);
     check_message(r, 1, FAKE_EXEC_CODE, "a piece of work failed");
     fake_fail(COPY_ASYNC, fake_calls(COPY_ASYNC) + 2, CODE);    /* the first copy stays, until an abort */
@@ -329,7 +329,7 @@ int main(void)
     RUN(test_every_call_on_the_worker_may_fail_at_any_time);
     RUN(test_every_call_of_an_inline_run_may_fail_at_any_time);
     RUN(test_ring_does_not_open_without_its_stream_and_events);
-    RUN(test_failed_work_is_found_at_the_next_fence);
+    RUN(test_failed_work_is_found_after_sixteen_windows_at_the_latest);
     RUN(test_failed_work_of_a_small_program_is_found_at_the_end);
     RUN(test_only_the_first_failure_is_told_and_in_its_own_words);
     RUN(test_failure_does_not_complete_before_the_rest_has_landed);

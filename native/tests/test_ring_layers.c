@@ -32,7 +32,7 @@ static int submit_layers(ring *r, uint64_t id, const layered *s, int64_t timeout
 
 static void let_layers(uint64_t n)
 {
-    fake_let(2 * n);                                        /* the range, and the event that closes the window */
+    fake_let(n);                                            /* a range each */
 }
 
 /* What ring_reap() says next that is not the end; 0 if it has nothing to say. */
@@ -64,14 +64,14 @@ TEST(test_landed_layers_are_told_while_the_program_runs)
     set_layers(&s, 1, 4, 1);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);
     CHECK_EQ(ring_watch(r, 1), 0);
-    fake_reached(SYNC_EVENT, 1);                            /* two layers are on the device, the first is awaited */
+    fake_reached(SYNC_STREAM, 1);                           /* the first layer is on the device, and awaited */
     CHECK(!is_readable(r));
     let_layers(1);
-    fake_reached(COPY_ASYNC, 3);                            /* it has landed: the third was issued */
+    fake_reached(COPY_ASYNC, 2);                            /* it has landed: the second was issued */
     CHECK_EQ(layers_landed(r, 1), 1);
     CHECK_EQ(layers_landed(r, 1), 0);                        /* told once */
     let_layers(2);
-    fake_reached(SYNC_STREAM, 1);                           /* three have landed, all is issued */
+    fake_reached(COPY_ASYNC, 4);                            /* three have landed */
     CHECK_EQ(layers_landed(r, 1), 3);                        /* the latest news only */
     fake_let_all();
     CHECK_DONE(end_of(r), 1, RING_DONE, 400, 4);
@@ -110,9 +110,9 @@ TEST(test_news_are_not_lost_when_there_is_no_room_for_them)
     set_layers(&second, 2, 3, 1);
     CHECK_EQ(submit_layers(r, 2, &second, PATIENCE_MS), RING_QUEUED);
     CHECK_EQ(ring_watch(r, 2), 0);
-    fake_reached(SYNC_EVENT, 1);
+    fake_reached(SYNC_STREAM, 2);
     let_layers(1);
-    fake_reached(COPY_ASYNC, 4);
+    fake_reached(COPY_ASYNC, 3);
     CHECK_DONE(next_completion(r), 1, RING_DONE, 100, 1);   /* room for one: the news of the second wait */
     CHECK(is_readable(r));
     CHECK_EQ(layers_landed(r, 2), 1);
@@ -151,7 +151,7 @@ TEST(test_a_program_that_stands_still_between_layers_is_stopped)
     layered s;
     set_layers(&s, 1, 4, 1);
     CHECK_EQ(submit_layers(r, 1, &s, 50), RING_QUEUED);
-    fake_reached(SYNC_EVENT, 1);
+    fake_reached(SYNC_STREAM, 1);
     let_layers(1);
     ring_completion done = end_of(r);
     CHECK_EQ(done.state, RING_TIMED_OUT);
@@ -168,12 +168,12 @@ TEST(test_a_cancelled_program_tells_no_more_layers_than_have_landed)
     layered s;
     set_layers(&s, 1, 4, 1);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-    fake_reached(SYNC_EVENT, 1);
+    fake_reached(SYNC_STREAM, 1);
     CHECK_EQ(ring_cancel(r, 1), 1);
     fake_let_all();
     ring_completion done = end_of(r);
     CHECK_EQ(done.state, RING_CANCELLED);
-    CHECK_EQ(done.bytes, 200);
+    CHECK_EQ(done.bytes, 100);
     close_ring(r);
 }
 
@@ -185,15 +185,14 @@ TEST(test_an_unwatched_program_wakes_no_thread)
     layered s;
     set_layers(&s, 1, 6, 1);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-    fake_reached(SYNC_EVENT, 1);
     let_layers(2);
-    fake_reached(COPY_ASYNC, 4);
+    fake_reached(COPY_ASYNC, 3);
     CHECK(!is_readable(r));
     CHECK_EQ(layers_landed(r, 1), 0);
     CHECK_EQ(ring_watch(r, 1), 2);                    /* how far it is, to begin with */
     CHECK_EQ(layers_landed(r, 1), 0);
     let_layers(1);
-    fake_reached(COPY_ASYNC, 5);
+    fake_reached(COPY_ASYNC, 4);
     CHECK_EQ(layers_landed(r, 1), 3);
     CHECK_EQ(ring_watch(r, 2), 0);                    /* no such program */
     fake_let_all();
@@ -209,10 +208,10 @@ TEST(test_layers_are_stamped_when_they_land_and_travel_in_groups)
     layered s;
     set_layers(&s, 1, 5, 2);
     CHECK_EQ(submit_layers(r, 1, &s, PATIENCE_MS), RING_QUEUED);
-    fake_reached(SYNC_EVENT, 1);
-    CHECK_EQ(fake_calls(COPY_ASYNC), 4);                    /* two groups are on the device */
-    fake_let(3);                                            /* two ranges, and the end of their window */
-    fake_reached(COPY_ASYNC, 5);
+    fake_reached(SYNC_STREAM, 1);
+    CHECK_EQ(fake_calls(COPY_ASYNC), 2);                    /* one group is on the device */
+    let_layers(2);
+    fake_reached(COPY_ASYNC, 3);
     CHECK_EQ(ring_watch(r, 1), 2);
     CHECK(s.landed_ns[0] && s.landed_ns[0] == s.landed_ns[1]);
     CHECK_EQ(s.landed_ns[2], 0);

@@ -198,7 +198,7 @@ TEST(test_host_copies_wait_for_what_comes_before_them)
     script_copy(&s, 1, 2, 10);
     script_host_copy(&s, 1, 2, 10);
     CHECK_EQ(submit(r, 1, &s, 10000), RING_QUEUED);
-    fake_reached(SYNC_STREAM, 1);
+    fake_reached(QUERY, 1);
     CHECK_EQ(fake_calls(COPY), 0);
     fake_let(1);
     fake_happen(&gate);
@@ -234,7 +234,7 @@ TEST(test_events_gate_and_are_recorded)
     script_copy(&s, 1, 2, 10);
     script_event(&s, RING_RECORD, &after);
     CHECK_EQ(submit(r, 1, &s, 10000), RING_QUEUED);
-    fake_reached(SYNC_STREAM, 1);
+    fake_reached(QUERY, 1);
     CHECK_EQ(fake.landed[1], 0);
     fake_happen(&gate);
     CHECK_DONE(next_completion(r), 1, RING_DONE, 20, 2);
@@ -310,8 +310,8 @@ TEST(test_nonsense_is_refused)
     CHECK_EQ(ring_submit(r, 1, s.steps, 1, 1000, &ran), RING_RAN);
     close_ring(r);
 
-    static const ring_options bad[] = { { 0, 1, 1, 1, 0 }, { 1, 0, 1, 1, 0 }, { 1, 1, 1, 0, 0 },
-                                        { 1, 1, 1, INT32_MAX + 1ll, 0 }, { 1, 1, 1, 1, -1 } };
+    static const ring_options bad[] = { { 0, 1, 1, 1, 0, 0 }, { 1, 0, 1, 1, 0, 0 }, { 1, 1, 1, 0, 0, 0 },
+                                        { 1, 1, 1, INT32_MAX + 1ll, 0, 0 }, { 1, 1, 1, 1, -1, 0 }, { 1, 1, 1, 1, 0, -1 } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_EQ(ring_open(&fake_driver, HOME, &bad[i], &none), ACL_ERROR_INVALID_PARAM);
     CHECK(!none);

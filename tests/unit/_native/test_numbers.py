@@ -194,6 +194,17 @@ def test_headers_were_read() -> None:
             DeviceError,
             "step 0 of the transfer returned 507899: broken",
         ),
+        (
+            {"state": C.RING_FAILED, "origin": C.RING_WORK, "code": 507057, "step": 1},
+            TransferError,
+            "waiting for step 1 of the transfer, or for other work in the same device context, returned 507057",
+        ),
+        (
+            {"state": C.RING_STUCK, "abort_code": 207000, "message": b"not here"},
+            StuckError,
+            "aclrtStreamAbort returned 207000 (this chip cannot abort a stream; A2, A3 and 950 can): not here",
+        ),
+        ({"state": C.RING_STUCK, "abort_code": 507899}, StuckError, "aclrtStreamAbort returned 507899"),
     ],
 )
 def test_completion_that_is_not_done_says_why(values: dict[str, Any], kind: type[LLMException], words: str) -> None:

@@ -1,0 +1,80 @@
+"""A call of the vendor's library that does not return: the caller is told in time, and the memory stays the device's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from aiodatadist._native.library import ffi
+from aiodatadist.device import Device, Stream, StreamLimits, TransferState
+from aiodatadist.errors import DeviceError, StuckError
+from tests.unit.test_stream import LARGE, copy
+
+SOON = 20.0
+"""Seconds that a slow machine may take for what is due in some tenths of one."""
+
+
+@asynccontextmanager
+async def hung_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[Stream, threading.Semaphore, threading.Semaphore]]:
+    """A stream, how many of its copies were begun, and how many return."""
+    begun, returns = threading.Semaphore(0), threading.Semaphore(0)
+
+    def hang(*_: object) -> None:
+        begun.release()
+        returns.acquire()
+
+    async with await Device.open(0, StreamLimits(grace=0.1, patience=0.05)) as device:
+        driver = ffi.new("ring_driver *", device.runtime.ring_driver[0])
+        driver.copy = callback = ffi.callback(ffi.typeof(driver.copy), hang)  # kept until the stream is closed
+        monkeypatch.setitem(device.runtime.__dict__, "ring_driver", driver)
+        stream = device.open_stream("hung")
+        try:
+            yield stream, begun, returns
+        finally:
+            returns.release(8)
+            with pytest.raises(StuckError):
+                await stream.aclose()
+            del callback
+
+
+async def test_time_limit_is_told_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = bytearray(LARGE), bytearray(LARGE)
+    async with hung_stream(monkeypatch) as (stream, _, _):
+        with anyio.fail_after(SOON):
+            hung = stream.submit(copy(target, source, LARGE), 0.1)
+            behind = stream.submit(copy(target, source, LARGE), 60)
+            with pytest.raises(StuckError, match="has not returned"):
+                await hung.wait()
+            with pytest.raises(DeviceError, match="not begun"):
+                await behind.wait()
+        assert hung.state is TransferState.STUCK
+
+
+async def test_cancellation_is_told_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = bytearray(LARGE), bytearray(LARGE)
+    async with hung_stream(monkeypatch) as (stream, begun, _):
+        with anyio.fail_after(SOON):
+            hung = stream.submit(copy(target, source, LARGE), 3600)
+            await anyio.to_thread.run_sync(begun.acquire)
+            assert hung.cancel()
+            await hung.join()
+        assert hung.state is TransferState.STUCK
+
+
+async def test_short_limit_behind_a_long_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = bytearray(LARGE), bytearray(LARGE)
+    async with hung_stream(monkeypatch) as (stream, _, returns):
+        with anyio.fail_after(SOON):
+            long = stream.submit(copy(target, source, LARGE), 3600)
+            hung = stream.submit(copy(target, source, LARGE), 0.1)
+            returns.release()
+            await long.wait()
+            await hung.join()
+        assert hung.state is TransferState.STUCK
