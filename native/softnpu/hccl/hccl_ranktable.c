@@ -1,6 +1,7 @@
 /* A rank table says which devices of which servers form a communicator:
  *   {"server_list": [{"server_id": "...", "device": [{"device_id": "0", "device_ip": "...", "rank_id": "0"}, ...]}, ...]}
- * softnpu needs only the ranks, which must be 0..n-1, each once; every other member is checked to be JSON and ignored.
+ * softnpu needs only the ranks, which must be 0..n-1, each once; every other member is checked to be JSON and ignored, unless
+ * SOFTNPU_STRICT makes hccl_strict_table.c look at it.
  * The text itself, without the space between its tokens, is part of the key by which the ranks find each other.       */
 #include <string.h>
 #include "hccl_soft.h"
@@ -122,6 +123,9 @@ HcclResult hccl_rank_table(const char *function, const char *text, size_t length
     if (rank >= set.devices)
         return soft_hccl_error(HCCL_E_PARA, "%s: rank %u is not in the rank table, which has 0..%u", function, rank,
                                set.devices - 1);
+    HcclResult code = hccl_strict_table(function, text, length, rank);
+    if (code)
+        return code;
     key_add_table(key, text, length);
     *ranks = set.devices;
     return HCCL_SUCCESS;

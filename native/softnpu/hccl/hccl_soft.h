@@ -99,6 +99,7 @@ void hccl_regions_clear(hccl_regions *regions, bool release);               /* u
 /* ---- hccl_strict_*.c: what HCCL demands besides (SOFTNPU_STRICT); each file names its source ---- */
 HcclResult hccl_strict_item(const char *function, const hccl_regions *bound, const hccl_regions *offered, uint32_t number,
                             const void *local, uint64_t bytes);
+HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank); /* one that is read already */
 bool       hccl_strict_hides(const hccl_region *region);
 HcclResult hccl_strict_pages(const char *function, const hccl_regions *bound);
 
