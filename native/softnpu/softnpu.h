@@ -60,5 +60,8 @@ typedef struct softnpu_counters {
     uint64_t threads;                              /* workers alive now */
     uint64_t tasks_inline, tasks_queued;           /* since the process started */
     uint64_t bytes_copied;                         /* by streams and synchronous copies, since the process started */
+    uint64_t sync_timeouts;                        /* synchronizes of streams, events and devices that ran into their time limit,
+                                                      since the process started: each is a record in the vendor's error log */
+    uint64_t races;                                /* calls that SOFTNPU_STRICT refused as a data race, since the process started */
 } softnpu_counters;
 void softnpu_get_counters(softnpu_counters *out);

@@ -8,6 +8,13 @@ static uint64_t now(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
+aclError soft_count_timeout(aclError code)
+{
+    if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT || code == ACL_ERROR_RT_EVENT_SYNC_TIMEOUT)
+        SOFT_COUNT(sync_timeouts, 1);
+    return code;
+}
+
 void softnpu_get_counters(softnpu_counters *out)
 {
     if (!out)
@@ -30,5 +37,7 @@ void softnpu_get_counters(softnpu_counters *out)
         .tasks_inline = now(&soft_count.tasks_inline),
         .tasks_queued = now(&soft_count.tasks_queued),
         .bytes_copied = now(&soft_count.bytes_copied),
+        .sync_timeouts = now(&soft_count.sync_timeouts),
+        .races = now(&soft_count.races),
     };
 }

@@ -35,9 +35,11 @@ extern atomic_int soft_gate;
 
 /* ---- counters.c ---- */
 typedef struct soft_counts {
-    _Atomic uint64_t device_bytes, pinned_bytes, allocations, adopted, imported, threads, tasks_inline, tasks_queued, bytes_copied;
+    _Atomic uint64_t device_bytes, pinned_bytes, allocations, adopted, imported, threads, tasks_inline, tasks_queued, bytes_copied,
+        sync_timeouts, races;
 } soft_counts;
 extern soft_counts soft_count;
+aclError soft_count_timeout(aclError code);                 /* of a synchronize; returns it */
 #define SOFT_COUNT(what, n) atomic_fetch_add_explicit(&soft_count.what, (uint64_t)(n), memory_order_relaxed)
 
 /* ---- settings.c: what the environment says, read by the first aclInit ---- */

@@ -144,7 +144,7 @@ aclError aclrtSynchronizeDevice(void)
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout)
 {
     SOFT_TRY(soft_fault(__func__, NULL));
-    return synchronize_current(timeout);
+    return soft_count_timeout(synchronize_current(timeout));
 }
 
 /* Ends the work of all streams; waits at most `timeout` ms (0: as long as it takes) until nothing of it can write. */

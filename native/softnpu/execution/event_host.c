@@ -54,7 +54,7 @@ static aclError synchronize(aclrtEvent event, int32_t timeout)
     SOFT_TRY(look(event, &found, &fence));
     aclError code = fence ? wait(fence, timeout) : ACL_SUCCESS;
     done_looking(found, fence);
-    return code;
+    return soft_count_timeout(code);
 }
 
 aclError aclrtSynchronizeEvent(aclrtEvent event)

@@ -180,7 +180,7 @@ static aclError synchronize(aclrtStream handle, int32_t timeout)
     soft_deadline(&deadline, timeout);
     aclError code = soft_queue_wait(stream, &deadline);
     soft_stream_put(stream);
-    return code;
+    return soft_count_timeout(code);
 }
 
 aclError aclrtSynchronizeStream(aclrtStream stream)
