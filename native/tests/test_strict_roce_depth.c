@@ -22,7 +22,7 @@ static void times_out(uint32_t rank, int other)
     roce_end end = open_end(rank, other);
     if (rank == 0) {
         fill_queue(&end);
-        setenv("HCCL_CONNECT_TIMEOUT", "1", 1);
+        setenv("SOFTNPU_CONNECT_TIMEOUT", "1", 1);
         double began = seconds_now();
         CHECK_ERR(get(&end, end.free, LENT / 2, 0, 64), HCCL_E_ROCE_TRANSFER);
         CHECK(seconds_now() - began > 0.9);
@@ -58,7 +58,7 @@ static void goes_on(uint32_t rank, int other)
     roce_end end = open_end(rank, other);
     if (rank == 0) {
         pthread_t caller;
-        setenv("HCCL_CONNECT_TIMEOUT", "120", 1);
+        setenv("SOFTNPU_CONNECT_TIMEOUT", "120", 1);
         fill_queue(&end);
         pthread_create(&caller, NULL, get_one, &end);
         CHECK_ERR(aclrtSynchronizeStreamWithTimeout(end.gated, 50), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);

@@ -129,6 +129,9 @@ static HcclResult end_comm(const char *function, hccl_comm *comm)
     comm->destroyed = true;
     if (first) {
         hccl_mesh_break(comm, -1);
+        if (comm->world)
+            hccl_strict_world_give(comm->device);
+        comm->world = false;
         hccl_regions_clear(&comm->bound, false);
         for (uint32_t rank = 0; rank < comm->size; rank++)
             hccl_regions_clear(&comm->peers[rank].offered, true);
@@ -152,6 +155,16 @@ static HcclResult destroy(const char *function, hccl_comm *comm)
     return end_comm(function, comm);
 }
 
+static HcclResult destroy_one_sided(const char *function, hccl_comm *comm)
+{
+    HcclResult code = hccl_strict_destroy_enter(function);
+    if (code)
+        return code;
+    code = destroy(function, comm);
+    hccl_strict_destroy_leave();
+    return code;
+}
+
 /* The reference that the handle stood for goes with it. */
 static void drop_handle(hccl_comm *comm)
 {
@@ -169,7 +182,7 @@ HcclResult HcclCommDestroy(HcclComm handle)
     HcclResult code = hccl_comm_find(__func__, handle, &comm);
     if (code)
         return code;
-    code = destroy(__func__, comm);
+    code = comm->one_sided ? destroy_one_sided(__func__, comm) : destroy(__func__, comm);
     if (!code)
         drop_handle(comm);
     hccl_comm_put(comm);

@@ -50,7 +50,11 @@ static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank
     hccl_comm *comm = hccl_comm_new(ranks, rank, config, key);
     if (!comm)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
-    code = meet(comm, &wait);
+    if (config->world)
+        code = hccl_strict_world_take(function, comm->device);
+    comm->world = config->world && !code;
+    if (!code)
+        code = meet(comm, &wait);
     if (!code)
         return hccl_comm_publish(function, comm, out);
     hccl_comm_put(comm);
@@ -159,6 +163,7 @@ static HcclResult init_table(const char *function, const char *path, uint32_t ra
     hccl_key_add(&key, config.name, strlen(config.name) + 1);
     code = hccl_rank_table(function, text, length, rank, &ranks, &key);
     free(text);
+    config.world = true;
     return code ? code : rendezvous(function, ranks, rank, &config, &key, comm);
 }
 
@@ -176,33 +181,44 @@ HcclResult HcclCommInitClusterInfoConfig(const char *clusterInfo, uint32_t rank,
     return init_table(__func__, clusterInfo, rank, config, comm);
 }
 
-/* The one-sided kind: ranks do not meet before HcclCommPrepare. */
-HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config,
-                                            HcclComm *comm)
+static HcclResult init_one_sided(const char *function, const char *rankTableString, uint32_t rank, HcclCommConfig *config,
+                                 HcclComm *comm)
 {
     hccl_config read;
     uint32_t ranks;
     hccl_key key = {{2, 0}};
-    HCCL_ENTER();
+    HCCL_ENTER_AS(function, NULL);
     if (!rankTableString || !config || !comm)
-        return soft_hccl_error(HCCL_E_PTR, "%s: rankTableString, config or comm is NULL", __func__);
-    HcclResult code = need_device(__func__);
+        return soft_hccl_error(HCCL_E_PTR, "%s: rankTableString, config or comm is NULL", function);
+    HcclResult code = need_device(function);
     if (!code)
-        code = hccl_config_read(__func__, config, &read);
+        code = hccl_config_read(function, config, &read);
     if (code)
         return code;
     if (!*read.name)
-        return soft_hccl_error(HCCL_E_PARA, "%s: config gives no hcclCommName", __func__);
+        return soft_hccl_error(HCCL_E_PARA, "%s: config gives no hcclCommName", function);
     size_t length = strnlen(rankTableString, HCCL_TABLE_BYTES);
     if (length == HCCL_TABLE_BYTES)
-        return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", __func__, HCCL_TABLE_BYTES);
+        return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", function, HCCL_TABLE_BYTES);
     hccl_key_add(&key, read.name, strlen(read.name) + 1);
-    code = hccl_rank_table(__func__, rankTableString, length, rank, &ranks, &key);
+    code = hccl_rank_table(function, rankTableString, length, rank, &ranks, &key);
     if (code)
         return code;
     hccl_comm *made = hccl_comm_new(ranks, rank, &read, &key);
     if (!made)
-        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", __func__);
+        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
     made->one_sided = true;
-    return hccl_comm_publish(__func__, made, comm);
+    return hccl_comm_publish(function, made, comm);
+}
+
+/* The one-sided kind: ranks do not meet before HcclCommPrepare. */
+HcclResult HcclCommInitClusterInfoMemConfig(const char *rankTableString, uint32_t rank, HcclCommConfig *config,
+                                            HcclComm *comm)
+{
+    HcclResult code = hccl_strict_init_enter(__func__);
+    if (code)
+        return code;
+    code = init_one_sided(__func__, rankTableString, rank, config, comm);
+    hccl_strict_init_leave();
+    return code;
 }

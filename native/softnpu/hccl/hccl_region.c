@@ -1,5 +1,7 @@
 /* Memory of this process that may be shown to peers. A range is registered once per process and bound to communicators.
- * Registering the identical range again gives the same handle and counts; each registration wants its deregistration.   */
+ * Registering the identical range again gives the same handle and counts; each registration wants its deregistration.
+ * HCCL does not count those of HcclRegisterGlobalMem, and so it is with SOFTNPU_STRICT: one deregistration ends the range for
+ * all, and the next is HCCL_E_PARA, as is any unknown handle. [src hcomm global_mem_manager.cc Reg, DeReg]              */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -168,6 +170,15 @@ static void populate(const CommMem *mem)
         madvise((void *)from, start + mem->size - from, MADV_POPULATE_WRITE);
 }
 
+static void count_once(hccl_region *region)
+{
+    pthread_mutex_lock(&table_lock);
+    if (region->global && soft_is_strict())
+        region->registrations--;
+    region->global = true;
+    pthread_mutex_unlock(&table_lock);
+}
+
 HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
 {
     hccl_region *region;
@@ -177,10 +188,25 @@ HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
     HcclResult code = hccl_region_acquire(__func__, mem, &region);
     if (code)
         return code;
+    count_once(region);
     *memHandle = region->handle;
     soft_unref(&region->object);
     populate(mem);
     return HCCL_SUCCESS;
+}
+
+static HcclResult end_global(const char *function, hccl_region *region)
+{
+    pthread_mutex_lock(&table_lock);
+    bool ended = soft_is_strict() && !region->global;       /* what is left of it is HcclRegisterMem's */
+    pthread_mutex_unlock(&table_lock);
+    if (ended)
+        return soft_hccl_error(HCCL_E_PARA, "%s: the region was deregistered before", function);
+    HcclResult code = hccl_region_release(function, region);
+    pthread_mutex_lock(&table_lock);
+    region->global &= code || !soft_is_strict();
+    pthread_mutex_unlock(&table_lock);
+    return code;
 }
 
 HcclResult HcclDeregisterGlobalMem(void *memHandle)
@@ -190,8 +216,8 @@ HcclResult HcclDeregisterGlobalMem(void *memHandle)
         return soft_hccl_error(HCCL_E_PTR, "%s: memHandle is NULL", __func__);
     hccl_region *region = soft_handle_get(SOFT_REGION, memHandle);
     if (!region)
-        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: %p is not a registered region, or no longer", __func__, memHandle);
-    HcclResult code = hccl_region_release(__func__, region);
+        return soft_hccl_error(soft_is_strict() ? HCCL_E_PARA : HCCL_E_NOT_FOUND, "%s: %p is not a registered region, or no longer", __func__, memHandle);
+    HcclResult code = end_global(__func__, region);
     soft_unref(&region->object);
     return code;
 }

@@ -34,9 +34,11 @@
 
 /* What the gate says is returned as it is; ACL codes (a forked child) become the HCCL code for "the runtime failed". */
 #define HCCL_ENTER() HCCL_ENTER_TASK(NULL)
-#define HCCL_ENTER_TASK(exec)                                                                    \
+#define HCCL_ENTER_TASK(exec) \
+    HCCL_ENTER_AS(__func__, exec)
+#define HCCL_ENTER_AS(function, exec)                                                            \
     do {                                                                                         \
-        int code_ = soft_fault(__func__, exec);                                                  \
+        int code_ = soft_fault(function, exec);                                                  \
         if (code_) return code_ >= ACL_ERROR_INVALID_PARAM ? HCCL_E_RUNTIME : (HcclResult)code_; \
     } while (0)
 
@@ -53,6 +55,7 @@ HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult cod
 /* ---- hccl_config.c ---- */
 typedef struct hccl_config {
     char name[HCCL_NAME_BYTES];                         /* "": none was given */
+    bool world;                                         /* hccl_comm.world */
     uint32_t traffic_class, service_level;              /* of RDMA: given, the environment's, or the vendor's */
 } hccl_config;
 HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config); /* NULL: nothing */
@@ -82,6 +85,7 @@ typedef struct hccl_region {
     CommMem mem;
     bool adopted;                                       /* unknown to softnpu before, released with the region */
     uint32_t registrations, bindings;                   /* under the table's lock */
+    bool global;                                        /* likewise; HcclRegisterGlobalMem's, which SOFTNPU_STRICT counts once */
     struct hccl_region *next;
 } hccl_region;
 HcclResult hccl_region_acquire(const char *function, const CommMem *mem, hccl_region **region); /* registers; a reference */
@@ -100,6 +104,12 @@ void hccl_regions_clear(hccl_regions *regions, bool release);               /* u
 HcclResult hccl_strict_item(const char *function, const hccl_regions *bound, const hccl_regions *offered, uint32_t number,
                             const void *local, uint64_t bytes);
 HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank); /* one that is read already */
+HcclResult hccl_strict_world_take(const char *function, int device);   /* for its one rank-table communicator */
+void       hccl_strict_world_give(int device);
+HcclResult hccl_strict_init_enter(const char *function);               /* one-sided; 0: to be left */
+void       hccl_strict_init_leave(void);
+HcclResult hccl_strict_destroy_enter(const char *function);            /* likewise */
+void       hccl_strict_destroy_leave(void);
 bool       hccl_strict_hides(const hccl_region *region);
 HcclResult hccl_strict_pages(const char *function, const hccl_regions *bound);
 
@@ -150,6 +160,7 @@ typedef struct hccl_comm {
     uint32_t rank, size;
     uint32_t traffic_class, service_level;              /* nothing here sends packets: for softnpu_comm_rdma */
     bool one_sided, prepared, suspended, closed, destroyed;
+    bool world;                                         /* made from a rank table: SOFTNPU_STRICT allows one of a device */
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     bool called_off;                                    /* by softnpu_comm_cancel: no set-up call waits for a peer any more */
     int cancel;                                         /* that thread's eventfd */
