@@ -9,10 +9,24 @@
  *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
  *   SOFTNPU_STRICT         `hccs` or `roce`: refuse what HCCL refuses, and do otherwise what it does otherwise, between two
  *                          cards of one server or between two servers; default: take whatever makes sense
+ *                          both: - a batch is walked item by item: a bad one ends the call, those before it run (roce: are posted)
+ *                                - an item has at least 1 byte (HCCL_E_PARA), and local memory that is registered and bound
+ *                                  (HCCL_E_INTERNAL)
+ *                                - rank tables have version, status, the right server_count, server and device ids and unique
+ *                                  addresses (HCCL_E_PARA), and this rank on this device (HCCL_E_UNAVAIL)
+ *                                - one communicator from a rank table per device and process (HCCL_E_UNAVAIL); one-sided ones
+ *                                  are not limited, but made by one thread at a time, while none destroys one (HCCL_E_INTERNAL)
+ *                                - HcclRegisterGlobalMem is not counted; an unknown handle is HCCL_E_PARA
+ *                                - aclrtStreamQuery tells no failure, but in a context that stops on failures
+ *                                - HCCL_CONNECT_TIMEOUT is 120 to 7200 (HCCL_E_PARA); SOFTNPU_CONNECT_TIMEOUT may say less
+ *                          hccs: - HOST memory of a peer is out of reach (HCCL_E_INTERNAL)
+ *                                - a DEVICE region starts on a page: of 2 MiB, or of its aclrtMalloc allocation
+ *                                  (HcclCommPrepare: HCCL_E_RUNTIME)
  *                          roce: HcclBatchGet and HcclBatchPut post their items into the connection's queue at once, the stream
  *                          only rings a doorbell, which starts whatever was posted before it. One flag per connection
  *                          tells that a batch ended; an abort takes nothing back that was posted; a failed request ends
  *                          the connection; 510 unanswered requests make the next call wait (HCCL_CONNECT_TIMEOUT)
+ *   SOFTNPU_CONNECT_TIMEOUT  seconds for which peers and room in queues are waited for instead of HCCL_CONNECT_TIMEOUT: for tests
  *   SOFTNPU_FAULTS         faults from the start, see below                                                      */
 #pragma once
 #include <stddef.h>
@@ -24,6 +38,7 @@
  *   delay=MS[@N]     the task takes MS milliseconds longer (a call without a task: the call does)
  *   hang[@N]         the task never completes by itself; a stream abort ends it
  *   drop[@N]         a host callback is not run
+ * A call without a task is late before it does anything: `aclrtStreamAbort:delay=MS` is an abort as slow as the vendor's may be.
  * The function is the exported name, e.g. `HcclBatchGet:exec=507057@3`. The environment variable SOFTNPU_FAULTS holds
  * a spec that is applied at aclInit.                                                                            */
 int  softnpu_fault(const char *spec);              /* 0, or -1: bad spec, nothing applied */
