@@ -14,6 +14,7 @@ import pytest
 from tests import loops, profiles, skipped, strictness
 
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
+os.environ.setdefault("HCCL_NPU_SOCKET_PORT_RANGE", "auto")  # other tests' processes use these devices, too
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
 

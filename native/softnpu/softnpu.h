@@ -16,6 +16,8 @@
  *                                  addresses (HCCL_E_PARA), and this rank on this device (HCCL_E_UNAVAIL)
  *                                - one communicator from a rank table per device and process (HCCL_E_UNAVAIL); one-sided ones
  *                                  are not limited, but made by one thread at a time, while none destroys one (HCCL_E_INTERNAL)
+ *                                - two processes on one device listen on two ports: device_port of the rank table, or 16666, unless
+ *                                  HCCL_NPU_SOCKET_PORT_RANGE is set (HCCL_E_UNAVAIL)
  *                                - HcclRegisterGlobalMem is not counted; an unknown handle is HCCL_E_PARA
  *                                - aclrtStreamQuery tells no failure, but in a context that stops on failures
  *                                - HCCL_CONNECT_TIMEOUT is 120 to 7200 (HCCL_E_PARA); SOFTNPU_CONNECT_TIMEOUT may say less

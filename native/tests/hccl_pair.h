@@ -39,6 +39,7 @@ static inline pid_t fork_rank(rank_body *body, uint32_t rank, const int pair[2])
         return pid;
     close(pair[1 - rank]);
     check_failures = 0;                                     /* the parent's are not ours to report */
+    setenv("HCCL_NPU_SOCKET_PORT_RANGE", "auto", 0);        /* other tests' processes listen on these devices, too */
     int32_t device = getenv("SOFTNPU_STRICT") ? (int32_t)rank : 0;      /* HCCL compares it with the table's */
     open_device(device);
     body(rank, pair[rank]);

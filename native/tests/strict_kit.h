@@ -72,6 +72,7 @@ static inline void run_alone(const char *mode, void (*body)(void))
     pid_t pid = fork();
     if (!pid) {
         check_failures = 0;
+        setenv("HCCL_NPU_SOCKET_PORT_RANGE", "auto", 0);
         open_device(0);
         body();
         close_device(0);

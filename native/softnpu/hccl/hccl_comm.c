@@ -34,6 +34,7 @@ static void comm_free(soft_object *object)
         close_if_open(peer->recv.fd);
     }
     close_if_open(comm->watch);
+    hccl_strict_port_give(comm);
     if (comm->world)
         hccl_strict_world_give(comm->device);
     pthread_mutex_destroy(&comm->lock);

@@ -129,6 +129,7 @@ static HcclResult end_comm(const char *function, hccl_comm *comm)
     comm->destroyed = true;
     if (first) {
         hccl_mesh_break(comm, -1);
+        hccl_strict_port_give(comm);
         if (comm->world)
             hccl_strict_world_give(comm->device);
         comm->world = false;

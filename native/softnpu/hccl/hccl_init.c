@@ -54,6 +54,8 @@ static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank
         code = hccl_strict_world_take(function, comm->device);
     comm->world = config->world && !code;
     if (!code)
+        code = hccl_strict_port_take(function, comm, config->port);
+    if (!code)
         code = meet(comm, &wait);
     if (!code)
         return hccl_comm_publish(function, comm, out);
@@ -148,7 +150,7 @@ static HcclResult init_table(const char *function, const char *path, uint32_t ra
 {
     char *text = NULL;
     size_t length = 0;
-    uint32_t ranks;
+    hccl_place place;
     hccl_config config;
     hccl_key key = {{1, 0}};
     if (!path || !comm)
@@ -161,10 +163,11 @@ static HcclResult init_table(const char *function, const char *path, uint32_t ra
     if (code)
         return code;
     hccl_key_add(&key, config.name, strlen(config.name) + 1);
-    code = hccl_rank_table(function, text, length, rank, &ranks, &key);
+    code = hccl_rank_table(function, text, length, rank, &place, &key);
     free(text);
     config.world = true;
-    return code ? code : rendezvous(function, ranks, rank, &config, &key, comm);
+    config.port = place.port;
+    return code ? code : rendezvous(function, place.ranks, rank, &config, &key, comm);
 }
 
 HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm)
@@ -185,7 +188,7 @@ static HcclResult init_one_sided(const char *function, const char *rankTableStri
                                  HcclComm *comm)
 {
     hccl_config read;
-    uint32_t ranks;
+    hccl_place place;
     hccl_key key = {{2, 0}};
     HCCL_ENTER_AS(function, NULL);
     if (!rankTableString || !config || !comm)
@@ -201,13 +204,16 @@ static HcclResult init_one_sided(const char *function, const char *rankTableStri
     if (length == HCCL_TABLE_BYTES)
         return soft_hccl_error(HCCL_E_PARA, "%s: the rank table is longer than %u bytes", function, HCCL_TABLE_BYTES);
     hccl_key_add(&key, read.name, strlen(read.name) + 1);
-    code = hccl_rank_table(function, rankTableString, length, rank, &ranks, &key);
+    code = hccl_rank_table(function, rankTableString, length, rank, &place, &key);
     if (code)
         return code;
-    hccl_comm *made = hccl_comm_new(ranks, rank, &read, &key);
+    hccl_comm *made = hccl_comm_new(place.ranks, rank, &read, &key);
     if (!made)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", function);
     made->one_sided = true;
+    code = hccl_strict_port_take(function, made, place.port);
+    if (code)
+        return hccl_comm_put(made), code;
     return hccl_comm_publish(function, made, comm);
 }
 

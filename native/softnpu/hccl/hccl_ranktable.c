@@ -107,7 +107,7 @@ static void key_add_table(hccl_key *key, const char *text, size_t length)
     }
 }
 
-HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *ranks,
+HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, hccl_place *place,
                            hccl_key *key)
 {
     rank_set set = {0, 0, NULL};
@@ -123,10 +123,10 @@ HcclResult hccl_rank_table(const char *function, const char *text, size_t length
     if (rank >= set.devices)
         return soft_hccl_error(HCCL_E_PARA, "%s: rank %u is not in the rank table, which has 0..%u", function, rank,
                                set.devices - 1);
-    HcclResult code = hccl_strict_table(function, text, length, rank);
+    *place = (hccl_place){set.devices, 0};
+    HcclResult code = hccl_strict_table(function, text, length, rank, &place->port);
     if (code)
         return code;
     key_add_table(key, text, length);
-    *ranks = set.devices;
     return HCCL_SUCCESS;
 }

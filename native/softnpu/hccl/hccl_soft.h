@@ -56,6 +56,7 @@ HcclResult hccl_wait_failed(const hccl_wait *wait, uint32_t rank, HcclResult cod
 typedef struct hccl_config {
     char name[HCCL_NAME_BYTES];                         /* "": none was given */
     bool world;                                         /* hccl_comm.world */
+    uint32_t port;                                      /* hccl_place.port */
     uint32_t traffic_class, service_level;              /* of RDMA: given, the environment's, or the vendor's */
 } hccl_config;
 HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config); /* NULL: nothing */
@@ -74,7 +75,8 @@ bool hccl_json_end(hccl_json *json);                                         /* 
 
 typedef struct hccl_key { uint64_t word[2]; } hccl_key; /* what the ranks of one communicator have in common */
 void       hccl_key_add(hccl_key *key, const void *bytes, size_t length);
-HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *ranks,
+typedef struct hccl_place { uint32_t ranks, port; } hccl_place;    /* port: of this rank's device; 0: the table names none */
+HcclResult hccl_rank_table(const char *function, const char *text, size_t length, uint32_t rank, hccl_place *place,
                            hccl_key *key);
 
 /* ---- hccl_region.c, hccl_bind.c: memory of this process that may be shown to peers ---- */
@@ -103,7 +105,7 @@ void hccl_regions_clear(hccl_regions *regions, bool release);               /* u
 /* ---- hccl_strict_*.c: what HCCL demands besides (SOFTNPU_STRICT); each file names its source ---- */
 HcclResult hccl_strict_item(const char *function, const hccl_regions *bound, const hccl_regions *offered, uint32_t number,
                             const void *local, uint64_t bytes);
-HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank); /* one that is read already */
+HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *port); /* of JSON */
 HcclResult hccl_strict_world_take(const char *function, int device);   /* for its one rank-table communicator */
 void       hccl_strict_world_give(int device);
 HcclResult hccl_strict_init_enter(const char *function);               /* one-sided; 0: to be left */
@@ -160,6 +162,7 @@ typedef struct hccl_comm {
     uint32_t rank, size;
     uint32_t traffic_class, service_level;              /* nothing here sends packets: for softnpu_comm_rdma */
     bool one_sided, prepared, suspended, closed, destroyed;
+    struct hccl_adapter_port *port;                     /* that it listens on (SOFTNPU_STRICT), or NULL */
     bool world;                                         /* made from a rank table: SOFTNPU_STRICT allows one of a device */
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
     bool called_off;                                    /* by softnpu_comm_cancel: no set-up call waits for a peer any more */
@@ -178,6 +181,8 @@ void       hccl_comm_forget(const hccl_comm *comm);                            /
 static inline int hccl_side(const hccl_comm *comm, uint32_t rank) { return comm->rank > rank; } /* ours, of the link to it */
 HcclResult hccl_comm_hold(const char *function, hccl_comm *comm);              /* counts a task in, unless closed */
 void       hccl_comm_release(hccl_comm *comm);                                 /* counts it out */
+HcclResult hccl_strict_port_take(const char *function, hccl_comm *comm, uint32_t port); /* 0: the default */
+void       hccl_strict_port_give(hccl_comm *comm);                             /* or there is none */
 HcclResult hccl_setup_begin(hccl_comm *comm, hccl_wait *wait);                 /* one set-up call at a time */
 HcclResult hccl_setup_end(hccl_comm *comm, hccl_wait *wait, HcclResult code);  /* passes the code on, unless destroyed */
 

@@ -5,6 +5,8 @@
  *   server_count   as many as server_list has; optional      server_list[].device[].device_ip     once each; optional where
  *                                                            one server is all, and its links are not RoCE
  *
+ *   server_list[].device[].device_port   1 to 65535; optional
+ *
  * All else is HCCL_E_PARA, but a device_id of this rank's that is not this device's physical id: HCCL_E_UNAVAIL.
  * [src hcomm topoinfo_ranktableConcise.cc GetServerList, GetSingleServer, GetSingleDevice, GetSingleDeviceIp, ParserClusterInfo;
  * topoinfo_ranktableParser.cc RefreshStatus, CheckUniqueAndInsertPool] */
@@ -14,11 +16,11 @@
 
 typedef struct word { const char *text; size_t length; } word;
 typedef struct words { word item[HCCL_RANKS_MAX]; uint32_t count; } words;
-typedef struct device_entry { word id, ip, rank; } device_entry;
+typedef struct device_entry { word id, ip, port, rank; } device_entry;
 
 typedef struct strict_table {
     uint32_t rank;
-    word version, status, server_count, own_device;
+    word version, status, server_count, own_device, own_port;
     words server_ids, device_ips;
     uint32_t servers;
     bool lacks_ip;
@@ -72,7 +74,7 @@ static bool take(hccl_json *json, const char *key, size_t length, const field *f
     for (; fields->name; fields++)
         if (is((word){ key, length }, fields->name))
             return hccl_json_string(json, &fields->value->text, &fields->value->length)
-                || refuse(table, "version, status, server_count, server_id, device_id and device_ip are strings");
+                || refuse(table, "version, status, server_count, server_id, device_id, device_ip and device_port are strings");
     return hccl_json_skip(json);
 }
 
@@ -83,8 +85,8 @@ typedef struct device_walk { device_entry entry; strict_table *table; } device_w
 static bool device_member(hccl_json *json, const char *key, size_t length, void *context)
 {
     device_walk *walk = context;
-    const field fields[] = { { "device_id", &walk->entry.id }, { "device_ip", &walk->entry.ip }, { "rank_id", &walk->entry.rank },
-        { 0 } };
+    const field fields[] = { { "device_id", &walk->entry.id }, { "device_ip", &walk->entry.ip },
+        { "device_port", &walk->entry.port }, { "rank_id", &walk->entry.rank }, { 0 } };
     return take(json, key, length, fields, walk->table);
 }
 
@@ -101,8 +103,12 @@ static bool device(hccl_json *json, const char *key, size_t length, void *contex
     if (entry->ip.length && !add(&server->table->device_ips, entry->ip))
         return refuse(server->table, "two devices have the same device_ip");
     server->table->lacks_ip |= !entry->ip.length;
-    if (number(entry->rank) == server->table->rank)
+    if (entry->port.text && (number(entry->port) < 1 || number(entry->port) > UINT16_MAX))
+        return refuse(server->table, "a device_port is 1 to 65535, in decimal digits");
+    if (number(entry->rank) == server->table->rank) {
         server->table->own_device = entry->id;
+        server->table->own_port = entry->port;
+    }
     server->devices++;
     return true;
 }
@@ -156,7 +162,7 @@ static void check_whole(strict_table *table)
         refuse(table, "each device has a device_ip where links are RoCE, or go to another server");
 }
 
-HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank)
+HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *port)
 {
     hccl_json json = { text, text + length, 0 };
     strict_table table = { .rank = rank };
@@ -172,5 +178,6 @@ HcclResult hccl_strict_table(const char *function, const char *text, size_t leng
         return soft_hccl_error(HCCL_E_UNAVAIL, "%s: the rank table says that rank %u is on device_id %.*s, and this thread's device "
                                "has the physical id %d", function, rank, (int)table.own_device.length, table.own_device.text,
                                soft_current_device());
+    *port = table.own_port.text ? (uint32_t)number(table.own_port) : 0;
     return HCCL_SUCCESS;
 }
