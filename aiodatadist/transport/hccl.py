@@ -125,9 +125,9 @@ class HcclTransport(Transport):
             raise ParamInvalid(
                 "on an NPU the device's own address has to be given", hint="set LLMConfig.local_comm_res"
             )
-        return Endpoint(
-            self.name, runtime, host_identity(), "127.0.0.1", str(self.device.index), "127.0.0.1", os.getpid()
-        )
+        number = self.device.index
+        address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
+        return Endpoint(self.name, runtime, host_identity(), "127.0.0.1", str(number), address, os.getpid())
 
     @property
     def endpoint(self) -> Endpoint:
