@@ -71,7 +71,7 @@ async def test_many_that_need_a_further_channel_share_one() -> None:
 async def test_transfers_under_way_end_on_the_old_channel() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300")
+            soft_fault("HcclBatchGet:delay=700")
             slow = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
             late, _ = await register(prompt, 40)
             await prompt.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), late, [0], [0])
