@@ -122,7 +122,22 @@ static int64_t running_is_due(const ring *r)
     int64_t due = p->deadline_ns ? p->deadline_ns : ring_after_ns(p->timeout_ms), patience = (o->patience_ms ? o->patience_ms : o->grace_ms) * 1000000;
     if (p->cancelled_ns && !p->aborting && p->cancelled_ns + patience < due)
         due = p->cancelled_ns + patience;
-    return due + 3 * o->grace_ms * 1000000;
+    return due + 2 * o->grace_ms * 1000000;
+}
+
+/* When to look at the running program again; 0: it is overdue, and was a grace ago. A process that was stopped finds everything
+ * overdue when it goes on, and its worker has to have a chance. */
+static int64_t look_again_ns(ring *r)
+{
+    program *p = &r->running->program;
+    int64_t now = ring_now_ns(), due = running_is_due(r);
+    if (due > now) {
+        p->doubted_ns = 0;
+        return due;
+    }
+    p->doubted_ns = p->doubted_ns ? p->doubted_ns : now;
+    int64_t end = p->doubted_ns + r->stream.options.grace_ms * 1000000;
+    return end > now ? end : 0;
 }
 
 /* ---- the worker ---- */
@@ -272,9 +287,9 @@ uint64_t ring_overdue(ring *r, int64_t *left_ms)
     ring_entry *e = r->running ? r->running : r->queued.first;
     *left_ms = e ? e->program.timeout_ms : -1;
     if (r->running) {
-        int64_t left = running_is_due(r) - ring_now_ns();
-        *left_ms = left > 0 ? left / 1000000 + 1 : 0;
-        id = left > 0 ? 0 : e->program.done.id;
+        int64_t again = look_again_ns(r);
+        *left_ms = again ? (again - ring_now_ns()) / 1000000 + 1 : 0;
+        id = again ? 0 : e->program.done.id;
     }
     r->stuck |= id != 0;
     for (; id && (e = list_pop(&r->queued));)
@@ -380,8 +395,7 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
 /* Locked. Until nothing runs, or a while; false: it is past the end, or what runs is overdue. */
 static bool await_idle(ring *r, int64_t end)
 {
-    int64_t due = running_is_due(r);
-    int64_t ns = due < end ? due : end;
+    int64_t again = look_again_ns(r), ns = again < end ? again : end;
     struct timespec until = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     if (ring_now_ns() >= ns)
         return false;

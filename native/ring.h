@@ -129,8 +129,8 @@ int  ring_open(const ring_driver *driver, aclrtContext context, const ring_optio
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
-/* Has the running program no end although it had all its time? Then its id, and it is stuck: what is queued is refused. Else 0,
- * and in how many milliseconds to ask again; -1: nothing is under way. */
+/* Has the running program no end although it had all its time, and had none a grace ago, when this was asked? Then its id, and it
+ * is stuck: what is queued is refused. Else 0, and in how many milliseconds to ask again; -1: nothing is under way. */
 uint64_t ring_overdue(ring *r, int64_t *left_ms);
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);               /* readable when ring_reap() has something to tell; now and then when it has not */

@@ -30,7 +30,7 @@ typedef struct program {
     uint32_t step;
     _Atomic int64_t deadline_ns;          /* the worker's; ring_overdue() reads it */
     atomic_bool aborting;                 /* the deadline is that of the abort */
-    int64_t cancelled_ns;                 /* when it was; the ring's lock guards it */
+    int64_t cancelled_ns, doubted_ns;     /* when it was, or was first found overdue; the ring's lock guards them */
     bool stopping;                        /* the deadline is that of a cancellation */
     bool on_stream;                       /* something of it may be on the device's stream */
     bool requested;                       /* gets or puts of it were handed to a communicator, and are not known to be over */

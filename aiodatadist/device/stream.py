@@ -234,7 +234,7 @@ class Stream:
             transfer._complete(ran)
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
-            self._look_within(timeout_ms / 1000 + 3 * self.limits.grace)
+            self._look_within(timeout_ms / 1000 + 2 * self.limits.grace)
             if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog
                 transfer._pass(landed)
         elif status == ring.RING_FULL:
@@ -252,7 +252,7 @@ class Stream:
 
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
-            self._look_within(self.limits.patience + 3 * self.limits.grace)
+            self._look_within(self.limits.patience + 2 * self.limits.grace)
             return bool(ring.ring_cancel(self._ring, transfer._id))
         if transfer._is_cleaned:
             return True

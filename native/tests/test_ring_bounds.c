@@ -147,6 +147,20 @@ TEST(test_cancellation_is_told_although_a_call_hangs)
     is_lost(r, &s);
 }
 
+TEST(test_worker_has_a_chance_when_its_process_was_stopped)
+{
+    script s;
+    int64_t left_ms;
+    ring *r = in_a_call_that_hangs(&s, GET, 50);
+    nanosleep(&(struct timespec){ .tv_nsec = (50 + 5 * GRACE_MS) * 1000000 }, NULL);
+    CHECK_EQ(ring_overdue(r, &left_ms), 0);                 /* as if it had gone on just now */
+    CHECK(left_ms > 0 && left_ms <= GRACE_MS + 1);
+    fake_go();
+    fake_let_all();
+    CHECK(next_completion(r).state != RING_STUCK);
+    close_ring(r);
+}
+
 TEST(test_nothing_is_overdue_on_an_idle_ring)
 {
     int64_t left_ms = 0;
@@ -217,6 +231,7 @@ int main(void)
     RUN(test_waiting_leaves_no_flood_of_error_records);
     RUN(test_limit_of_a_program_is_told_although_a_call_hangs);
     RUN(test_cancellation_is_told_although_a_call_hangs);
+    RUN(test_worker_has_a_chance_when_its_process_was_stopped);
     RUN(test_nothing_is_overdue_on_an_idle_ring);
     RUN(test_abort_has_its_own_time);
     RUN(test_code_of_a_refused_abort_is_told);
