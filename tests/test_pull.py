@@ -22,7 +22,7 @@ from aiodatadist import (
     Placement,
 )
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
-from tests.strict.marks import any_memory
+from tests.strict.marks import STRICT, any_memory
 
 BLOCKS = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
 SLOTS = CacheDesc(4, [4, 1000], DataType.DT_UINT8)
@@ -184,7 +184,10 @@ async def test_a_failed_transfer_says_why_and_leaves_the_link_usable() -> None:
 
 
 async def test_a_transfer_that_hangs_ends_with_its_time_limit() -> None:
-    async with linked_pair(BLOCKS, sync_kv_timeout=200) as (_, decoder, _, cache):
+    limit = (
+        1000 if STRICT == "roce" else 200
+    )  # over RoCE what hangs costs a channel, and the next pull waits for another
+    async with linked_pair(BLOCKS, sync_kv_timeout=limit) as (_, decoder, _, cache):
         pull = decoder.datadist.cache_manager.pull_blocks
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")
@@ -194,7 +197,7 @@ async def test_a_transfer_that_hangs_ends_with_its_time_limit() -> None:
             elapsed = asyncio.get_running_loop().time() - started
         assert caught.value.status_code is LLMStatusCode.LLM_TIMEOUT
         assert isinstance(caught.value, TimeoutError)
-        assert 0.15 < elapsed < 2
+        assert 0.15 < elapsed < 4
         await pull(BlocksCacheKey(1), cache, [0], [1])
 
 

@@ -91,9 +91,9 @@ class Channels:
     Only the client begins, so two renewals never meet.
 
     Over RDMA a transfer that was stopped half-way leaves requests in the channel's queue. The channel goes out of use at once
-    then, without one in its place, and is closed before anything of that transfer is given back::
+    then, and is closed before anything of that transfer is given back::
 
-        broken    ->                         from either end
+        broken    ->                         from either end; the client begins to renew
         both let what runs on it end; what waits for it takes the next one
         retire   <->  retire
         both close it
@@ -198,6 +198,14 @@ class Channels:
             self._current = None
             self._old[link_channel.name] = link_channel
             self._out_of_use(link_channel)
+            if self._rank == 0:  # the next one is wanted soon
+                self._spawn(partial(self._open_next, link_channel))
+
+    async def _open_next(self, link_channel: LinkChannel) -> None:
+        try:
+            await self._renew(link_channel.mine, link_channel.theirs)
+        except LinkError as error:  # what needs it tries again, and raises it
+            logger.info("the next channel: %s", error)
 
     # ---- further ones ----
 

@@ -385,7 +385,7 @@ class Link(Session):
             self.state = LinkState.CLOSED
         self._stop()
         try:
-            with anyio.move_on_after(DRAIN_TIMEOUT + 3 * self.grace, shield=True):
+            with anyio.move_on_after(DRAIN_TIMEOUT + self.quiesce_seconds, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
                     self.is_shut = await self._shut()

@@ -52,7 +52,7 @@ class Requester:
     def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
         """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
         session = self._session
-        patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 6 * session.grace
+        patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * session.quiesce_seconds
         if session.channels.is_rdma:
             patience += CLEAN_SECONDS
         operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)

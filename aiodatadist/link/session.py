@@ -119,9 +119,9 @@ class Session:
         return self.state in {LinkState.READY, LinkState.CLOSING}
 
     @property
-    def grace(self) -> float:
-        """Seconds that the device has for letting go after an abort."""
-        return self._device.limits.grace
+    def quiesce_seconds(self) -> float:
+        """How long the device may take until it lets go after a cancellation, at most."""
+        return self._device.limits.quiesce
 
     def _channel_name(self) -> str:
         return channel_name(*self._names)

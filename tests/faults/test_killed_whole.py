@@ -24,6 +24,7 @@ from aiodatadist import (
 from aiodatadist.testing import Cluster, open_cluster, soft_counters, verify
 from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, puppet
 from tests.stopwatch import lasting
+from tests.strict.marks import interruptible
 
 TOLD = 1.0
 """Seconds after which a caller that waits for a dead peer has been told."""
@@ -126,7 +127,7 @@ async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
 
 
 def table(members: int) -> str:
-    devices = [{"device_id": str(i), "device_ip": "127.0.0.1", "rank_id": str(i)} for i in range(members)]
+    devices = [{"device_id": str(i), "device_ip": f"127.0.0.{i + 1}", "rank_id": str(i)} for i in range(members)]
     return json.dumps(
         {
             "version": "1.0",
@@ -171,6 +172,7 @@ async def test_a_member_killed_while_the_others_meet() -> None:
         assert after[name] == before[name], name
 
 
+@interruptible
 async def test_a_peer_killed_in_any_moment_of_linking() -> None:
     """The client is told in time, whenever it happened, and a new peer of this id is welcome."""
     async with open_cluster(2, device_id=7) as cluster:

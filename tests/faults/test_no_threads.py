@@ -20,6 +20,7 @@ from aiodatadist import (
     LLMStatusCode,
 )
 from aiodatadist.testing import cluster_info, open_cluster
+from tests.strict.marks import any_memory
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 POOL = '{"memory_size": 1048576}'
@@ -37,6 +38,7 @@ def no_threads() -> Iterator[None]:
         threading.stack_size(before)
 
 
+@any_memory
 async def test_a_cluster_outlives_links_and_memory_that_end_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         open_cluster(1, mem_pool_cfg=POOL) as owner,

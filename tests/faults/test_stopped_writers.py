@@ -31,6 +31,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.testing import Cluster, open_cluster, soft_counters
 from tests.faults.test_liveness import BLOCKS, BRISK, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.stopwatch import lasting
+from tests.strict.marks import any_memory
 
 LENT, AGAIN, OTHER = 5, 6, 7
 SIZE = 64 << 20
@@ -150,6 +151,9 @@ class Array(Own):
         return [np.zeros(DESC.size, np.uint8) for _ in range(DESC.num_tensors)]
 
 
+ARRAY = pytest.param(Array, marks=any_memory, id="Array")
+
+
 class Scene:
     """A peer that writes into this process's memory without pause, and that can be stopped in the middle of it."""
 
@@ -221,7 +225,7 @@ async def rounds_until_caught(s: Scene, times: int) -> AsyncIterator[Cache]:
 
 
 @modes
-@pytest.mark.parametrize("kind", [Pool, Own, Array])
+@pytest.mark.parametrize("kind", [Pool, Own, ARRAY])
 async def test_no_byte_lands_in_memory_that_was_given_on(kind: type[Memory], one_sided: bool) -> None:
     async with scene(kind, one_sided) as s:
         async for cache in rounds_until_caught(s, CAUGHT):
@@ -232,7 +236,7 @@ async def test_no_byte_lands_in_memory_that_was_given_on(kind: type[Memory], one
             await s.memory.end()
 
 
-@pytest.mark.parametrize("kind", [Pool, Array])
+@pytest.mark.parametrize("kind", [Pool, ARRAY])
 async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> None:
     async with scene(kind, one_sided=True) as s:
         async for cache in rounds_until_caught(s, 1):
@@ -292,7 +296,7 @@ def _info(cluster_id: int, address: tuple[str, int]) -> LLMClusterInfo:
     return info
 
 
-@pytest.mark.parametrize("kind", [Pool, Array])
+@pytest.mark.parametrize("kind", [Pool, ARRAY])
 async def test_a_cluster_is_finalized_while_memory_is_withheld(
     kind: type[Memory], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ from tests.model.model import (
     layout,
 )
 from tests.profiles import examples
+from tests.strict.marks import STRICT
 
 EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(60)))
 STEP = 15.0
@@ -83,6 +84,9 @@ settings.register_profile(
 settings.register_profile("model-ci", settings.get_profile("model"), derandomize=True)
 
 T = TypeVar("T")
+
+MEMORIES = ["pool", "pool", "pool", *(["numpy", "numpy", "bytearray", "address", "cpu"] if STRICT != "hccs" else [])]
+"""Where caches are: over HCCS where it starts with a page."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +168,7 @@ class Draw:
 
     def make(self, at: int) -> Make:
         rng = self.rng
-        memory = (
-            "pool"
-            if self.world.is_about_keys and self.chance(0.6)
-            else rng.choice(["pool", "pool", "pool", "numpy", "numpy", "bytearray", "address", "cpu"])
-        )
+        memory = "pool" if self.world.is_about_keys and self.chance(0.6) else rng.choice(MEMORIES)
         blocks, host = (
             self.chance(0.1 if self.world.is_about_keys else 0.5) or memory == "cpu",
             self.chance(0.3) or memory == "cpu",
