@@ -98,3 +98,30 @@ def test_a_runtime_that_shows_no_device_is_not_taken(tmp_path: Path, monkeypatch
 def test_a_pull_on_the_vendors_path(tmp_path: Path) -> None:
     done = run(PULL, tmp_path, "ascend", NEW)
     assert done.stdout.strip() == "ascend LLM_SUCCESS", done.stderr
+
+
+def test_auto_does_not_pass_by_npus_that_do_not_load(tmp_path: Path) -> None:
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / "davinci0").touch()
+    script = f"""
+from pathlib import Path
+from aiodatadist._native import runtime
+runtime.DEVICE_FILES = Path({str(devices)!r})
+runtime.open_runtime()
+"""
+    done = run(script, tmp_path, "auto")
+    assert "RuntimeUnavailable: this machine has NPUs" in done.stderr
+    assert "set_env.sh" in done.stderr
+    assert run(script, tmp_path, "soft").returncode == 0
+
+
+def test_a_device_of_the_vendors_needs_no_description(tmp_path: Path) -> None:
+    """``local_comm_res`` is made where it is not given."""
+    done = run(
+        PULL.replace(", local_comm_res=resource(0)", "").replace(", local_comm_res=resource(1)", ""),
+        tmp_path,
+        "ascend",
+        NEW,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "ascend LLM_SUCCESS"), done.stderr

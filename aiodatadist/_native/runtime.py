@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from aiodatadist._native.library import SOFTNPU, Handle, ffi, ring
@@ -289,6 +290,8 @@ class Runtime:
         raise FeatureNotEnabled(f"{name} is in none of {', '.join(symbols._libraries)}")
 
 
+DEVICE_FILES = Path("/dev")
+
 _lock = threading.Lock()
 _opened: Runtime | None = None
 
@@ -316,8 +319,18 @@ def _open(choice: str) -> Runtime:
         raise ParamInvalid(f"AIODATADIST_RUNTIME is {choice!r}: it has to be auto, ascend or soft")
     try:
         return _open_ascend()
-    except RuntimeUnavailable:
+    except RuntimeUnavailable as error:
+        if nodes := npu_nodes():
+            raise RuntimeUnavailable(
+                f"this machine has NPUs ({', '.join(nodes)}), but they cannot be used: {error.args[0]}",
+                hint="source CANN's set_env.sh; AIODATADIST_RUNTIME=soft runs without the NPUs",
+            ) from error
         return _open_soft()
+
+
+def npu_nodes() -> list[str]:
+    """The device files of NPUs, by which ``auto`` knows that a machine has some."""
+    return sorted(str(path) for path in DEVICE_FILES.glob("davinci[0-9]*"))
 
 
 def _dlopen(names: tuple[str, ...], flags: int = 0) -> tuple[str, Any]:

@@ -65,10 +65,6 @@ def _chosen(runtime: Runtime, choice: str) -> Finding:
         return Finding("runtime", value, "ok", "the vendor's libraries load and show a device")
     if choice == "soft":
         return Finding("runtime", value, "ok", "the software NPU was asked for: the CPU does the work, on one machine")
-    nodes = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
-    if nodes:
-        meaning = f"an NPU is here ({', '.join(nodes)}), but {_why_not_ascend()}: is CANN's set_env.sh sourced?"
-        return Finding("runtime", value, "warn", meaning)
     return Finding("runtime", value, "ok", f"{_why_not_ascend()}, so the software NPU does the work, on one machine")
 
 

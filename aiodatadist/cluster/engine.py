@@ -17,6 +17,7 @@ from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
@@ -153,7 +154,7 @@ class Engine:
         """From opening to the end. What goes wrong while opening is raised; afterwards nothing is."""
         async with AsyncExitStack() as stack:
             self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
-            self.transport = self._open_transport()
+            self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
             self.registry = CacheRegistry(self.device, self.transport, self.spawn, self.cluster_id)
             await self._open_pools()

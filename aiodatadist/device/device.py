@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from aiodatadist._native.library import Handle, ffi
@@ -62,6 +63,18 @@ class Device:
             raise ForkError("this device was opened before a fork", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"device {self.index} is closed")
+
+    @cached_property
+    def physical_id(self) -> int:
+        """Of the card on this machine, which ASCEND_RT_VISIBLE_DEVICES and containers number differently. The index where
+        the runtime does not say (CANN before 8.5)."""
+        found = ffi.new("int32_t *", self.index)
+        try:
+            code = self.runtime.acl.aclrtGetPhyDevIdByLogicDevId(self.index, found)
+        except FeatureNotEnabled:
+            return self.index
+        self.runtime.check("aclrtGetPhyDevIdByLogicDevId", code)
+        return int(found[0])
 
     @contextmanager
     def current(self) -> Iterator[None]:

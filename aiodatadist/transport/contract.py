@@ -37,6 +37,7 @@ class Endpoint:
         server_id, device_id, device_ip: this device in a rank table.
         process: the process id on its machine.
         super_device_id, super_pod_id: on super-pod hardware, else empty.
+        device_port, host_ip, backup_device_ip: further words of the rank table, if they were given.
     """
 
     transport: str
@@ -48,6 +49,9 @@ class Endpoint:
     process: int
     super_device_id: str = ""
     super_pod_id: str = ""
+    device_port: str = ""
+    host_ip: str = ""
+    backup_device_ip: str = ""
 
 
 @dataclass(frozen=True, slots=True)

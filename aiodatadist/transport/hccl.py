@@ -30,7 +30,8 @@ from aiodatadist.transport.contract import (
     Region,
     Transport,
 )
-from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs
+from aiodatadist.transport.link_kind import A3, LinkKind, link_kind, may_use_hccs
+from aiodatadist.transport.local_device import check_device, find_device, parse_resource
 from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 BUFFER_MIB = 200  # the vendor's default
 HUGE_PAGE = 2 << 20  # bytes; where the runtime does not say, and a multiple of any other
-MAX_VALUE = 127  # characters of an id or an address in a rank table; ours, far above any real one
 
 
 def host_identity() -> str:
@@ -54,16 +54,20 @@ def host_identity() -> str:
 def rank_table(endpoints: tuple[Endpoint, Endpoint]) -> str:
     """The vendor's rank table for two devices, rank 0 first; JSON text, all values strings."""
     servers: dict[str, list[dict[str, str]]] = {}
+    host_ips: dict[str, dict[str, str]] = {}
     for rank, end in enumerate(endpoints):
-        device = {"device_id": end.device_id, "device_ip": end.device_ip, "rank_id": str(rank)}
-        if end.super_device_id:
-            device["super_device_id"] = end.super_device_id
-        servers.setdefault(end.server_id, []).append(device)
+        names = ("device_ip", "device_port", "backup_device_ip", "super_device_id")
+        given = {name: value for name in names if (value := getattr(end, name))}
+        servers.setdefault(end.server_id, []).append({"device_id": end.device_id, **given, "rank_id": str(rank)})
+        if end.host_ip:
+            host_ips[end.server_id] = {"host_ip": end.host_ip}
     table: dict[str, Any] = {
         "version": "1.0",
         "status": "completed",
         "server_count": str(len(servers)),
-        "server_list": [{"server_id": server, "device": devices} for server, devices in servers.items()],
+        "server_list": [
+            {"server_id": name, **host_ips.get(name, {}), "device": devices} for name, devices in servers.items()
+        ],
     }
     pods: dict[str, set[str]] = {}
     for end in endpoints:
@@ -78,34 +82,6 @@ def rank_table(endpoints: tuple[Endpoint, Endpoint]) -> str:
     return json.dumps(table)
 
 
-def parse_resource(resource: str) -> dict[str, str]:
-    """The one device of a ``local_comm_res`` of version 1.0 or 1.2, as fields of :class:`Endpoint`.
-
-    Raises:
-        ParamInvalid: it is not JSON, or does not describe exactly one device.
-    """
-    try:
-        table = json.loads(resource)
-        (server,) = table["server_list"]
-        (device,) = server["device"]
-        pods = table.get("super_pod_list") or [{"super_pod_id": ""}]
-        return {
-            "server_id": _value(server["server_id"]),
-            "device_id": _value(device["device_id"]),
-            "device_ip": _value(device["device_ip"]),
-            "super_device_id": _value(device.get("super_device_id", "")),
-            "super_pod_id": _value(pods[0]["super_pod_id"]),
-        }
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ParamInvalid(f"local_comm_res does not describe exactly one local device: {error!r}") from error
-
-
-def _value(value: Any) -> str:
-    if not isinstance(value, (str, int)) or len(str(value)) > MAX_VALUE:
-        raise TypeError(f"a value is {str(value)[:MAX_VALUE]!r}: it has to be text of at most {MAX_VALUE} characters")
-    return str(value)
-
-
 class HcclTransport(Transport):
     """One-sided transfers through HCCL, on the vendor's library or on softnpu."""
 
@@ -118,16 +94,26 @@ class HcclTransport(Transport):
         self._endpoint = self._describe(resource)
 
     def _describe(self, resource: str | None) -> Endpoint:
-        runtime = self._runtime.name
+        """Blocks where the machine has to be asked for the address of an NPU's network card."""
+        runtime, number = self._runtime, self.device.index
         if resource:
-            return Endpoint(self.name, runtime, host_identity(), process=os.getpid(), **parse_resource(resource))
-        if not self._runtime.is_soft:
+            found = parse_resource(resource)
+            if not runtime.is_soft or runtime.soft_strictness:
+                check_device(found, number, self.device.physical_id, bool(A3.match(runtime.chip)))
+        elif runtime.is_soft:
+            address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
+            found = {"server_id": "127.0.0.1", "device_id": str(number), "device_ip": address}
+        else:
+            found = self._find()
+        return Endpoint(self.name, runtime.name, host_identity(), process=os.getpid(), **found)
+
+    def _find(self) -> dict[str, str]:
+        if A3.match(self._runtime.chip):
             raise ParamInvalid(
-                "on an NPU the device's own address has to be given", hint="set LLMConfig.local_comm_res"
+                f"device {self.device.index} is of a super pod ({self._runtime.chip}), whose ids have to be given",
+                hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
             )
-        number = self.device.index
-        address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
-        return Endpoint(self.name, runtime, host_identity(), "127.0.0.1", str(number), address, os.getpid())
+        return find_device(self.device.physical_id)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -55,6 +55,9 @@ class EndpointInfo(_Message):
     process: UInt32
     super_device_id: Text = ""
     super_pod_id: Text = ""
+    device_port: Text = ""
+    host_ip: Text = ""
+    backup_device_ip: Text = ""
 
 
 class Hello(_Message):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist import LLMStatusCode, ParamInvalid
 from aiodatadist.transport import Endpoint
-from aiodatadist.transport.hccl import parse_resource, rank_table
-
-FIELDS = {"server_id", "device_id", "device_ip", "super_device_id", "super_pod_id"}
+from aiodatadist.transport.hccl import rank_table
 
 
 def end(server: str, device: str, pod: str = "") -> Endpoint:
@@ -86,73 +82,15 @@ def test_all_values_are_strings_and_every_rank_is_there(pair: tuple[Endpoint, En
     assert ranks == {str(rank): (end.server_id, end.device_id) for rank, end in enumerate(pair)}
 
 
-# ---- local_comm_res ----
-
-RESOURCE: dict[str, Any] = {
-    "version": "1.2",
-    "server_list": [
-        {"server_id": "s", "device": [{"device_id": "3", "device_ip": "10.0.0.3", "super_device_id": "9"}]}
-    ],
-    "super_pod_list": [{"super_pod_id": "p", "server_list": [{"server_id": "s"}]}],
-}
-
-
-def test_resource_of_one_device_is_an_endpoint() -> None:
-    assert parse_resource(json.dumps(RESOURCE)) == {
+def test_what_else_was_given_of_a_device_is_in_the_table_and_what_was_not_is_left_out() -> None:
+    one = Endpoint("hccl", "ascend", "h", "s", "0", "", 1, device_port="16667", host_ip="10.1.1.1")
+    other = Endpoint("hccl", "ascend", "h", "s", "1", "10.0.0.1", 2, backup_device_ip="10.0.1.1")
+    (server,) = json.loads(rank_table((one, other)))["server_list"]
+    assert server == {
         "server_id": "s",
-        "device_id": "3",
-        "device_ip": "10.0.0.3",
-        "super_device_id": "9",
-        "super_pod_id": "p",
+        "host_ip": "10.1.1.1",
+        "device": [
+            {"device_id": "0", "device_port": "16667", "rank_id": "0"},
+            {"device_id": "1", "device_ip": "10.0.0.1", "backup_device_ip": "10.0.1.1", "rank_id": "1"},
+        ],
     }
-
-
-def test_resource_without_super_pod_leaves_it_empty() -> None:
-    text = '{"version": "1.0", "server_list": [{"server_id": "s", "device": [{"device_id": 3, "device_ip": "x"}]}]}'
-    found = parse_resource(text)
-    assert (found["device_id"], found["super_device_id"], found["super_pod_id"]) == ("3", "", "")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "null",
-        "[]",
-        "{}",
-        "[" * 10_000,
-        '{"server_list": []}',
-        '{"server_list": "x"}',
-        '{"server_list": [{"server_id": "s", "device": []}]}',
-        '{"server_list": [{"server_id": "s", "device": [{"device_id": "3"}]}]}',
-        '{"server_list": [{"device": [{"device_id": "3", "device_ip": "x"}]}]}',
-        '{"server_list": [{"server_id": null, "device": [{"device_id": "3", "device_ip": "x"}]}]}',
-        '{"server_list": [{"server_id": "s", "device": [{"device_id": ["3"], "device_ip": "x"}]}]}',
-        json.dumps(RESOURCE | {"server_list": RESOURCE["server_list"] * 2}),
-        json.dumps(RESOURCE | {"super_pod_list": [{}]}),
-        json.dumps(RESOURCE | {"super_pod_list": 5}),
-        json.dumps({"server_list": [{"server_id": "s" * 128, "device": [{"device_id": "3", "device_ip": "x"}]}]}),
-    ],
-)
-def test_anything_but_one_device_is_param_invalid(text: str) -> None:
-    with pytest.raises(ParamInvalid, match="local_comm_res does not describe exactly one local device") as caught:
-        parse_resource(text)
-    assert caught.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
-
-
-words = st.sampled_from(["version", "server_list", "server_id", "device", "device_id", "device_ip", "super_pod_list"])
-documents = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=7),
-)
-
-
-@given(documents.map(json.dumps) | st.text(max_size=20))
-def test_any_text_is_one_device_or_param_invalid(text: str) -> None:
-    try:
-        found = parse_resource(text)
-    except ParamInvalid:
-        return
-    assert set(found) == FIELDS
-    Endpoint("hccl", "soft", "host", process=1, **found)

@@ -1,0 +1,180 @@
+"""This process's device in a rank table: as ``local_comm_res`` describes it, or as it is found on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+from aiodatadist.errors import ParamInvalid
+
+MAX_VALUE: Final = 127
+"""Characters of an id or an address in a rank table; ours, far above any real one."""
+VERSIONS: Final = ("1.0", "1.2")
+HCCN_CONF: Final = Path("/etc/hccn.conf")
+"""Where the network cards of NPUs get their addresses from, ``address_N=ADDRESS`` by physical id, on the host."""
+HCCN_TOOL_TIMEOUT: Final = 5.0
+"""Seconds for ``hccn_tool``, which takes some hundred milliseconds."""
+
+_ANY_ADDRESS = ("192.0.2.1", 9)  # of documentation (RFC 5737): no packet is sent there
+
+
+# ---- what is given ----
+
+
+def parse_resource(resource: str) -> dict[str, str]:
+    """The one device of a ``local_comm_res`` of version 1.0 or 1.2, as fields of :class:`Endpoint`.
+
+    Raises:
+        ParamInvalid: it does not describe exactly one device; the message names the place, what is there, and the rule.
+    """
+    try:
+        table = json.loads(resource)
+    except (ValueError, RecursionError) as error:
+        raise ParamInvalid(f"local_comm_res is not JSON: {error}") from error
+    table = _object(table, "local_comm_res")
+    version = _text(table, "version", "local_comm_res", "1.0")
+    if version not in VERSIONS:
+        raise ParamInvalid(f"local_comm_res.version is {version!r}: it has to be 1.0 (A2) or 1.2 (A3)")
+    status = _text(table, "status", "local_comm_res", "completed")
+    if status != "completed":
+        raise ParamInvalid(f"local_comm_res.status is {status!r}: it has to be completed")
+    server, where = _only(table, "server_list", "local_comm_res")
+    device, at = _only(server, "device", where)
+    found = {
+        "server_id": _text(server, "server_id", where),
+        "host_ip": _address(server, "host_ip", where),
+        "device_id": _number(device, "device_id", at, 0, 2**31 - 1),
+        "device_ip": _address(device, "device_ip", at),
+        "backup_device_ip": _address(device, "backup_device_ip", at),
+        "device_port": _number(device, "device_port", at, 1, 65535, ""),
+        "super_device_id": _text(device, "super_device_id", at, ""),
+        "super_pod_id": "",
+    }
+    if "super_pod_list" in table:
+        pod, place = _only(table, "super_pod_list", "local_comm_res")
+        found["super_pod_id"] = _text(pod, "super_pod_id", place)
+    lacks = [name for name in ("super_pod_id", "super_device_id") if not found[name]]
+    if version == "1.2" and lacks:
+        raise ParamInvalid(f"local_comm_res has no {lacks[0]}: version 1.2 needs it")
+    return found
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ParamInvalid(f"{where} is {_shown(value)}: it has to be an object")
+    return value
+
+
+def _only(table: dict[str, Any], name: str, where: str) -> tuple[dict[str, Any], str]:
+    """The one element of a list, and its place."""
+    values = table.get(name)
+    if not isinstance(values, list) or len(values) != 1:
+        has = f"has {len(values)} elements" if isinstance(values, list) else f"is {_shown(values)}"
+        raise ParamInvalid(f"{where}.{name} {has}: it has to be a list of one, because it describes this device alone")
+    at = f"{where}.{name}[0]"
+    return _object(values[0], at), at
+
+
+def _text(table: dict[str, Any], name: str, where: str, default: str | None = None) -> str:
+    value = table.get(name, default)
+    if value is None and name not in table:
+        raise ParamInvalid(f"{where} has no {name}")
+    is_plain = isinstance(value, (str, int)) and not isinstance(value, bool)
+    if not is_plain or len(str(value)) > MAX_VALUE:
+        raise ParamInvalid(f"{where}.{name} is {_shown(value)}: it has to be text of at most {MAX_VALUE} characters")
+    return str(value)
+
+
+def _number(table: dict[str, Any], name: str, where: str, least: int, most: int, default: str | None = None) -> str:
+    text = _text(table, name, where, default)
+    if text == default:
+        return text
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
+        raise ParamInvalid(f"{where}.{name} is {_shown(text)}: it has to be a number from {least} to {most}")
+    return text
+
+
+def _address(table: dict[str, Any], name: str, where: str) -> str:
+    text = _text(table, name, where, "")
+    if text:
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise ParamInvalid(f"{where}.{name} is {_shown(text)}: it has to be an IP address") from None
+    return text
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:MAX_VALUE]
+
+
+def check_device(found: dict[str, str], device: int, physical: int, chip_has_pods: bool) -> None:
+    """That a given description is this device's.
+
+    Raises:
+        ParamInvalid: it is another device's, which HCCL would find at the first link; or it lacks the super pod, without
+            which HCCL takes all servers for one.
+    """
+    if int(found["device_id"]) != physical:
+        raise ParamInvalid(
+            f"local_comm_res describes device {found['device_id']}, but device_id {device} is the physical device {physical}",
+            hint="device_id in local_comm_res is the physical id, as npu-smi info shows it",
+        )
+    if chip_has_pods and not found["super_pod_id"]:
+        raise ParamInvalid(
+            "local_comm_res has no super_pod_list: HCCL would take devices of all servers for one super pod's",
+            hint="an A3 needs version 1.2, with super_pod_list and super_device_id",
+        )
+
+
+# ---- what is found ----
+
+
+def find_device(physical: int) -> dict[str, str]:
+    """The same fields of a device of this machine, without super pod. Blocks for as long as ``hccn_tool`` takes.
+
+    The server is named by the address of its default route, or by its host name. Without an address of the device's own
+    network card ``device_ip`` is empty: HCCS needs none.
+    """
+    return {
+        "server_id": server_address() or socket.gethostname()[:MAX_VALUE],
+        "device_id": str(physical),
+        "device_ip": device_address(physical),
+    }
+
+
+def server_address() -> str:
+    """The address with which this machine reaches others; empty: there is no way out."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(_ANY_ADDRESS)
+        return str(sock.getsockname()[0])
+    return ""
+
+
+def device_address(physical: int, conf: Path = HCCN_CONF) -> str:
+    """Of the device's own network card; empty: it has none that can be found."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = re.search(rf"^\s*address_{physical}\s*=\s*(\S+)", conf.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    tool = shutil.which("hccn_tool")
+    if tool is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            [tool, "-i", str(physical), "-ip", "-g"],
+            capture_output=True,
+            text=True,
+            timeout=HCCN_TOOL_TIMEOUT,
+            check=False,
+        ).stdout
+        found = re.search(r"ipaddr\s*:\s*(\S+)", said)
+        return found[1] if found else ""
+    return ""
