@@ -118,10 +118,6 @@ runtime.open_runtime()
 
 def test_a_device_of_the_vendors_needs_no_description(tmp_path: Path) -> None:
     """``local_comm_res`` is made where it is not given."""
-    done = run(
-        PULL.replace(", local_comm_res=resource(0)", "").replace(", local_comm_res=resource(1)", ""),
-        tmp_path,
-        "ascend",
-        NEW,
-    )
+    script = PULL.replace(", local_comm_res=resource(0)", "").replace(", local_comm_res=resource(1)", "")
+    done = run(script, tmp_path, "ascend", NEW)
     assert (done.returncode, done.stdout.strip()) == (0, "ascend LLM_SUCCESS"), done.stderr
