@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce packaging torch abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -52,6 +52,9 @@ STRICT := tests/conformance tests/faults tests/model tests/strict tests/test_aft
 	tests/test_notifications.py tests/test_pull.py tests/test_push.py tests/test_request_response.py tests/test_symmetric_links.py
 hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, or over RoCE
 	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone' $(STRICT)
+
+hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
+	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)
 
 packaging: $(STAMP)  ## the wheel, where nothing else is installed
 	@$(BIN)/python -m tests.packaging

@@ -12,6 +12,7 @@ NEEDS = {
     "mooncake": "Mooncake",
     "torch": "torch",
     "ml_dtypes": "ml_dtypes",
+    "two npus": "two NPUs",
 }
 """A word of the reason, and what was absent; the first one counts."""
 

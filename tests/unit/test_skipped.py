@@ -20,6 +20,10 @@ def test_the_vendors_headers_are_not_torch() -> None:
     assert line([reason]) == "skipped: 1 need the vendor's headers"
 
 
+def test_what_only_hardware_can_run_is_one_count() -> None:
+    assert line(["Skipped: needs two NPUs: make hardware"] * 40) == "skipped: 40 need two NPUs"
+
+
 def test_the_night_and_the_other_loop_come_last() -> None:
     reasons = ["Skipped: Mooncake cannot be loaded (libibverbs.so.1: no such file)"]
     assert line(reasons, nightly=25, other_loop=1200) == (

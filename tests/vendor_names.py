@@ -1,0 +1,41 @@
+"""softnpu under the names of the vendor's libraries: what runs with it takes the way that it takes on an NPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from aiodatadist._native.library import SOFTNPU
+
+OLD = ("libascendcl.so", "libhccl.so")  # before CANN 8.5
+NEW = ("libacl_rt.so", "libascendcl.so", "libhcomm.so", "libhccl.so")
+
+
+def install(folder: Path, names: tuple[str, ...] = NEW) -> None:
+    """Symbolic links to softnpu, in a folder that has none of these names so far."""
+    for name in names:
+        (folder / name).symlink_to(SOFTNPU)
+
+
+def environment(folder: Path, strict: str = "") -> dict[str, str]:
+    """For a child process: it opens the libraries of the folder as the vendor's.
+
+    Args:
+        strict: SOFTNPU_STRICT: ``hccs`` or ``roce``; empty: softnpu takes whatever makes sense.
+    """
+    own = {"AIODATADIST_RUNTIME": "ascend", "LD_LIBRARY_PATH": str(folder)}
+    kept = {key: value for key, value in os.environ.items() if key != "SOFTNPU_STRICT"}
+    return {**kept, **own, **({"SOFTNPU_STRICT": strict} if strict else {})}
+
+
+def resource(device: int, server: str = "127.0.0.1") -> str:
+    """A ``local_comm_res`` of version 1.0 for one of softnpu's devices: each has an address of its own."""
+    described = {"device_id": str(device), "device_ip": f"10.0.0.{device + 1}"}
+    table = {
+        "version": "1.0",
+        "status": "completed",
+        "server_count": "1",
+        "server_list": [{"server_id": server, "device": [described]}],
+    }
+    return json.dumps(table)
