@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist._native.library import SOFTNPU
-
-OLD = ("libascendcl.so", "libhccl.so")  # before CANN 8.5
-NEW = ("libacl_rt.so", "libascendcl.so", "libhcomm.so", "libhccl.so")
+from tests import vendor_names
+from tests.vendor_names import NEW, OLD
 
 SHOW = """
 from aiodatadist._native.runtime import open_runtime
@@ -24,13 +22,10 @@ print(runtime.name, *[library.rpartition("/")[2] for library in runtime.librarie
 """
 
 PULL = """
-import asyncio, json
+import asyncio
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
 from aiodatadist.testing import cluster_info, open_cluster, verify
-
-def resource(device):
-    device = {"device_id": str(device), "device_ip": f"10.0.0.{device + 1}"}
-    return json.dumps({"version": "1.0", "server_list": [{"server_id": "one", "device": [device]}]})
+from tests.vendor_names import resource
 
 async def main():
     desc = CacheDesc(2, [8, 4096], DataType.DT_UINT8, Placement.HOST)
@@ -52,8 +47,7 @@ asyncio.run(main())
 def run(
     script: str, folder: Path, runtime: str | None, names: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    for name in names:
-        (folder / name).symlink_to(SOFTNPU)
+    vendor_names.install(folder, names)
     environment = {key: value for key, value in os.environ.items() if key != "AIODATADIST_RUNTIME"}
     if runtime is not None:
         environment["AIODATADIST_RUNTIME"] = runtime
