@@ -1,4 +1,4 @@
-"""The tests for NPUs pass where softnpu has the vendor's names and is as strict as HCCL: a failure on an NPU is not theirs."""
+"""The tests for NPUs pass where softnpu has the vendor's names and is strict: one that fails on an NPU is right."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 from aiodatadist import (
     AwaitableLayerSynchronizer,
     BlocksCacheKey,
@@ -43,42 +45,42 @@ async def test_layers_that_the_event_loop_hands_over(pair: Pair) -> None:
 
 async def test_layers_behind_gates(pair: Pair) -> None:
     device = pair.here.datadist.device
-    gates, compute = EventLayerSynchronizer(device, LAYERS), device.open_stream("compute")
-    task = pair.here.manager.transfer_cache_async(pair.here.cache, gates, [CONFIG], BLOCKS, BLOCKS)
-    for layer in range(LAYERS):
-        await assert_landed(pair, layer)
-        gates.record(layer, compute)
-        await until_landed(task, layer + 1)
-    await task
-    await assert_landed(pair, LAYERS)
-    await compute.aclose()
+    gates = EventLayerSynchronizer(device, LAYERS)
+    async with aclosing(device.open_stream("compute")) as compute:
+        task = pair.here.manager.transfer_cache_async(pair.here.cache, gates, [CONFIG], BLOCKS, BLOCKS)
+        for layer in range(LAYERS):
+            await assert_landed(pair, layer)
+            gates.record(layer, compute)
+            await until_landed(task, layer + 1)
+        await task
+        await assert_landed(pair, LAYERS)
 
 
 async def test_other_transfers_pass_one_that_waits_at_its_gates(pair: Pair) -> None:
     device = pair.here.datadist.device
-    gates, compute = EventLayerSynchronizer(device, LAYERS), device.open_stream("compute")
-    task = pair.here.manager.transfer_cache_async(pair.here.cache, gates, [CONFIG], BLOCKS, BLOCKS)
-    for number in range(20):
-        await pair.here.push(1, [0], [0])
-        await pair.here.pull(1, [number % 16], [15])
-    found = await pair.there.whose()
-    assert [tensor[:2] for tensor in found] == [[(2, t, 0), (1, t, 1)] for t in TENSORS], "a gate was passed"
-    for layer in range(LAYERS):
-        gates.record(layer, compute)
-    await task
-    found = await pair.there.whose()
-    assert [tensor[1] for tensor in found] == [(2, t, 1) for t in TENSORS]
-    await compute.aclose()
+    gates = EventLayerSynchronizer(device, LAYERS)
+    async with aclosing(device.open_stream("compute")) as compute:
+        task = pair.here.manager.transfer_cache_async(pair.here.cache, gates, [CONFIG], BLOCKS, BLOCKS)
+        for number in range(20):
+            await pair.here.push(1, [0], [0])
+            await pair.here.pull(1, [number % 16], [15])
+        found = await pair.there.whose()
+        assert [tensor[:2] for tensor in found] == [[(2, t, 0), (1, t, 1)] for t in TENSORS], "a gate was passed"
+        for layer in range(LAYERS):
+            gates.record(layer, compute)
+        await task
+        found = await pair.there.whose()
+        assert [tensor[1] for tensor in found] == [(2, t, 1) for t in TENSORS]
 
 
 async def test_a_layer_holds_what_compute_wrote_before_its_gate(pair: Pair) -> None:
-    """The contents change after the transfer was started, and each gate opens behind the copy that changes them."""
+    """The contents change after the transfer was started, and the gates open after the copy that changes them."""
     here, device = pair.here, pair.here.datadist.device
-    gates, compute = EventLayerSynchronizer(device, LAYERS), device.open_stream("compute")
-    task = here.manager.transfer_cache_async(here.cache, gates, [CONFIG], [0], [0])
-    await here.manager.copy_blocks(here.cache, {7: [0]})
-    for layer in range(LAYERS):
-        gates.record(layer, compute)
-    await task
-    assert [tensor[0] for tensor in await pair.there.whose()] == [(2, t, 7) for t in TENSORS]
-    await compute.aclose()
+    gates = EventLayerSynchronizer(device, LAYERS)
+    async with aclosing(device.open_stream("compute")) as compute:
+        task = here.manager.transfer_cache_async(here.cache, gates, [CONFIG], [0], [0])
+        await here.manager.copy_blocks(here.cache, {7: [0]})
+        for layer in range(LAYERS):
+            gates.record(layer, compute)
+        await task
+        assert [tensor[0] for tensor in await pair.there.whose()] == [(2, t, 7) for t in TENSORS]

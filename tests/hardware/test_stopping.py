@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 
@@ -83,25 +84,24 @@ async def test_a_transfer_behind_a_gate_that_never_opens_is_cancelled(pair: Pair
 async def test_a_transfer_is_cancelled_between_its_layers(pair: Pair) -> None:
     here = pair.here
     gates = EventLayerSynchronizer(here.datadist.device, LAYERS)
-    compute = here.datadist.device.open_stream("compute")
-    task = layered(pair, gates)
-    for layer in range(2):
-        gates.record(layer, compute)
-    landed = 0
-    async for _ in task.progress():
-        landed += 1
-        if landed == 2:
-            break
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    for layer in range(2, LAYERS):
-        gates.record(layer, compute)  # opens nothing any more
-    await here.push(1, [9], [9])
-    found = await pair.there.whose()
-    assert [tensor[1] for tensor in found] == [(2 if t < 4 else 1, t, 1) for t in TENSORS]
-    assert [tensor[9] for tensor in found] == [(2, t, 9) for t in TENSORS]
-    await compute.aclose()
+    async with aclosing(here.datadist.device.open_stream("compute")) as compute:
+        task = layered(pair, gates)
+        for layer in range(2):
+            gates.record(layer, compute)
+        landed = 0
+        async for _ in task.progress():
+            landed += 1
+            if landed == 2:
+                break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for layer in range(2, LAYERS):
+            gates.record(layer, compute)  # opens nothing any more
+        await here.push(1, [9], [9])
+        found = await pair.there.whose()
+        assert [tensor[1] for tensor in found] == [(2 if t < 4 else 1, t, 1) for t in TENSORS]
+        assert [tensor[9] for tensor in found] == [(2, t, 9) for t in TENSORS]
 
 
 async def test_a_layer_that_is_not_computed_in_time_ends_its_transfer_only(mine: Place, peer: Remote) -> None:
