@@ -94,7 +94,11 @@ async def answer(peer: Peer, line: bytes) -> dict[str, Any]:
 
 
 async def serve(place: Place, port: int, once: bool) -> None:
-    """Until it is ended, or with ``once`` until the first connection ends. Prints the port that it listens on."""
+    """Until it is ended, or with ``once`` until the first connection ends. Prints the port that it listens on.
+
+    One connection at a time: the clusters of the one before are gone when the next one is served.
+    """
+    turn = anyio.Lock()
     async with (
         await anyio.create_tcp_listener(local_host=place.host, local_port=port) as listener,
         anyio.create_task_group() as tasks,
@@ -103,7 +107,7 @@ async def serve(place: Place, port: int, once: bool) -> None:
 
         async def handle(connection: SocketStream) -> None:
             lines = BufferedByteReceiveStream(connection)
-            async with connection, AsyncExitStack() as stack:
+            async with turn, connection, AsyncExitStack() as stack:
                 peer = Peer(place, stack)
                 try:
                     while True:
