@@ -171,7 +171,8 @@ class Draw:
         memory = "pool" if self.world.is_about_keys and self.chance(0.6) else rng.choice(MEMORIES)
         blocks, host = (
             self.chance(0.1 if self.world.is_about_keys else 0.5) or memory == "cpu",
-            self.chance(0.3) or memory == "cpu",
+            (self.chance(0.3) and STRICT != "hccs")
+            or memory == "cpu",  # a peer's HOST memory is out of reach over HCCS
         )
         if memory == "pool" and host not in self.model.clusters[at].pools and self.chance(0.9):
             host = not host
