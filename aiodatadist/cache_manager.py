@@ -507,10 +507,10 @@ class CacheManager:
                 ...                           # ask the peer to begin
                 await receiver.layer(0)       # its two tensors are complete
 
-        Open it before the peer's transfer can be over: what ended earlier is not told.
+        When it is open the peer knows: a transfer that begins from then on is told whole. What landed before is not told.
 
         Raises:
-            NotLinked, PeerLost, LinkClosed: there is no link.
+            NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the peer answered.
             ParamInvalid: this cache is being watched already, or takes no part in transfers with peers.
         """
         entry = self._local(cache, "cache")
@@ -518,6 +518,7 @@ class CacheManager:
         link.check_ready()
         receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // 2))
         try:
+            await link.ping()
             yield receiver
         finally:
             link.layer_events.unwatch(entry.cache_id)

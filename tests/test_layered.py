@@ -1139,3 +1139,16 @@ async def test_eighty_layers_to_four() -> None:
             (i, layer) for i in range(4) for layer in range(count)
         ]
         await stream.aclose()
+
+
+async def test_a_transfer_that_begins_when_its_receiver_is_open_is_told_whole() -> None:
+    async with fan() as made:
+        await made.blocks(Immediate())  # from here on the peer knows the destination, and begins at once
+        async with made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
+            synchronizer = AwaitableLayerSynchronizer(LAYERS)
+            for layer in range(LAYERS):
+                synchronizer.ready(layer)
+            task = made.blocks(synchronizer)
+            with anyio.fail_after(5):
+                await receiver.layer(LAYERS - 1)
+            await task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -155,8 +156,8 @@ class Link(Session):
 
     # ---- words ----
 
-    async def ping(self, seconds: float) -> None:
-        """Raises LinkTimeout: no answer in time; or what ended the link."""
+    async def ping(self, seconds: float = math.inf) -> None:
+        """Until the peer has heard what was said before. Raises LinkTimeout: no answer in time; or what ended the link."""
         with anyio.move_on_after(seconds) as limit:
             await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
         if limit.cancelled_caught:

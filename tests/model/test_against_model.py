@@ -65,7 +65,7 @@ from tests.model.model import (
     layout,
 )
 from tests.profiles import examples
-from tests.strict.marks import STRICT
+from tests.strict.marks import STRICT, any_memory
 
 EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(60)))
 STEP = 15.0
@@ -857,6 +857,7 @@ def test_what_clusters_do_is_what_the_model_says(program: Program) -> None:
         logging.disable(logging.NOTSET)
 
 
+@any_memory
 def test_the_programs_do_everything() -> None:
     """Most operations succeed, and each kind is refused, too: what the model says of programs drawn as above."""
     seen: dict[str, set[str]] = {}
