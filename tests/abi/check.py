@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from . import CannotCheck, compiler
 from . import declarations as d
 from .findings import Finding, Report, Status
-from .unit import Line, write_unit
+from .unit import Line, is_hidden, write_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,12 @@ def check(sources: Iterable[Path], headers: HeaderSet, vendor_version: d.Version
     Without ``vendor_version`` the headers are taken for the newest: ``@since`` excuses nothing.
     """
     declared = d.read_declarations(*sources)
-    findings = {item: Finding(item, Status.UNEXPECTED if item.tags.hidden else Status.IDENTICAL) for item in declared}
-    unit = write_unit(headers.names, declared)
+    internal = headers.has_one_sided
+    findings = {
+        item: Finding(item, Status.UNEXPECTED if is_hidden(item, has_internal=internal) else Status.IDENTICAL)
+        for item in declared
+    }
+    unit = write_unit(headers.names, declared, has_internal=internal)
     errors = compiler.errors(headers, unit.text)
     if unit.end not in [error.line for error in errors]:
         raise CannotCheck("g++ did not reach the end of the generated unit")

@@ -39,6 +39,7 @@ class Tags:
     since: Version | None = None  # @since X.Y: older vendor headers may lack it
     prefix: bool = False  # @prefix: the vendor's struct may be longer
     hidden: bool = False  # @internal, @noheader: the vendor ships no header that declares it
+    internal: bool = False  # @internal: but there is one, in the toolkit's internal includes and in the open sources
 
     @classmethod
     def of(cls, comment: str) -> Tags:
@@ -47,6 +48,7 @@ class Tags:
             since=parse_version(since[1]) if since else None,
             prefix="@prefix" in comment,
             hidden="@internal" in comment or "@noheader" in comment,
+            internal="@internal" in comment,
         )
 
 

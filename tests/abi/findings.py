@@ -65,6 +65,9 @@ class Report:
         for kind in ("functions", "types", "structs"):
             if hidden := self.names(Status.HIDDEN, kind):
                 lines += [f"not checked, for the headers do not have them: {len(hidden)} {kind}: {', '.join(hidden)}"]
+        functions = self.count("functions")
+        checked = functions[Status.IDENTICAL] + functions[Status.EQUIVALENT]
+        lines.append(f"{checked} of {functions.total()} functions are as the headers declare them")
         return "\n".join([*lines, *self._table()])
 
     def _table(self) -> Iterator[str]:

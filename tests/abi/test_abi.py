@@ -13,6 +13,7 @@ from . import SOURCES, CannotCheck, compiler, vendor_headers
 from .changes import CHANGES, Change
 from .check import check
 from .findings import Status
+from .test_internal import PARAMETERS
 
 if TYPE_CHECKING:
     from .vendor_headers import HeaderSet
@@ -97,6 +98,54 @@ def test_a_failure_says_what_both_sides_have(headers: HeaderSet, tmp_path: Path)
     assert list(map(str, check(sources, headers).failures)) == [
         "constant HCCL_RECV: different (value: the headers have 1, we declare 7)"
     ]
+
+
+ONE_SIDED_HEADER = """
+#pragma once
+#include <stdint.h>
+typedef enum { COMM_MEM_TYPE_INVALID = -1, COMM_MEM_TYPE_DEVICE = 0, COMM_MEM_TYPE_HOST = 1 } CommMemType;
+typedef struct { CommMemType type; void *addr; uint64_t size; } CommMem;
+typedef struct { char desc[512]; } HcclMemDesc;
+typedef struct { HcclMemDesc *array; uint32_t arrayLength; } HcclMemDescs;
+typedef struct { void *localAddr; void *remoteAddr; uint64_t count; HcclDataType dataType; } HcclOneSideOpDesc;
+typedef enum { HCCL_TOPO_FULLMESH = 0, HCCL_TOPO_NUM } HcclTopoType;
+typedef struct { HcclTopoType topoType; uint64_t rsvd0; uint64_t rsvd1; uint64_t rsvd2; } HcclPrepareConfig;
+"""
+"""Of what the vendor's header has, as we wrote it down; its functions are added from ``test_internal``."""
+
+
+@pytest.fixture
+def one_sided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: HeaderSet) -> Path:
+    """A stand-in for the vendor's header of the one-sided family, where HCOMM_INCLUDE names it."""
+    names = [name for name in PARAMETERS if name != "HcclCommInitClusterInfoMemConfig"]
+    functions = "".join(f'extern "C" HcclResult {name}({PARAMETERS[name]});\n' for name in names)
+    header = tmp_path / vendor_headers.ONE_SIDED
+    header.parent.mkdir()
+    header.write_text(ONE_SIDED_HEADER + functions, encoding="utf-8")
+    monkeypatch.setenv(vendor_headers.ONE_SIDED_VARIABLE, str(tmp_path))
+    return header
+
+
+def test_with_its_header_at_hand_the_one_sided_family_is_checked_too(one_sided: Path) -> None:
+    report = check(SOURCES, vendor_headers.locate())
+    assert report.failures == [], str(report)
+    assert report.names(Status.HIDDEN) == ["HcclCommInitClusterInfoMemConfig"]
+    assert "139 of 140 functions are as the headers declare them" in str(report)
+
+
+def test_a_change_of_the_one_sided_family_is_found(one_sided: Path) -> None:
+    text = one_sided.read_text(encoding="utf-8")
+    one_sided.write_text(
+        text.replace("uint32_t descNum, aclrtStream", "uint64_t descNum, aclrtStream"), encoding="utf-8"
+    )
+    found = check(SOURCES, vendor_headers.locate()).failures
+    assert [finding.declaration.name for finding in found] == ["HcclBatchPut", "HcclBatchGet"]
+
+
+def test_a_folder_without_the_header_cannot_be_checked(one_sided: Path) -> None:
+    one_sided.unlink()
+    with pytest.raises(CannotCheck, match="HCOMM_INCLUDE"):
+        vendor_headers.locate()
 
 
 def altered(change: Change, folder: Path) -> list[Path]:

@@ -55,22 +55,27 @@ class Unit:
     end: int  # the number of a last line that no compiler accepts: silence about it means that g++ never got there
 
 
-def write_unit(headers: Iterable[str], declared: Iterable[d.Declaration]) -> Unit:
+def write_unit(headers: Iterable[str], declared: Iterable[d.Declaration], *, has_internal: bool = False) -> Unit:
     text = _PRELUDE + "".join(f"#include <{header}>\n" for header in headers)
     origin: dict[int, tuple[d.Declaration, Line]] = {}
     number = text.count("\n")
     for declaration in declared:
-        for line in _lines(declaration):
+        for line in _lines(declaration, is_hidden(declaration, has_internal=has_internal)):
             number += 1
             origin[number] = declaration, line
             text += line.text.replace("@", str(number)) + "\n"
     return Unit(text + "abi::value<0>::equals<1> the_end;\n", origin, number + 1)
 
 
-def _lines(declaration: d.Declaration) -> Iterator[Line]:
-    absent = Status.HIDDEN if declaration.tags.hidden else Status.MISSING
+def is_hidden(declaration: d.Declaration, *, has_internal: bool) -> bool:
+    """No header at hand declares it."""
+    return declaration.tags.hidden and not (has_internal and declaration.tags.internal)
+
+
+def _lines(declaration: d.Declaration, hidden: bool) -> Iterator[Line]:
+    absent = Status.HIDDEN if hidden else Status.MISSING
     yield Line(f"{_mention(declaration)};", absent)
-    if declaration.tags.hidden:
+    if hidden:
         return
     name = f"::{declaration.name}"
     match declaration:

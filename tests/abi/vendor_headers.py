@@ -22,6 +22,10 @@ from . import REPOSITORY, CannotCheck
 
 CACHE = REPOSITORY / ".cache" / "abi"
 VARIABLE = "AIODATADIST_ABI_HEADERS"
+ONE_SIDED_VARIABLE = "HCOMM_INCLUDE"
+"""Folders, as in PATH, in which ``hccl/hccl_one_sided_services.h`` and what it includes are found: of the toolkit, or of the
+vendor's open sources. Without it the one-sided family has nothing to be compared with."""
+ONE_SIDED = "hccl/hccl_one_sided_services.h"
 
 # The headers do not depend on the platform, so every machine reads this one wheel.
 REQUIREMENT = "torch-npu==2.13.0"
@@ -54,6 +58,10 @@ CONTENT_SHA256 = "8e1ae91f6eeb7ffeeb1ebbb8a259b0486131a20e5deaedff2b2c95c0d6e982
 class HeaderSet:
     include: tuple[Path, ...]  # include path
     names: tuple[str, ...]  # what to include
+
+    @property
+    def has_one_sided(self) -> bool:
+        return ONE_SIDED in self.names
 
 
 def locate() -> HeaderSet:
@@ -90,7 +98,17 @@ def _header_set(folder: Path) -> HeaderSet:
             raise CannotCheck(f"{folder} has no {name}")
     if any((path / "hccl/hccl_comm.h").is_file() for path in include):  # newer toolkits have it apart
         names.append("hccl/hccl_comm.h")
+    if one_sided := _one_sided_include():
+        include += one_sided
+        names.append(ONE_SIDED)
     return HeaderSet(include, tuple(names))
+
+
+def _one_sided_include() -> tuple[Path, ...]:
+    folders = tuple(Path(folder) for folder in os.environ.get(ONE_SIDED_VARIABLE, "").split(os.pathsep) if folder)
+    if folders and not any((folder / ONE_SIDED).is_file() for folder in folders):
+        raise CannotCheck(f"{ONE_SIDED_VARIABLE}={os.environ[ONE_SIDED_VARIABLE]} has no {ONE_SIDED}")
+    return folders
 
 
 def _download(folder: Path) -> Path:
