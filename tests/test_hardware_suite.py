@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import vendor_names
+from tests.strict.marks import STRICT
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 400
@@ -35,7 +36,7 @@ def run(folder: Path, strict: str, *arguments: str, **own: str) -> subprocess.Co
 
 
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("strict", ["hccs", "roce"])
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
 def test_all_of_them_pass(tmp_path: Path, strict: str) -> None:
     done = run(tmp_path, strict, "-m", "hardware")
     assert done.returncode == 0, done.stdout + done.stderr
