@@ -340,7 +340,7 @@ class FullPoolContract:
             statuses = []
             for first in range(0, 60, 6):
                 statuses += await store(pool, keys[first : first + 6], values[first : first + 6])
-            assert set(statuses) <= {PutStatus.STORED, PutStatus.REJECTED}
+            assert set(statuses) <= {PutStatus.STORED, PutStatus.REJECTED}, statuses
             assert statuses[0] is PutStatus.STORED
             found: list[bytes | GetStatus] = []
             for key in keys:
