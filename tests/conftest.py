@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
 os.environ.setdefault("HCCL_NPU_SOCKET_PORT_RANGE", "auto")  # other tests' processes use these devices, too
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
