@@ -30,8 +30,9 @@ from aiodatadist.transport.contract import (
     Region,
     Transport,
 )
-from aiodatadist.transport.link_kind import A3, LinkKind, link_kind, may_use_hccs
+from aiodatadist.transport.link_kind import A2, A3, LinkKind, link_kind, may_use_hccs
 from aiodatadist.transport.local_device import check_device, find_device, parse_resource
+from aiodatadist.transport.two_ends import check_ends
 from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class HcclTransport(Transport):
         if resource:
             found = parse_resource(resource)
             if not runtime.is_soft or runtime.soft_strictness:
-                check_device(found, number, self.device.physical_id, bool(A3.match(runtime.chip)))
+                check_device(found, number, self.device.physical_id, has_pods=bool(A3.match(runtime.chip)))
         elif runtime.is_soft:
             address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
             found = {"server_id": "127.0.0.1", "device_id": str(number), "device_ip": address}
@@ -108,12 +109,17 @@ class HcclTransport(Transport):
         return Endpoint(self.name, runtime.name, host_identity(), process=os.getpid(), **found)
 
     def _find(self) -> dict[str, str]:
-        if A3.match(self._runtime.chip):
+        physical = self.device.physical_id
+        found = find_device(self.device.index if physical is None else physical)
+        if not A3.match(self._runtime.chip):
+            return found
+        pod = self.device.super_pod
+        if pod is None:
             raise ParamInvalid(
-                f"device {self.device.index} is of a super pod ({self._runtime.chip}), whose ids have to be given",
+                f"device {self.device.index} is of a super pod ({self._runtime.chip}), whose ids CANN tells from 8.5 on",
                 hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
             )
-        return find_device(self.device.physical_id)
+        return {**found, "super_pod_id": str(pod[0]), "super_device_id": str(pod[1])}
 
     @property
     def endpoint(self) -> Endpoint:
@@ -227,6 +233,10 @@ class HcclTransport(Transport):
                 f"both ends are device {mine.device_id} of one process: HCCL needs two devices",
                 hint="give one of them another device_id, or both transport='loopback'",
             )
+        kind = link_kind(self._runtime, mine, peer)
+        if kind is not LinkKind.FREE:
+            is_known = A2.match(self._runtime.chip) or A3.match(self._runtime.chip)  # HCCL itself tells of other chips
+            check_ends(mine, peer, needs_address=kind is LinkKind.ROCE and bool(is_known))
 
     def _open_channel(
         self, offer: ChannelOffer, handles: list[Handle], timeout: float, comm: Communicator

@@ -19,6 +19,8 @@ MAX_VALUE: Final = 127
 VERSIONS: Final = ("1.0", "1.2")
 HCCN_CONF: Final = Path("/etc/hccn.conf")
 """Where the network cards of NPUs get their addresses from, ``address_N=ADDRESS`` by physical id, on the host."""
+HCCN_TOOL: Final = "/usr/local/Ascend/driver/tools/hccn_tool"
+"""Where the driver puts it, which is seldom on PATH."""
 HCCN_TOOL_TIMEOUT: Final = 5.0
 """Seconds for ``hccn_tool``, which takes some hundred milliseconds."""
 
@@ -115,22 +117,26 @@ def _shown(value: Any) -> str:
     return repr(value)[:MAX_VALUE]
 
 
-def check_device(found: dict[str, str], device: int, physical: int, chip_has_pods: bool) -> None:
+def check_device(found: dict[str, str], device: int, physical: int | None, *, has_pods: bool) -> None:
     """That a given description is this device's.
+
+    Args:
+        physical: what the runtime says; None: it does not.
+        has_pods: the chip is an A3's.
 
     Raises:
         ParamInvalid: it is another device's, which HCCL would find at the first link; or it lacks the super pod, without
             which HCCL takes all servers for one.
     """
-    if int(found["device_id"]) != physical:
+    if physical not in {None, int(found["device_id"])}:
         raise ParamInvalid(
             f"local_comm_res describes device {found['device_id']}, but device_id {device} is the physical device {physical}",
             hint="device_id in local_comm_res is the physical id, as npu-smi info shows it",
         )
-    if chip_has_pods and not found["super_pod_id"]:
+    if has_pods and not found["super_pod_id"]:
         raise ParamInvalid(
             "local_comm_res has no super_pod_list: HCCL would take devices of all servers for one super pod's",
-            hint="an A3 needs version 1.2, with super_pod_list and super_device_id",
+            hint="an A3 needs version 1.2, with super_pod_list and super_device_id; without local_comm_res it is made",
         )
 
 
@@ -164,7 +170,7 @@ def device_address(physical: int, conf: Path = HCCN_CONF) -> str:
         found = re.search(rf"^\s*address_{physical}\s*=\s*(\S+)", conf.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
             return found[1]
-    tool = shutil.which("hccn_tool")
+    tool = shutil.which("hccn_tool") or shutil.which(HCCN_TOOL)
     if tool is None:
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -106,11 +106,12 @@ def test_any_text_is_one_device_or_param_invalid(text: str) -> None:
 
 def test_another_devices_description_and_one_without_its_super_pod_are_refused() -> None:
     found = parse_resource(table())
-    check_device(found, device=0, physical=3, chip_has_pods=False)
+    check_device(found, device=0, physical=3, has_pods=False)
+    check_device(found, device=0, physical=None, has_pods=False)
     with pytest.raises(ParamInvalid, match="describes device 3, but device_id 0 is the physical device 5"):
-        check_device(found, device=0, physical=5, chip_has_pods=False)
+        check_device(found, device=0, physical=5, has_pods=False)
     with pytest.raises(ParamInvalid, match="no super_pod_list"):
-        check_device(found, device=0, physical=3, chip_has_pods=True)
+        check_device(found, device=0, physical=3, has_pods=True)
 
 
 # ---- found ----

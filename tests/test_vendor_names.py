@@ -1,0 +1,104 @@
+"""Programs that say nothing of the runtime do on an NPU what they do on softnpu, which has the vendor's names here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import vendor_names
+
+OPEN = """
+import asyncio, sys
+from aiodatadist.testing import open_cluster
+
+async def main():
+    async with open_cluster(1, device_id=0) as prompt:
+        print(prompt.datadist.listen_address[1], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+LINK = """
+import asyncio, logging, sys
+from aiodatadist import LLMClusterInfo
+from aiodatadist.testing import open_cluster
+
+async def main():
+    logging.basicConfig(format="%(message)s")
+    async with open_cluster(2, device_id=0) as decoder:
+        peer = LLMClusterInfo(1)
+        peer.append_remote_ip_info("127.0.0.1", int(sys.argv[1]))
+        print(await decoder.datadist.link_clusters([peer], 30_000))
+
+asyncio.run(main())
+"""
+
+SUPER_POD = """
+import asyncio
+from aiodatadist._native.runtime import Runtime
+from aiodatadist.device import Device
+from aiodatadist.transport.hccl import HcclTransport
+
+async def main():
+    async with await Device.open(1) as device:
+        device.runtime.chip = "Ascend910_9392"
+        transport = HcclTransport(device)
+        found = transport.endpoint
+        print(found.device_id, found.super_pod_id, found.super_device_id)
+        await transport.aclose()
+
+asyncio.run(main())
+"""
+
+
+def run(script: str, folder: Path, *arguments: str, strict: str = "", **own: str) -> subprocess.CompletedProcess[str]:
+    environment = {**vendor_names.environment(folder, strict), **own}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+@contextmanager
+def opened(script: str, folder: Path, strict: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that prints a line when it is ready, and ends when its stdin does."""
+    environment = vendor_names.environment(folder, strict)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
+    vendor_names.install(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("strict", ["hccs", "roce"])
+def test_two_processes_on_one_npu_are_not_linked_and_told_why(names: Path, strict: str) -> None:
+    with opened(OPEN, names, strict) as prompt:
+        assert prompt.stdout is not None
+        done = run(LINK, names, prompt.stdout.readline().strip(), strict=strict)
+    assert "LLM_PARAM_INVALID" in done.stdout, done.stderr
+    assert "both ends are device 0 of server" in done.stderr
+
+
+def test_the_ids_of_a_super_pod_are_the_runtimes(names: Path) -> None:
+    done = run(SUPER_POD, names)
+    assert done.stdout == "1 0 1\n", done.stderr
+
+
+def test_a_runtime_that_does_not_know_super_pods_asks_for_them(names: Path) -> None:
+    unknown = "from aiodatadist.device import Device\nDevice.super_pod = None\n"
+    done = run(unknown + SUPER_POD, names)
+    assert "whose ids CANN tells from 8.5 on" in done.stderr
+    assert "set LLMConfig.local_comm_res: version 1.2" in done.stderr
