@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import free_port
 from tests import vendor_names
+from tests.test_readme import program
 
 OPEN = """
 import asyncio, sys
@@ -52,6 +54,29 @@ async def main():
         found = transport.endpoint
         print(found.device_id, found.super_pod_id, found.super_device_id)
         await transport.aclose()
+
+asyncio.run(main())
+"""
+
+HERE = """
+import asyncio
+from aiodatadist import CacheDesc, DataType, LLMConfig, LLMDataDist, LLMException, LLMRole
+
+async def main():
+    config = LLMConfig(mem_pool_cfg='{"memory_size": 1048576}')
+    async with LLMDataDist(LLMRole.PROMPT, 1, config) as datadist:
+        manager = datadist.cache_manager
+        desc = CacheDesc(1, [16, 64], DataType.DT_UINT8)
+        cache = await manager.allocate_blocks_cache(desc)
+        for attempt in (manager.arrays, manager.tensors):
+            try:
+                attempt(cache)
+            except LLMException as error:
+                print(error)
+        try:
+            await manager.register_blocks_cache(desc, [bytearray(1024)])
+        except LLMException as error:
+            print(error)
 
 asyncio.run(main())
 """
@@ -102,3 +127,27 @@ def test_a_runtime_that_does_not_know_super_pods_asks_for_them(names: Path) -> N
     done = run(unknown + SUPER_POD, names)
     assert "whose ids CANN tells from 8.5 on" in done.stderr
     assert "set LLMConfig.local_comm_res: version 1.2" in done.stderr
+
+
+@pytest.mark.parametrize("strict", ["hccs", "roce"])
+def test_the_readmes_two_programs_run_as_they_are(names: Path, strict: str) -> None:
+    vendor_names.install_tool(names)
+    port = free_port()
+    with opened(program("prefill.py", port), names, strict) as prefill:
+        assert prefill.stdout is not None
+        assert prefill.stderr is not None
+        assert prefill.stdout.readline() == "ready\n", prefill.stderr.read()
+        done = run(program("decode.py", port), names, strict=strict)
+        assert done.stdout == "LLM_SUCCESS 32768 [1, 2, 3, 4]\n", done.stderr
+        assert prefill.stdout.read() == "cluster 2: request 7 is here\n", prefill.stderr.read()
+        assert prefill.wait(30) == 0
+
+
+def test_what_an_npu_does_not_show_the_host_says_what_to_do(names: Path) -> None:
+    done = run(HERE, names)
+    arrays, tensors, registered = done.stdout.splitlines()
+    assert "device memory of an NPU has no view on the host" in arrays
+    assert "swap_blocks" in arrays
+    assert "[LLM_FEATURE_NOT_ENABLED]" in tensors  # torch, torch_npu or torchair, by name
+    assert "is on cpu: a cache of Placement.DEVICE needs memory of the NPU" in registered
+    assert "swap_blocks" in registered

@@ -18,13 +18,21 @@ def install(folder: Path, names: tuple[str, ...] = NEW) -> None:
         (folder / name).symlink_to(SOFTNPU)
 
 
+def install_tool(folder: Path) -> None:
+    """An ``hccn_tool`` that knows the address of each device's network card, as on a machine whose links may be RoCE."""
+    tool = folder / "hccn_tool"
+    tool.write_text('#!/bin/sh\necho "ipaddr:10.0.0.$(($2 + 1))"\n', encoding="utf-8")
+    tool.chmod(0o755)
+
+
 def environment(folder: Path, strict: str = "") -> dict[str, str]:
-    """For a child process: it opens the libraries of the folder as the vendor's.
+    """For a child process: it opens the libraries of the folder as the vendor's, and finds its tool.
 
     Args:
         strict: SOFTNPU_STRICT: ``hccs`` or ``roce``; empty: softnpu takes whatever makes sense.
     """
-    own = {"AIODATADIST_RUNTIME": "ascend", "LD_LIBRARY_PATH": str(folder)}
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    own = {"AIODATADIST_RUNTIME": "ascend", "LD_LIBRARY_PATH": str(folder), "PATH": path}
     kept = {key: value for key, value in os.environ.items() if key != "SOFTNPU_STRICT"}
     return {**kept, **own, **({"SOFTNPU_STRICT": strict} if strict else {})}
 

@@ -62,7 +62,10 @@ class Memory:
         if self.is_free:
             raise ParamInvalid("this memory was freed")
         if self.placement is Placement.DEVICE and not self._runtime.is_soft:
-            raise FeatureNotEnabled("device memory of an NPU has no view on the host", hint="copy it to pinned memory")
+            raise FeatureNotEnabled(
+                "device memory of an NPU has no view on the host",
+                hint="use torch_npu: tensors(cache); or copy to and from a HOST cache: swap_blocks, copy_cache",
+            )
         block = self._views() if self._views is not None else None
         if block is None:
             block = (ctypes.c_char * self.nbytes).from_address(self.address)

@@ -98,7 +98,10 @@ class _Rules:
         if device == "npu" and placement is Placement.HOST:
             raise ParamInvalid(f"{where} is on npu: a cache of {placement} needs memory of the host")
         if device == "cpu" and placement is Placement.DEVICE and not self.host_as_device:
-            raise ParamInvalid(f"{where} is on cpu: a cache of {placement} needs memory of the NPU")
+            raise ParamInvalid(
+                f"{where} is on cpu: a cache of {placement} needs memory of the NPU",
+                hint="register it with Placement.HOST, and swap_blocks between it and a DEVICE cache",
+            )
 
     def check_contents(self, where: str, element: str | None, nbytes: int) -> None:
         data_type = self.desc.data_type
