@@ -31,7 +31,7 @@ from aiodatadist.transport.contract import (
     Transport,
 )
 from aiodatadist.transport.link_kind import A2, A3, LinkKind, link_kind, may_use_hccs
-from aiodatadist.transport.local_device import check_device, find_device, parse_resource
+from aiodatadist.transport.local_device import check_device, describe, parse_resource
 from aiodatadist.transport.two_ends import check_ends
 from aiodatadist.values.descriptors import Placement
 
@@ -105,21 +105,8 @@ class HcclTransport(Transport):
             address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
             found = {"server_id": "127.0.0.1", "device_id": str(number), "device_ip": address}
         else:
-            found = self._find()
+            found = describe(self.device)
         return Endpoint(self.name, runtime.name, host_identity(), process=os.getpid(), **found)
-
-    def _find(self) -> dict[str, str]:
-        physical = self.device.physical_id
-        found = find_device(self.device.index if physical is None else physical)
-        if not A3.match(self._runtime.chip):
-            return found
-        pod = self.device.super_pod
-        if pod is None:
-            raise ParamInvalid(
-                f"device {self.device.index} is of a super pod ({self._runtime.chip}), whose ids CANN tells from 8.5 on",
-                hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
-            )
-        return {**found, "super_pod_id": str(pod[0]), "super_device_id": str(pod[1])}
 
     @property
     def endpoint(self) -> Endpoint:

@@ -10,9 +10,13 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiodatadist.errors import ParamInvalid
+from aiodatadist.transport.link_kind import A3
+
+if TYPE_CHECKING:
+    from aiodatadist.device import Device
 
 MAX_VALUE: Final = 127
 """Characters of an id or an address in a rank table; ours, far above any real one."""
@@ -143,17 +147,46 @@ def check_device(found: dict[str, str], device: int, physical: int | None, *, ha
 # ---- what is found ----
 
 
-def find_device(physical: int) -> dict[str, str]:
-    """The same fields of a device of this machine, without super pod. Blocks for as long as ``hccn_tool`` takes.
+def describe(device: Device) -> dict[str, str]:
+    """The same fields of an open device of this machine. Blocks for as long as ``hccn_tool`` takes.
 
     The server is named by the address of its default route, or by its host name. Without an address of the device's own
     network card ``device_ip`` is empty: HCCS needs none.
+
+    Raises:
+        ParamInvalid: it is an A3's, and the runtime does not know its super pod.
     """
-    return {
+    physical = device.index if device.physical_id is None else device.physical_id
+    found = {
         "server_id": server_address() or socket.gethostname()[:MAX_VALUE],
         "device_id": str(physical),
         "device_ip": device_address(physical),
     }
+    if not A3.match(device.runtime.chip):
+        return found
+    if device.super_pod is None:
+        raise ParamInvalid(
+            f"device {device.index} is of a super pod ({device.runtime.chip}), whose ids CANN tells from 8.5 on",
+            hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
+        )
+    return {**found, **dict(zip(("super_pod_id", "super_device_id"), map(str, device.super_pod), strict=True))}
+
+
+def resource_of(found: dict[str, str]) -> str:
+    """The ``local_comm_res`` of these fields: :func:`parse_resource` finds them again."""
+    of_device = ("device_id", "device_ip", "backup_device_ip", "device_port", "super_device_id")
+    server = {name: found[name] for name in ("server_id", "host_ip") if found.get(name)}
+    device = {name: found[name] for name in of_device if found.get(name)}
+    table: dict[str, Any] = {
+        "version": "1.0",
+        "status": "completed",
+        "server_count": "1",
+        "server_list": [{**server, "device": [device]}],
+    }
+    if pod := found.get("super_pod_id"):
+        table["version"] = "1.2"
+        table["super_pod_list"] = [{"super_pod_id": pod, "server_list": [{"server_id": found["server_id"]}]}]
+    return json.dumps(table)
 
 
 def server_address() -> str:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import LLMStatusCode, ParamInvalid
+from aiodatadist.device import Device
 from aiodatadist.transport import Endpoint
-from aiodatadist.transport.local_device import check_device, device_address, find_device, parse_resource
+from aiodatadist.transport.local_device import check_device, describe, device_address, parse_resource, resource_of
 
 DEVICE: dict[str, Any] = {"device_id": "3", "device_ip": "10.0.0.3"}
 PODS = [{"super_pod_id": "p", "server_list": [{"server_id": "s"}]}]
@@ -145,8 +146,27 @@ def test_a_card_without_an_address_has_none(tmp_path: Path, hccn_tool: Callable[
     assert device_address(4, tmp_path / "none") == ""
 
 
-def test_a_device_is_found_without_being_described() -> None:
-    found = find_device(5)
-    assert found["device_id"] == "5"
-    assert found["server_id"]
-    Endpoint("hccl", "ascend", "host", process=1, **found)
+async def test_a_device_is_found_without_being_described() -> None:
+    async with await Device.open(5) as device:
+        found = describe(device)
+        assert found["device_id"] == "5"
+        assert found["server_id"]
+        Endpoint("hccl", "ascend", "host", process=1, **found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"server_id": "s", "device_id": "3"},
+        {"server_id": "s", "device_id": "3", "device_ip": "10.0.0.3", "host_ip": "10.1.1.1", "device_port": "16667"},
+        {
+            "server_id": "s",
+            "device_id": "3",
+            "super_pod_id": "p",
+            "super_device_id": "9",
+            "backup_device_ip": "10.0.1.3",
+        },
+    ],
+)
+def test_fields_are_found_again_in_what_is_made_of_them(given: dict[str, str]) -> None:
+    assert {name: value for name, value in parse_resource(resource_of(given)).items() if value} == given
