@@ -11,6 +11,7 @@ from typing import NoReturn
 from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
 from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.place import add_place_arguments, places
 
 WORKERS = ("prefill", "decode", "prefill-v1", "decode-v1", "context")
 
@@ -52,6 +53,7 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
             arguments.v1,
             arguments.plot,
             arguments.trace,
+            *places(arguments),
         ),
     )
 
@@ -79,15 +81,23 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="read the prompt twice, and load its KV cache the second time (memory:)",
     )
+    add_place_arguments(demo)
     demo.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
 
 
 def _context_demo(arguments: argparse.Namespace) -> Callable[[], int]:
-    for name in ("layered", "v1", "plot", "trace", "port"):
+    for name in ("layered", "v1", "plot", "trace", "port", "device_ip", "local_comm_res"):
         if getattr(arguments, name):
-            raise wrong_input(f"--{name} does not go with --context-cache: nothing travels between two workers there")
+            raise wrong_input(
+                f"--{name.replace('_', '-')} does not go with --context-cache: nothing travels between two workers there"
+            )
     options = ContextOptions(
-        arguments.context_cache, arguments.prompt, arguments.tokens, arguments.seed, arguments.json
+        arguments.context_cache,
+        arguments.prompt,
+        arguments.tokens,
+        arguments.seed,
+        arguments.json,
+        places(arguments)[0].device,
     )
     return partial(run_context_demo, options)
 

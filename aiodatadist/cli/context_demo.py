@@ -39,6 +39,7 @@ class ContextOptions:
     tokens: int
     seed: int
     json: bool
+    device: int = 0
 
 
 def run_context_demo(options: ContextOptions, command: Command = worker_command) -> int:
@@ -51,7 +52,13 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
         raise wrong_input("the demo's model needs numpy: pip install numpy")
     prompt = load_prompt(options.prompt)
     _check_length(len(prompt.text))
-    job = ContextJob(url=options.url, prompt=prompt.text.decode("latin-1"), tokens=options.tokens, seed=options.seed)
+    job = ContextJob(
+        url=options.url,
+        prompt=prompt.text.decode("latin-1"),
+        tokens=options.tokens,
+        seed=options.seed,
+        device=options.device,
+    )
     screen = open_screen(sys.stdout, silent=options.json)
     try:
         screen.line(f"prompt: {prompt.describe()}")

@@ -102,7 +102,7 @@ async def _open_kv(
     num_blocks = blocks_for(tokens + job.tokens)
     tensors = empty_cache(CONFIG, num_blocks)
     table = np.random.default_rng((job.seed, number)).permutation(num_blocks).tolist()
-    config = CcConfig_v1(0, 0, f"aiodatadist demo, seed {job.seed}", llm_engine="demo")
+    config = CcConfig_v1(0, job.device, f"aiodatadist demo, seed {job.seed}", llm_engine="demo")
     async with await ContextCache.open(config, pool) as cache:
         await cache.register_kvcache([tensors[i : i + 2] for i in range(0, len(tensors), 2)])
         yield cache, tensors, table

@@ -18,20 +18,17 @@ import numpy as np
 
 from aiodatadist import BlocksCacheKey, LLMDataDist, LLMRole
 from aiodatadist.cli.figures import portions_of
+from aiodatadist.cli.kv import CONFIG, Kv, allocate_tensors, open_kv
 from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull, Receiving
 from aiodatadist.cli.model import Cache, Model, blocks_for, empty_cache, sample
 from aiodatadist.cli.pipes import Parent
 from aiodatadist.cli.worker import (
-    CONFIG,
     DECODE_CLUSTER,
     PREFILL_CLUSTER,
     Advance,
-    Kv,
-    allocate_tensors,
     compute,
     link_to,
     open_datadist,
-    open_kv,
 )
 
 
@@ -41,7 +38,7 @@ async def decode(parent: Parent) -> None:
     prompt = job.prompt.encode("latin-1")
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
     async with (
-        open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0) as datadist,
+        open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0, job.decode_at) as datadist,
         open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
     ):
         reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
@@ -51,6 +48,7 @@ async def decode(parent: Parent) -> None:
             ready = await parent.order(Prefilled)
             await link_to(datadist, PREFILL_CLUSTER, ready.port)
             pulls = await _pull(parent, datadist, ready.blocks, kv)
+        await kv.fetch(range(CONFIG.layers))
         kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
         start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
         text = await compute(

@@ -13,11 +13,22 @@ import anyio.to_thread
 
 from aiodatadist import LLMRole
 from aiodatadist.cli.decode import MemcpyLimit, runtime_of
+from aiodatadist.cli.kv import CONFIG
 from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull
 from aiodatadist.cli.model import Array, Model, blocks_for, empty_cache, sample
 from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.worker import CONFIG, DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, opened
-from aiodatadist.cli.worker_v1 import blocks_of, config_for, digest, model_options, padded, prefix_of, request
+from aiodatadist.cli.place import place_options
+from aiodatadist.cli.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, opened
+from aiodatadist.cli.worker_v1 import (
+    blocks_of,
+    check_memory,
+    config_for,
+    digest,
+    model_options,
+    padded,
+    prefix_of,
+    request,
+)
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMDataDist, LLMModel, LLMReq, ModelRunner
 
 BATCH = 2
@@ -57,8 +68,9 @@ async def decode_v1(parent: Parent) -> None:
     prompt = job.prompt.encode("latin-1")
     tokens = padded(len(prompt) + job.tokens)
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
-    config = config_for((BATCH + 1) * tokens)
+    config = config_for((BATCH + 1) * tokens, **await place_options(job.decode_at))
     async with opened(LLMDataDist(LLMRole.DECODER, DECODE_CLUSTER, config)) as datadist:
+        check_memory(datadist)
         runner = TokenRunner(datadist.kv_cache_manager, model)
         decoder = await datadist.add_model(model_options(BATCH, tokens), runner)
         reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))

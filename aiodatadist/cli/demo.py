@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from aiodatadist.cli.children import Child, ChildError, Command, open_child, wor
 from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.figures import figures_of, layered_table, table, v1_table
 from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
+from aiodatadist.cli.place import Place
 from aiodatadist.cli.prompt import Prompt, load_prompt, shown
 from aiodatadist.cli.screen import Screen, open_screen
 
@@ -45,6 +47,8 @@ class DemoOptions:
     v1: bool = False
     plot: Path | None = None
     trace: Path | None = None
+    prefill_at: Place = field(default_factory=Place)
+    decode_at: Place = field(default_factory=partial(Place, device=1))
 
 
 def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
@@ -69,6 +73,8 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         port=options.port,
         layered=options.layered,
         v1=options.v1,
+        prefill_at=options.prefill_at,
+        decode_at=options.decode_at,
     )
     screen = open_screen(sys.stdout, silent=options.json)
     try:

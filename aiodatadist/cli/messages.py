@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from aiodatadist.cli.place import Place
+
 Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
 """Bytes as a string, one character each (latin-1)."""
 
@@ -33,6 +35,8 @@ class Job(_Message):
     port: int
     layered: bool = False
     v1: bool = False
+    prefill_at: Place = Place()
+    decode_at: Place = Place(device=1)
 
 
 class LayerTimes(_Message):
@@ -125,6 +129,7 @@ class ContextJob(BaseModel):
     prompt: Bytes
     tokens: int
     seed: int
+    device: int = 0
 
 
 class ContextRun(BaseModel):

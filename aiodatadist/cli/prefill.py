@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import anyio
+import anyio.from_thread
 
 from aiodatadist import (
     AwaitableLayerSynchronizer,
@@ -18,19 +19,17 @@ from aiodatadist import (
     NotLinked,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist.cli.kv import CONFIG, Kv, open_kv
 from aiodatadist.cli.messages import Job, LayerTimes, Prefilled, Receiving
 from aiodatadist.cli.model import Array, Model, sample
 from aiodatadist.cli.pipes import Parent
 from aiodatadist.cli.worker import (
-    CONFIG,
     DECODE_CLUSTER,
     PREFILL_CLUSTER,
     Advance,
-    Kv,
     compute,
     link_to,
     open_datadist,
-    open_kv,
 )
 
 
@@ -39,7 +38,7 @@ async def prefill(parent: Parent) -> None:
     job = await parent.order(Job)
     prompt = job.prompt.encode("latin-1")
     async with (
-        open_datadist(LLMRole.PROMPT, PREFILL_CLUSTER, job.port) as datadist,
+        open_datadist(LLMRole.PROMPT, PREFILL_CLUSTER, job.port, job.prefill_at) as datadist,
         open_kv(datadist, PREFILL_CLUSTER, len(prompt), job.seed) as kv,
     ):
         started = perf_counter()
@@ -50,6 +49,7 @@ async def prefill(parent: Parent) -> None:
             logits = await compute(
                 parent, "prefill", lambda advance: _prompt_logits(job.seed, prompt, kv, advance, _no_layer_is_awaited)
             )
+            await kv.publish(range(CONFIG.layers))
         assert datadist.listen_address is not None
         ready = Prefilled(
             port=datadist.listen_address[1],
@@ -82,6 +82,8 @@ async def _send_layers(
     loop, stamps, landed = asyncio.get_running_loop(), [perf_counter()], [0.0] * CONFIG.layers
 
     def on_layer(done: int) -> None:
+        if kv.copies:
+            anyio.from_thread.run(kv.publish, [done - 1])
         stamps.append(perf_counter())
         loop.call_soon_threadsafe(synchronizer.ready, done - 1)
 

@@ -7,11 +7,22 @@ from time import perf_counter
 from typing import Any
 
 from aiodatadist import LLMRole, NotLinked
+from aiodatadist.cli.kv import CONFIG
 from aiodatadist.cli.messages import Job, Prefilled
 from aiodatadist.cli.model import Array, Model, sample
 from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.worker import CONFIG, DECODE_CLUSTER, HOST, PREFILL_CLUSTER, Advance, compute, opened
-from aiodatadist.cli.worker_v1 import blocks_of, config_for, digest, model_options, padded, prefix_of, request
+from aiodatadist.cli.place import place_options
+from aiodatadist.cli.worker import DECODE_CLUSTER, HOST, PREFILL_CLUSTER, Advance, compute, opened
+from aiodatadist.cli.worker_v1 import (
+    blocks_of,
+    check_memory,
+    config_for,
+    digest,
+    model_options,
+    padded,
+    prefix_of,
+    request,
+)
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMDataDist, LLMReq, ModelRunner
 
 
@@ -44,8 +55,11 @@ async def prefill_v1(parent: Parent) -> None:
     job = await parent.order(Job)
     prompt = job.prompt.encode("latin-1")
     prefix = prefix_of(prompt)
-    config = config_for(padded(len(prompt)) + len(prefix), listen_ip_info=f"{HOST}:{job.port}")
+    config = config_for(
+        padded(len(prompt)) + len(prefix), listen_ip_info=f"{HOST}:{job.port}", **await place_options(job.prefill_at)
+    )
     async with opened(LLMDataDist(LLMRole.PROMPT, PREFILL_CLUSTER, config)) as datadist:
+        check_memory(datadist)
         runner = PromptRunner(parent, datadist.kv_cache_manager, Model(CONFIG, job.seed))
         model = await datadist.add_model(model_options(1, -1), runner)
         started = perf_counter()

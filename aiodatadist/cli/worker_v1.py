@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from aiodatadist import DataType
+from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.kv import CONFIG
 from aiodatadist.cli.model import BLOCK, Array, blocks_for
-from aiodatadist.cli.worker import CONFIG
-from aiodatadist.legacy import KvCache, KvCacheManager, LLMConfig, LLMReq, ModelConfig
+from aiodatadist.legacy import KvCache, KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelConfig
 
 PREFIX_ID = 7
 REQ_ID = 1
@@ -26,10 +28,16 @@ def model_options(batch: int, tokens: int) -> dict[str, str]:
     return config.generate_options()
 
 
-def config_for(tokens: int, **options: str) -> LLMConfig:
+def config_for(tokens: int, **options: Any) -> LLMConfig:
     """With a pool that has room for so many tokens of KV cache, and for what is lost to pages."""
     nbytes = int(1.2 * tokens * CONFIG.num_tensors * CONFIG.block_bytes // BLOCK) + (8 << 20)
     return LLMConfig(ge_options={"ge.flowGraphMemMaxSize": str(nbytes)}, sync_kv_timeout=10_000, **options)
+
+
+def check_memory(datadist: LLMDataDist) -> None:
+    """Raises CommandError: the model cannot compute in slots of DEVICE memory, where v1 allocates all of them."""
+    if not datadist.runtime.is_soft:
+        raise wrong_input("--v1 computes in the cache itself, which the host cannot address on an NPU: leave --v1 out")
 
 
 def padded(tokens: int) -> int:

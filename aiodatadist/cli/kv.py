@@ -1,0 +1,131 @@
+"""A KV cache that the library knows, as the demo's model sees it.
+
+The model computes on the host. softnpu's devices have memory that the host can address, so it computes in the cache itself.
+An NPU's is out of its reach, and out of a peer's reach is, over HCCS, the host's: there the model computes in pinned memory,
+and each layer is copied to the cache in DEVICE memory, or from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio.to_thread
+import numpy as np
+
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMDataDist, Placement
+from aiodatadist.cli.model import Array, ModelConfig, blocks_for
+from aiodatadist.device import Memory
+
+PAGE = 2 << 20
+"""Bytes: over HCCS every tensor starts with a page."""
+
+CONFIG = ModelConfig()
+
+
+@dataclass(frozen=True)
+class LayerCopy:
+    """Keys and values of one layer: the same blocks in memory of the host and of the device."""
+
+    host: Cache
+    device: Cache
+
+
+@dataclass(frozen=True)
+class Kv:
+    """A blocks cache that the library knows, the same memory as the model sees it, and the blocks of one sequence.
+
+    Attributes:
+        copies: for each layer, where the model does not see the cache itself; else empty.
+    """
+
+    manager: CacheManager
+    cache: Cache
+    tensors: list[Array]
+    block_table: list[int]
+    copies: list[LayerCopy] = field(default_factory=list)
+
+    async def publish(self, layers: Sequence[int]) -> None:
+        """What the model wrote there is in the cache from now on."""
+        for copy in self._copies_of(layers):
+            await self.manager.swap_blocks(copy.host, copy.device, self._same)
+
+    async def fetch(self, layers: Sequence[int]) -> None:
+        """What came into the cache there is what the model sees from now on."""
+        for copy in self._copies_of(layers):
+            await self.manager.swap_blocks(copy.device, copy.host, self._same)
+
+    def _copies_of(self, layers: Sequence[int]) -> list[LayerCopy]:
+        return [self.copies[layer] for layer in layers] if self.copies else []
+
+    @property
+    def _same(self) -> dict[int, int]:
+        return {block: block for block in self.block_table}
+
+    async def digest(self, blocks: Sequence[int]) -> str:
+        """A hash over these blocks of all tensors, in this order."""
+        return await anyio.to_thread.run_sync(self._digest, blocks)
+
+    def _digest(self, blocks: Sequence[int]) -> str:
+        state = hashlib.blake2b(digest_size=16)
+        for tensor in self.tensors:
+            state.update(np.take(tensor, blocks, axis=0).data)
+        return state.hexdigest()
+
+
+@asynccontextmanager
+async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int) -> AsyncIterator[Kv]:
+    """Registered KV memory for ``tokens`` tokens. There are more blocks than needed, and a sequence lies scattered."""
+    needed = blocks_for(tokens)
+    num_blocks = needed + needed // 4 + 1
+    manager, key = datadist.cache_manager, BlocksCacheKey(cluster_id)
+    starts, tensors = await anyio.to_thread.run_sync(allocate_tensors, datadist, num_blocks)
+    table = np.random.default_rng((seed, cluster_id)).permutation(num_blocks)[:needed].tolist()
+    try:
+        if datadist.runtime.is_soft:
+            cache = await manager.register_blocks_cache(_desc(num_blocks), starts, key)
+            yield Kv(manager, cache, tensors, table)
+        else:
+            _, on_device = await anyio.to_thread.run_sync(_allocate, datadist, num_blocks, Placement.DEVICE)
+            cache = await manager.register_blocks_cache(_desc(num_blocks), on_device, key)
+            yield Kv(manager, cache, tensors, table, await _copies(manager, num_blocks, starts, on_device))
+    finally:
+        tensors.clear()  # the library frees the memory when it closes, and nothing may look at it then
+
+
+async def _copies(
+    manager: CacheManager, num_blocks: int, host: Sequence[int], device: Sequence[int]
+) -> list[LayerCopy]:
+    copies = []
+    on_host, on_device = (_desc(num_blocks, place, 2) for place in (Placement.HOST, Placement.DEVICE))
+    for i in range(0, CONFIG.num_tensors, 2):
+        target = await manager.register_blocks_cache(on_device, list(device[i : i + 2]), remote_accessible=False)
+        copies.append(LayerCopy(Cache.create_cpu_cache(on_host, list(host[i : i + 2])), target))
+    return copies
+
+
+def _desc(num_blocks: int, place: Placement = Placement.DEVICE, tensors: int = CONFIG.num_tensors) -> CacheDesc:
+    return CacheDesc(tensors, CONFIG.cache_shape(num_blocks), DataType.DT_FLOAT, place)
+
+
+def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> tuple[list[int], list[Array]]:
+    """The library's memory for a whole cache that the host can address: where its tensors start, and the tensors, all zero;
+    none may be alive when the library closes.
+
+    Every page has been touched, so that no transfer pays for that.
+    """
+    memory, starts = _allocate(datadist, num_blocks, Placement.DEVICE if datadist.runtime.is_soft else Placement.HOST)
+    shape = CONFIG.cache_shape(num_blocks)
+    view, count = memory.view(), num_blocks * CONFIG.block_bytes // 4
+    tensors = [np.frombuffer(view, np.float32, count, start - memory.address).reshape(shape) for start in starts]
+    for tensor in tensors:
+        tensor.fill(0)
+    return starts, tensors
+
+
+def _allocate(datadist: LLMDataDist, num_blocks: int, placement: Placement) -> tuple[Memory, list[int]]:
+    stride = -(-num_blocks * CONFIG.block_bytes // PAGE) * PAGE
+    memory = datadist.device.allocate(CONFIG.num_tensors * stride, placement)
+    return memory, [memory.address + index * stride for index in range(CONFIG.num_tensors)]

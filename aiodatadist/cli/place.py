@@ -1,0 +1,120 @@
+"""On which devices a command runs, and how HCCL finds them: what ``demo`` and the benchmarks are told alike."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from aiodatadist.cli.errors import wrong_input
+
+
+class Place(BaseModel):
+    """One end: a device, and what of its rank table was given.
+
+    Attributes:
+        device: as this process sees it.
+        device_ip: of its network card; empty: it is found.
+        resource: its ``local_comm_res``; empty: it is made.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: int = 0
+    device_ip: str = ""
+    resource: str = ""
+
+
+def add_place_arguments(parser: argparse.ArgumentParser, count: int = 2) -> None:
+    """``--device``, ``--device-ip`` and ``--local-comm-res``, each for so many devices."""
+    first = ",".join(map(str, range(count)))
+    each = "" if count == 1 else ", for each device"
+    parser.add_argument(
+        "--device", default=first, metavar=_of("N", count), help=f"NPUs, or softnpu's devices ({first})"
+    )
+    parser.add_argument(
+        "--device-ip", metavar=_of("IP", count), help=f"address of the NPU's network card{each} (found: docs/npu.md)"
+    )
+    parser.add_argument(
+        "--local-comm-res",
+        metavar=_of("FILE", count),
+        help=f"the NPU in a rank table, as JSON{each} (made: docs/npu.md)",
+    )
+
+
+def _of(word: str, count: int) -> str:
+    return ",".join([word] * count)
+
+
+def places(arguments: argparse.Namespace, count: int = 2) -> list[Place]:
+    """What these arguments say.
+
+    Raises:
+        CommandError: an argument is wrong, or a file cannot be read.
+    """
+    devices = [_device(word) for word in _words(arguments, "device", count)]
+    addresses = [_address(word) for word in _words(arguments, "device_ip", count)]
+    resources = [_contents(word) for word in _words(arguments, "local_comm_res", count)]
+    if any(addresses) and any(resources):
+        raise wrong_input("--device-ip and --local-comm-res say the same: choose one")
+    return [
+        Place(device=device, device_ip=address, resource=resource)
+        for device, address, resource in zip(devices, addresses, resources, strict=True)
+    ]
+
+
+def _words(arguments: argparse.Namespace, name: str, count: int) -> list[str]:
+    text: str | None = getattr(arguments, name)
+    words = [""] * count if text is None else text.split(",")
+    if len(words) != count:
+        flag, wanted = "--" + name.replace("_", "-"), "one" if count == 1 else f"{count}, with commas between them"
+        raise wrong_input(f"{flag} {text} names {len(words)}: it has to name {wanted}")
+    return words
+
+
+def _device(word: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        raise wrong_input(f"--device: {word!r} is not the number of a device")
+    return int(word)
+
+
+def _address(word: str) -> str:
+    try:
+        return word and str(ipaddress.ip_address(word))
+    except ValueError:
+        raise wrong_input(f"--device-ip: {word!r} is not an IP address") from None
+
+
+def _contents(name: str) -> str:
+    try:
+        return name and Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong_input(f"--local-comm-res: cannot read {name}: {error}") from error
+
+
+async def place_options(place: Place) -> dict[str, Any]:
+    """Of an ``LLMConfig`` for a cluster there. With an address alone the device is asked for the rest.
+
+    Raises:
+        LLMException: the device cannot be opened, or does not know its super pod.
+    """
+    options: dict[str, Any] = {"device_id": place.device}
+    if place.resource:
+        options["local_comm_res"] = place.resource
+    elif place.device_ip:
+        options["local_comm_res"] = await _resource(place)
+    return options
+
+
+async def _resource(place: Place) -> str:
+    # Here and not at the top: these open the native libraries, and the parent of the demo needs none.
+    from aiodatadist.concurrency.blocking_calls import in_thread  # noqa: PLC0415
+    from aiodatadist.device import Device  # noqa: PLC0415
+    from aiodatadist.transport.local_device import describe, resource_of  # noqa: PLC0415
+
+    async with await Device.open(place.device) as device:
+        found = await in_thread(describe, device)
+    return resource_of({**found, "device_ip": place.device_ip})
