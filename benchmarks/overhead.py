@@ -10,13 +10,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheManager,
+    DataType,
+    LLMClusterInfo,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+)
+from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
 from aiodatadist.device import Device, Program
-from aiodatadist.testing import linked_pair
 from benchmarks.common import arguments, now, percentile, report
+
+DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
+POOL = '{"memory_size": 2097152}'
 
 
 async def sample(once: Callable[[], Awaitable[object]], count: int) -> list[float]:
@@ -47,9 +61,9 @@ async def bare_future() -> None:
     await future
 
 
-async def measure(count: int) -> list[dict[str, Any]]:
+async def measure(count: int, ends: list[Place]) -> list[dict[str, Any]]:
     rows = [row("bare asyncio future", await sample(bare_future, count))]
-    async with await Device.open(0) as device:
+    async with await Device.open(ends[0].device) as device:
         stream = device.open_stream("benchmark")
 
         async def empty() -> None:
@@ -57,9 +71,7 @@ async def measure(count: int) -> list[dict[str, Any]]:
 
         rows.append(row("empty program", await sample(empty, count)))
         await stream.aclose()
-    desc = CacheDesc(2, [16, 64], DataType.DT_UINT8)
-    async with linked_pair(desc, transport="hccl") as (_, decoder, _, cache):
-        manager = decoder.datadist.cache_manager
+    async with linked(ends) as (manager, cache):
         key = BlocksCacheKey(1)
 
         async def small() -> None:
@@ -69,12 +81,31 @@ async def measure(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+@asynccontextmanager
+async def linked(ends: list[Place]) -> AsyncIterator[tuple[CacheManager, Cache]]:
+    """Two clusters of this process, on two devices, with a cache of pool memory each; of the one that pulls."""
+    options: dict[str, Any] = {"listen_ip_info": "127.0.0.1:0", "mem_pool_cfg": POOL}
+    prefill_at, decode_at = [await place_options(place) for place in ends]
+    async with (
+        LLMDataDist(LLMRole.PROMPT, 1, LLMConfig(**options, **prefill_at)) as prompt,
+        LLMDataDist(LLMRole.DECODER, 2, LLMConfig(**options, **decode_at)) as decoder,
+    ):
+        await prompt.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(1))
+        cache = await decoder.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
+        peer = LLMClusterInfo(1)
+        peer.append_remote_ip_info(*(prompt.listen_address or ("", 0)))
+        status, _ = await decoder.link_clusters([peer], 60_000)
+        assert status == 0, status
+        yield decoder.cache_manager, cache
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--count", type=int, default=20_000)
+    add_place_arguments(parser)
     args = parser.parse_args()
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
-    report("overhead: submit to awaited, one core", asyncio.run(measure(args.count)), args.json)
+    report("overhead: submit to awaited, one core", asyncio.run(measure(args.count, places(args))), args.json)
 
 
 if __name__ == "__main__":

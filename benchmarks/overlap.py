@@ -45,6 +45,7 @@ from aiodatadist import (
     LLMRole,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
 from aiodatadist.link.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import arguments, now, report
 
@@ -59,18 +60,23 @@ Ready = Callable[[int], None]
 Compute = Callable[[float, Ready], Awaitable[float]]
 
 
-def serve(pipe: Connection) -> None:
-    asyncio.run(decode(pipe))
+def touch(datadist: LLMDataDist, cache: Cache) -> None:
+    """The first touch of every page is not what is measured. An NPU's memory has its pages when it is allocated."""
+    if datadist.runtime.is_soft:
+        for array in datadist.cache_manager.arrays(cache):
+            array[:] = 1
 
 
-async def decode(pipe: Connection) -> None:
+def serve(pipe: Connection, place: Place) -> None:
+    asyncio.run(decode(pipe, place))
+
+
+async def decode(pipe: Connection, place: Place) -> None:
     """The process that the layers go to."""
-    config = LLMConfig(listen="127.0.0.1:0", mem_pool_cfg=POOL)
+    config = LLMConfig(listen="127.0.0.1:0", mem_pool_cfg=POOL, **await place_options(place))
     async with LLMDataDist(LLMRole.DECODER, 2, config) as datadist:
         cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
-        for array in datadist.cache_manager.arrays(cache):
-            array[:] = 0  # the first touch of every page is not what is measured
-        del array
+        touch(datadist, cache)
         pipe.send(datadist.listen_address)
         await anyio.to_thread.run_sync(pipe.recv)
 
@@ -193,16 +199,16 @@ class Sender:
         return run
 
 
-async def measure(address: tuple[str, int], rounds: int, ratio: float, stamps: Path | None) -> list[dict[str, Any]]:
-    config = LLMConfig(sync_kv_timeout=60_000, mem_pool_cfg=POOL)
+async def measure(
+    address: tuple[str, int], rounds: int, ratio: float, stamps: Path | None, place: Place
+) -> list[dict[str, Any]]:
+    config = LLMConfig(sync_kv_timeout=60_000, mem_pool_cfg=POOL, **await place_options(place))
     async with LLMDataDist(LLMRole.PROMPT, 1, config) as datadist:
         cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(1))
-        for array in datadist.cache_manager.arrays(cache):
-            array[:] = 1
-        del array
+        touch(datadist, cache)
         peer = LLMClusterInfo(2)
         peer.append_remote_ip_info(*address)
-        status, _ = await datadist.link_clusters([peer], 10_000)
+        status, _ = await datadist.link_clusters([peer], 60_000)
         assert status == 0, status
         sender, gemm = Sender(datadist, cache), Gemm()
         await sender.alone()
@@ -256,12 +262,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ratio", type=float, default=1.2, help="compute time as a multiple of the transfer's")
     parser.add_argument("--stamps", type=Path, help="when each layer was ready, and when it had landed, as JSON")
+    add_place_arguments(parser)
     args = parser.parse_args()
+    prefill_at, decode_at = places(args)
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process = context.Process(target=serve, args=(theirs, decode_at), daemon=True)
     process.start()
-    rows = asyncio.run(measure(ours.recv(), args.rounds, args.ratio, args.stamps))
+    rows = asyncio.run(measure(ours.recv(), args.rounds, args.ratio, args.stamps, prefill_at))
     ours.send(None)
     process.join(10)
     report(f"overlap: {LAYERS} layers of {2 * BLOCKS * BLOCK >> 20} MiB", rows, args.json)
