@@ -6,38 +6,15 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiodatadist
+from aiodatadist.cli.bench.figures import Spread, percentile
 
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of repeats."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+__all__ = ["Spread", "arguments", "now", "percentile", "report"]
 
 
 def machine() -> dict[str, str]:

@@ -24,10 +24,10 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodatadist.cli.bench.lateness import ticking
+from aiodatadist.cli.bench.limit import memcpy_seconds
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, KVPool, MemoryPool
 from benchmarks.common import Spread, arguments, now, report
-from benchmarks.memcpy import PlainMemcpy
-from benchmarks.ticker import ticking
 
 TENSORS = 64
 BLOCK = 16
@@ -88,7 +88,7 @@ async def bandwidth(name: str, pool: KVPool, repeats: int) -> list[dict[str, Any
     blocks, hashes = [2 * i for i in range(VALUES)], list(range(VALUES))
     random.Random(1).shuffle(blocks)  # no two neighbours
     kv = layers(2 * VALUES, TOKEN, TENSORS)
-    ranges, memcpy = Ranges(kv, blocks), PlainMemcpy()
+    ranges = Ranges(kv, blocks)
     where: dict[str, Any] = {"chunks": [[(block * BLOCK, BLOCK) for block in blocks]], "timeout": 60}
     config = CcConfig_v1(0, 0, "benchmark")
     async with (
@@ -105,10 +105,10 @@ async def bandwidth(name: str, pool: KVPool, repeats: int) -> list[dict[str, Any
             """It is all there."""
 
         def copied_out() -> float:
-            return memcpy.seconds(ranges.values, ranges.cache, PIECE)
+            return memcpy_seconds(ranges.values, ranges.cache, PIECE)
 
         def copied_in() -> float:
-            return memcpy.seconds(ranges.cache, ranges.values, PIECE)
+            return memcpy_seconds(ranges.cache, ranges.values, PIECE)
 
         async def save() -> None:
             assert (await cache.save(hashes, **where)).success == VALUES

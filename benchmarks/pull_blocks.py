@@ -18,10 +18,10 @@ from typing import Any
 import anyio.to_thread
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole
+from aiodatadist.cli.bench.lateness import ticking
+from aiodatadist.cli.bench.limit import memcpy_seconds
 from aiodatadist.testing import pattern
 from benchmarks.common import Spread, arguments, now, percentile, report
-from benchmarks.memcpy import PlainMemcpy
-from benchmarks.ticker import ticking
 
 KIB = 1024
 TOTAL = 128 << 20
@@ -87,13 +87,12 @@ async def measure(block: int, repeats: int, address: tuple[str, int]) -> dict[st
         targets = array("Q", [base + target * block for base in addresses for target in dst])
         apart = shadow.address - memory.address
         sources = array("Q", [base + apart + source * block for base in addresses for source in src])
-        memcpy = PlainMemcpy()
         pulls, copies = [], []
         for turn in range(repeats + 1):
             start = now()
             await datadist.cache_manager.pull_blocks(key, cache, src, dst)
             seconds = now() - start
-            copied = await anyio.to_thread.run_sync(memcpy.seconds, targets, sources, block)
+            copied = await anyio.to_thread.run_sync(memcpy_seconds, targets, sources, block)
             if turn:  # the first touches every page for the first time
                 pulls.append(seconds)
                 copies.append(copied)

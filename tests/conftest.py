@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
 
 from tests import loops, profiles, skipped, strictness

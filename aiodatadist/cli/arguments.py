@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from aiodatadist.cli.bench_arguments import BENCH, add_bench
 from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
 from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.numbers import integer
 from aiodatadist.cli.place import add_place_arguments, places
 
 WORKERS = ("prefill", "decode", "prefill-v1", "decode-v1", "context")
@@ -34,7 +36,10 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
     _add_demo(commands.add_parser("demo", help="a prefill and a decode process share a KV cache", description=_DEMO))
     doctor = commands.add_parser("doctor", help="what was found on this machine, and what that means")
     doctor.add_argument("--json", action="store_true", help="for machines")
+    add_bench(commands.add_parser("bench", help="how fast a KV cache travels here", description=BENCH))
     arguments = parser.parse_args(argv)
+    if arguments.command == "bench":
+        return partial(_run_bench, arguments)
     if arguments.command == "doctor":
         return partial(_run_doctor, arguments.json)
     if arguments.worker:
@@ -66,9 +71,9 @@ _DEMO = (
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--prompt", type=Path, metavar="FILE", help="the text to read (default: the project's README)")
-    demo.add_argument("--tokens", type=_integer(1, MAX_TOKENS), default=64, metavar="N", help="tokens to write (64)")
-    demo.add_argument("--port", type=_integer(0, 65535), default=0, metavar="P", help="prefill's port (any free one)")
-    demo.add_argument("--seed", type=_integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
+    demo.add_argument("--tokens", type=integer(1, MAX_TOKENS), default=64, metavar="N", help="tokens to write (64)")
+    demo.add_argument("--port", type=integer(0, 65535), default=0, metavar="P", help="prefill's port (any free one)")
+    demo.add_argument("--seed", type=integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
     demo.add_argument("--json", action="store_true", help="only the result, for machines")
     demo.add_argument("--layered", action="store_true", help="send each layer while the next is computed")
     demo.add_argument("--v1", action="store_true", help="with the v1 interface: LLMModel, pull_kv, merge_kv, predict")
@@ -102,25 +107,17 @@ def _context_demo(arguments: argparse.Namespace) -> Callable[[], int]:
     return partial(run_context_demo, options)
 
 
-def _integer(least: int, most: int) -> Callable[[str], int]:
-    """A whole number in a closed range, for argparse."""
-
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-        return number
-
-    return convert
-
-
 def _run_doctor(as_json: bool) -> int:
     from aiodatadist.cli.doctor import run_doctor  # noqa: PLC0415 - opens the native libraries
 
     return run_doctor(as_json=as_json)
+
+
+def _run_bench(arguments: argparse.Namespace) -> int:
+    from aiodatadist.cli.bench.command import run_bench  # noqa: PLC0415 - opens the native libraries
+    from aiodatadist.cli.bench_arguments import bench_options  # noqa: PLC0415
+
+    return run_bench(bench_options(arguments))
 
 
 def _run_worker(name: str) -> int:

@@ -132,11 +132,16 @@ async def open_child(name: str, command: Sequence[str]) -> AsyncIterator[Child]:
 
 
 def worker_command(name: str) -> Sequence[str]:
-    """The command line of a real worker, importing this very package."""
+    """The command line of a real worker."""
+    return module_command("demo", "--worker", name)
+
+
+def module_command(*arguments: str) -> Sequence[str]:
+    """The command line of this very package with these arguments."""
     package = Path(aiodatadist.__file__).resolve().parent
     # The current folder is searched for modules only if the package itself is there, as in a checkout.
     isolation = [] if package.parent == Path.cwd() else ["-P"]
-    return [sys.executable, *isolation, "-m", "aiodatadist", "demo", "--worker", name]
+    return [sys.executable, *isolation, "-m", "aiodatadist", *arguments]
 
 
 def environment() -> dict[str, str]:

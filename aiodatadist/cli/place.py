@@ -28,13 +28,11 @@ class Place(BaseModel):
     resource: str = ""
 
 
-def add_place_arguments(parser: argparse.ArgumentParser, count: int = 2) -> None:
+def add_place_arguments(parser: argparse._ActionsContainer, count: int = 2) -> None:
     """``--device``, ``--device-ip`` and ``--local-comm-res``, each for so many devices."""
     first = ",".join(map(str, range(count)))
     each = "" if count == 1 else ", for each device"
-    parser.add_argument(
-        "--device", default=first, metavar=_of("N", count), help=f"NPUs, or softnpu's devices ({first})"
-    )
+    parser.add_argument("--device", metavar=_of("N", count), help=f"NPUs, or softnpu's devices ({first})")
     parser.add_argument(
         "--device-ip", metavar=_of("IP", count), help=f"address of the NPU's network card{each} (found: docs/npu.md)"
     )
@@ -68,7 +66,9 @@ def places(arguments: argparse.Namespace, count: int = 2) -> list[Place]:
 
 def _words(arguments: argparse.Namespace, name: str, count: int) -> list[str]:
     text: str | None = getattr(arguments, name)
-    words = [""] * count if text is None else text.split(",")
+    if text is None:
+        return [str(i) if name == "device" else "" for i in range(count)]
+    words = text.split(",")
     if len(words) != count:
         flag, wanted = "--" + name.replace("_", "-"), "one" if count == 1 else f"{count}, with commas between them"
         raise wrong_input(f"{flag} {text} names {len(words)}: it has to name {wanted}")

@@ -1,0 +1,20 @@
+"""``aiodatadist bench``: how fast a KV cache travels here, beside what the memory itself can do.
+
+Two ends: the *owner* (``--role prefill``) listens and has a cache; the *initiator* (``--role decode --peer``) tells it which
+cache to have, moves blocks, and measures. ``--role both`` starts the owner as a child. They speak over the link that they
+measure, by notifications.
+
+    sizes        what "64KiB" means
+    workload     one row of the report, as a value: which blocks travel, and what they hold
+    caches       the memory of one end
+    messages     what the two ends say to each other
+    owner        the end that answers
+    initiator    the end that measures
+    figures      samples to rows
+    lateness     how late the event loop is meanwhile
+    limit        a plain memcpy of the same ranges
+    machine      what ran, and on what
+    report       rows as a table, and as JSON
+    compare      two reports
+    command      the two roles, and all together
+"""

@@ -1,0 +1,157 @@
+"""The roles: an owner that serves, an initiator that measures, and both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+
+import anyio
+from pydantic import ValidationError
+
+from aiodatadist import LLMDataDist, LLMException
+from aiodatadist.cli.bench.compare import compared
+from aiodatadist.cli.bench.ends import Address, open_child_owner, open_initiator, open_owner, say_listening
+from aiodatadist.cli.bench.figures import Row
+from aiodatadist.cli.bench.initiator import Owner, measure
+from aiodatadist.cli.bench.machine import Machine, Ran
+from aiodatadist.cli.bench.options import BenchOptions, BenchRole
+from aiodatadist.cli.bench.plot import check_plot, draw
+from aiodatadist.cli.bench.progress import open_progress
+from aiodatadist.cli.bench.report import BenchReport, aligned, lines
+from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.errors import CommandError, wrong_input
+from aiodatadist.cli.pipes import die_with_parent
+
+
+def run_bench(options: BenchOptions) -> int:
+    """The exit code: 0, or 1 when bytes were not where they should be.
+
+    Raises:
+        CommandError: an option is wrong, the ends did not find each other, or a transfer failed.
+    """
+    cases = options.cases()
+    old = _old_report(options)
+    if options.plot is not None:
+        check_plot()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(options)) as runner:
+            if options.role is BenchRole.PREFILL:
+                runner.run(_serve(options))
+                return 0
+            report = runner.run(_measure(options, cases))
+    except (LLMException, ExceptionGroup) as error:
+        raise _one_line(error) from error
+    _show(options, report, old)
+    if report.failure is not None:
+        raise CommandError(f"row {len(report.rows) + 1} of {len(cases)} failed: {report.failure}")
+    return 1 if any(row.wrong for row in report.rows) else 0
+
+
+def _one_line(error: Exception) -> CommandError:
+    """What a command ends with.
+
+    Raises:
+        Exception: itself, where it is a bug of the library's.
+    """
+    cause = error
+    while isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, LLMException):
+        return CommandError(str(cause))
+    if isinstance(cause, CommandError):
+        return cause
+    raise error
+
+
+def _loop_factory(options: BenchOptions) -> Callable[[], asyncio.AbstractEventLoop]:
+    if options.loop == "asyncio":
+        return asyncio.new_event_loop
+    try:
+        import uvloop  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise wrong_input("--loop uvloop: uvloop is not installed: pip install uvloop") from None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(options: BenchOptions) -> None:
+    """Until Ctrl-C, or until stdin closes."""
+    async with open_owner(options) as address:
+        say_listening(address)
+        if not options.until_stdin_closes:
+            await anyio.sleep_forever()
+        die_with_parent()
+        while True:
+            await anyio.wait_readable(sys.stdin.fileno())
+            if not os.read(sys.stdin.fileno(), 4096):
+                return
+
+
+async def _measure(options: BenchOptions, cases: list[Case]) -> BenchReport:
+    """All rows; or those before the first that failed, and why."""
+    started = datetime.now(UTC).astimezone()
+    async with AsyncExitStack() as stack:
+        address = await _owner(options, stack)
+        datadist, owner = await stack.enter_async_context(open_initiator(options, address))
+        rows: list[Row] = []
+        failure = None
+        try:
+            await _rows(datadist, owner, options, cases, rows)
+        except (LLMException, CommandError, ExceptionGroup) as error:
+            failure = str(_one_line(error))
+        return BenchReport(
+            started=started,
+            machine=await Machine.here(),
+            ran=Ran.of(datadist),
+            lengths=options.lengths,
+            rows=rows,
+            failure=failure,
+        )
+
+
+async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, cases: list[Case], into: list[Row]) -> None:
+    with open_progress(len(cases)) as progress:
+        for case in cases:
+            progress.begin(case)
+            into.append(await measure(datadist, owner, case, options.lengths))
+            progress.end(into[-1])
+
+
+async def _owner(options: BenchOptions, stack: AsyncExitStack) -> Address:
+    if options.role is BenchRole.DECODE:
+        assert options.peer is not None
+        return options.peer
+    open_it = open_owner if options.transport == "loopback" else open_child_owner
+    return await stack.enter_async_context(open_it(options))
+
+
+def _old_report(options: BenchOptions) -> BenchReport | None:
+    if options.compare is None:
+        return None
+    try:
+        return BenchReport.model_validate_json(options.compare.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise wrong_input(f"--compare: {options.compare} is not a report of this command: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
+    if options.json is not None:
+        text = report.model_dump_json(indent=1) + "\n"
+        if str(options.json) == "-":
+            print(text, end="")
+            return
+        options.json.write_text(text, encoding="utf-8")
+    print("\n".join(lines(report)))
+    if old is not None and report.rows:
+        print()
+        print("\n".join(aligned(compared(old.rows, report.rows))))
+    if options.plot is not None and report.rows:
+        draw(report, options.plot)

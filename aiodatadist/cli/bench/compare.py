@@ -1,0 +1,44 @@
+"""A report against an older one: faster, slower, or within the spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodatadist.cli.bench.figures import Row, Spread
+from aiodatadist.cli.bench.sizes import size_text
+from aiodatadist.cli.bench.workload import Case
+
+
+def verdict(old: Spread, new: Spread) -> str:
+    """Of two speeds: they differ where their quartiles do not meet."""
+    if new.low > old.high:
+        return "faster"
+    if new.high < old.low:
+        return "slower"
+    return "within the spread"
+
+
+def compared(old: Sequence[Row], new: Sequence[Row]) -> list[list[str]]:
+    """The head, then a line per row of ``new``, and one per row of ``old`` that ``new`` has not."""
+    before = {_key(row.case): row for row in old}
+    cells = [["Case", "old (GB/Sec)", "new (GB/Sec)", "new / old", ""]]
+    for row in new:
+        earlier = before.pop(_key(row.case), None)
+        if earlier is None:
+            cells.append([_name(row.case), "-", str(row.gigabytes_per_second), "-", "new"])
+            continue
+        a, b = earlier.gigabytes_per_second, row.gigabytes_per_second
+        cells.append([_name(row.case), str(a), str(b), f"{b.median / a.median:.2f}", verdict(a, b)])
+    cells += [[_name(row.case), str(row.gigabytes_per_second), "-", "-", "gone"] for row in before.values()]
+    return cells
+
+
+def _key(case: Case) -> Case:
+    return case.model_copy(update={"seed": 0})
+
+
+def _name(case: Case) -> str:
+    return (
+        f"{case.op.value} {case.memory.value} {size_text(case.block)} x {case.batch} x {case.layers} layers"
+        f"{f' x {case.concurrency}' if case.concurrency > 1 else ''}"
+    )

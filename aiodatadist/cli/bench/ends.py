@@ -1,0 +1,90 @@
+"""The two ends as clusters: opened, and linked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from aiodatadist import LLMConfig, LLMDataDist, LLMRole
+from aiodatadist.cli.bench.initiator import Owner
+from aiodatadist.cli.bench.options import BenchOptions
+from aiodatadist.cli.bench.owner import serve
+from aiodatadist.cli.children import GRACE_SECONDS, module_command
+from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.place import Place, place_options
+
+OWNER_ID = 1
+TRANSFER_MILLISECONDS = 120_000
+LISTENING = "listening on "
+
+Address = tuple[str, int]
+
+
+@asynccontextmanager
+async def open_end(options: BenchOptions, role: LLMRole, cluster_id: int, place: Place) -> AsyncIterator[LLMDataDist]:
+    config = LLMConfig(
+        listen_ip_info=options.listen or ("127.0.0.1:0" if role is LLMRole.PROMPT else None),
+        transport=options.transport,
+        sync_kv_timeout=TRANSFER_MILLISECONDS,
+        auth_key=options.auth_key,
+        **await place_options(place),
+    )
+    async with LLMDataDist(role, cluster_id, config) as datadist:
+        yield datadist
+
+
+@asynccontextmanager
+async def open_owner(options: BenchOptions) -> AsyncIterator[Address]:
+    """An owner that serves until the end of the block, on this event loop; where it listens."""
+    async with (
+        open_end(options, LLMRole.PROMPT, OWNER_ID, options.places[0]) as datadist,
+        anyio.create_task_group() as tasks,
+    ):
+        assert datadist.listen_address is not None
+        tasks.start_soon(serve, datadist)
+        yield datadist.listen_address
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
+    """The same in a process of its own, which ends when its stdin closes, and with this process."""
+    command = module_command("bench", *options.owner_arguments, "--until-stdin-closes")
+    process = await anyio.open_process(command, stderr=None, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield await _told_address(BufferedByteReceiveStream(process.stdout))
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
+            await process.stdin.aclose()
+            with anyio.move_on_after(GRACE_SECONDS):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+
+
+async def _told_address(lines: BufferedByteReceiveStream) -> Address:
+    try:
+        line = (await lines.receive_until(b"\n", 1000)).decode()
+    except (anyio.IncompleteRead, anyio.EndOfStream):
+        raise CommandError("the owner's process ended before it listened; its words are above") from None
+    host, _, port = line.removeprefix(LISTENING).rpartition(":")
+    return host, int(port)
+
+
+@asynccontextmanager
+async def open_initiator(options: BenchOptions, address: Address) -> AsyncIterator[tuple[LLMDataDist, Owner]]:
+    """A cluster that measures the owner at this address."""
+    number = 2 + secrets.randbelow(2**31)  # several initiators may measure one owner
+    async with open_end(options.as_initiator(), LLMRole.DECODER, number, options.places[-1]) as datadist:
+        yield datadist, Owner(datadist, OWNER_ID, address)
+
+
+def say_listening(address: Address) -> None:
+    print(f"{LISTENING}{address[0]}:{address[1]}", flush=True)

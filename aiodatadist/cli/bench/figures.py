@@ -1,0 +1,146 @@
+"""From samples to a row: numbers with their units in their names, rates as median and quartiles over windows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from aiodatadist.cli.bench.workload import Case
+
+
+class Spread(BaseModel):
+    """Median and quartiles of repeats."""
+
+    model_config = ConfigDict(frozen=True)
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if len(values) == 1:
+            return cls(median=values[0], low=values[0], high=values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median=median, low=low, high=high)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least so many percent do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+class Latencies(BaseModel):
+    """Microseconds of one transfer each."""
+
+    model_config = ConfigDict(frozen=True)
+
+    average: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latencies:
+        us = sorted(1e6 * value for value in seconds)
+        at = {f"p{percent}": us[min(len(us) - 1, len(us) * percent // 100)] for percent in (50, 90, 99)}
+        return cls(average=statistics.fmean(us), max=us[-1], **at)
+
+
+@dataclass
+class Window:
+    """A while in which nothing but transfers went on.
+
+    Attributes:
+        seconds: of the whole window.
+        cpu_seconds: of this process, all threads.
+        post: seconds until each call gave a task.
+        latency: seconds until each task was done, the call included.
+        transfer: seconds from the first piece to the last byte, as each report has them.
+        late: seconds by which the event loop noticed each millisecond late.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    post: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+    transfer: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+
+
+class Row(BaseModel):
+    """One case, measured.
+
+    Attributes:
+        bytes: of one transfer; ``pieces`` blocks make it up.
+        transfers: how many were measured, in ``windows`` windows.
+        gigabytes_per_second: 10**9 bytes, all concurrent transfers together.
+        memcpy_gigabytes_per_second: one thread, the same ranges in this process, in turns with the transfers.
+        of_memcpy: window by window.
+        post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device.
+        cpu_seconds_per_gigabyte: of both processes.
+        loop_late_p99_us: how late the event loop of the initiator noticed a millisecond.
+        wrong: blocks that did not hold what they should when all was done; None: not checked.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    case: Case
+    bytes: int
+    pieces: int
+    transfers: int
+    windows: int
+    gigabytes_per_second: Spread
+    transfers_per_second: Spread
+    memcpy_gigabytes_per_second: Spread | None
+    of_memcpy: Spread | None
+    post_us: Latencies
+    latency_us: Latencies
+    transfer_us: Latencies
+    cpu_seconds_per_gigabyte: float
+    loop_late_p99_us: float
+    wrong: list[str] | None
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        windows: Sequence[Window],
+        limits: Sequence[float],
+        peer_cpu_seconds: float,
+        wrong: list[str] | None,
+    ) -> Row:
+        """``limits``: bytes per second of the memcpy after each window; none where there is no such thing."""
+        counts = [len(window.latency) for window in windows]
+        rates = [count / window.seconds for count, window in zip(counts, windows, strict=True)]
+        speeds = [rate * case.nbytes / 1e9 for rate in rates]
+        moved = sum(counts) * case.nbytes / 1e9
+        late = [value for window in windows for value in window.late]
+        cpu = sum(window.cpu_seconds for window in windows) + peer_cpu_seconds
+        limited = Spread.of([limit / 1e9 for limit in limits]) if limits else None
+        share = [1e9 * speed / limit for speed, limit in zip(speeds, limits, strict=True)] if limits else []
+        return cls(
+            case=case,
+            bytes=case.nbytes,
+            pieces=case.pieces,
+            transfers=sum(counts),
+            windows=len(windows),
+            gigabytes_per_second=Spread.of(speeds),
+            transfers_per_second=Spread.of(rates),
+            memcpy_gigabytes_per_second=limited,
+            of_memcpy=Spread.of(share) if share else None,
+            post_us=Latencies.of([value for window in windows for value in window.post]),
+            latency_us=Latencies.of([value for window in windows for value in window.latency]),
+            transfer_us=Latencies.of([value for window in windows for value in window.transfer]),
+            cpu_seconds_per_gigabyte=cpu / moved,
+            loop_late_p99_us=1e6 * percentile(late, 99) if late else 0.0,
+            wrong=wrong,
+        )

@@ -1,0 +1,92 @@
+"""What ran, and on what: in every report, so that two of them can be held against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+import aiodatadist
+from aiodatadist import LLMDataDist
+
+_STRICTNESS = ("free", "hccs", "roce")
+
+
+class Machine(BaseModel):
+    """This machine, and its software."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    aiodatadist: str
+    anyio: str
+    cffi: str
+    loop: str
+
+    @classmethod
+    async def here(cls) -> Machine:
+        """Of the process, and of the event loop that runs."""
+        loop = type(asyncio.get_running_loop())
+        return cls(
+            cpu=_cpu(),
+            cores=len(os.sched_getaffinity(0)),
+            memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            kernel=platform.release(),
+            python=platform.python_version(),
+            aiodatadist=aiodatadist.__version__,
+            anyio=version("anyio"),
+            cffi=version("cffi"),
+            loop=f"{loop.__module__.partition('.')[0]} {loop.__name__}",
+        )
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in {"model name", "CPU part"}:
+            return value.strip()
+    return platform.machine()
+
+
+class Ran(BaseModel):
+    """What moved the bytes.
+
+    Attributes:
+        runtime: ``ascend``, or ``soft``.
+        strictness: of softnpu: ``free``, ``hccs``, ``roce``.
+        libraries: that were opened.
+        chip: as the vendor names it.
+        transport: ``hccl``, or ``loopback``.
+        device: of the initiator.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    runtime: str
+    strictness: str | None
+    libraries: list[str]
+    version: str
+    chip: str
+    transport: str
+    device: int
+
+    @classmethod
+    def of(cls, datadist: LLMDataDist) -> Ran:
+        runtime, config = datadist.runtime, datadist.config
+        return cls(
+            runtime=runtime.name,
+            strictness=_STRICTNESS[runtime.soft_strictness] if runtime.is_soft else None,
+            libraries=[Path(library).name for library in runtime.libraries],
+            version=runtime.version,
+            chip=runtime.chip,
+            transport=config.transport,
+            device=datadist.device.index,
+        )

@@ -1,0 +1,68 @@
+"""What the two ends say to each other, as notifications: the initiator asks, the owner answers each question once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from aiodatadist.cli.bench.workload import Case
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def payload(self) -> bytes:
+        return self.model_dump_json().encode()
+
+
+class Open(_Message):
+    """Have a cache for this case, filled, under a model id that no other one has, for as long as the link."""
+
+    kind: Literal["open"] = "open"
+    model_id: int
+    case: Case
+
+
+class Clear(_Message):
+    """Fill the cache with zeros."""
+
+    kind: Literal["clear"] = "clear"
+
+
+class Check(_Message):
+    """Do the targets hold what the initiator's sources held?"""
+
+    kind: Literal["check"] = "check"
+
+
+class Spent(_Message):
+    """How much processor time did the owner need, until now?"""
+
+    kind: Literal["spent"] = "spent"
+
+
+class Done(_Message):
+    """What was asked for is done.
+
+    Attributes:
+        cpu_seconds: of the owner's process, all threads, since it began.
+        wrong: blocks that do not hold what they should, some of them by name.
+    """
+
+    kind: Literal["done"] = "done"
+    cpu_seconds: float = 0.0
+    wrong: list[str] = []
+
+
+class Refused(_Message):
+    """It could not be done, and why."""
+
+    kind: Literal["refused"] = "refused"
+    message: str
+
+
+Question = Open | Clear | Check | Spent
+Answer = Done | Refused
+QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="kind")])
+ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])

@@ -1,0 +1,69 @@
+"""How far a run is, on stderr: a bar where rich is installed and a person looks, else one line per row."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from aiodatadist.cli.bench.figures import Row
+from aiodatadist.cli.bench.sizes import size_text
+from aiodatadist.cli.bench.workload import Case
+
+
+class Progress(Protocol):
+    """Told of each row."""
+
+    def begin(self, case: Case) -> None:
+        """It is being measured."""
+
+    def end(self, row: Row) -> None:
+        """It was."""
+
+
+class _Lines:
+    def __init__(self, rows: int) -> None:
+        self._done, self._rows = 0, rows
+
+    def begin(self, case: Case) -> None:
+        """Nothing to be told yet."""
+
+    def end(self, row: Row) -> None:
+        self._done += 1
+        print(f"{self._done} of {self._rows}: {_told(row.case)} {_speed(row)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def open_progress(rows: int) -> Iterator[Progress]:
+    """For so many rows."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield _Lines(rows)
+        return
+    rich = import_module("rich.progress")
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    console = import_module("rich.console").Console(stderr=True)
+    with rich.Progress(*columns, rich.TimeElapsedColumn(), console=console, transient=True) as bars:
+        yield _Bar(bars, rows)
+
+
+class _Bar:
+    def __init__(self, bars: Any, rows: int) -> None:
+        self._bars = bars
+        self._task = bars.add_task("", total=rows)
+
+    def begin(self, case: Case) -> None:
+        self._bars.update(self._task, description=_told(case))
+
+    def end(self, row: Row) -> None:
+        self._bars.update(self._task, advance=1, description=f"{_told(row.case)} {_speed(row)}")
+
+
+def _told(case: Case) -> str:
+    return f"{case.op.value} {case.memory.value} {size_text(case.block)}"
+
+
+def _speed(row: Row) -> str:
+    return f"{row.gigabytes_per_second.median:.2f} GB/s"

@@ -1,0 +1,89 @@
+"""Rows as a table with nixlbench's column names, and as JSON with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from aiodatadist.cli.bench.figures import Row, Spread
+from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.machine import Machine, Ran
+
+SCHEMA = "aiodatadist-bench/1"
+
+
+class BenchReport(BaseModel):
+    """What ``--json`` writes.
+
+    Attributes:
+        schema_name: of this form of report.
+        started: when, with the zone.
+        failure: why there are fewer rows than were asked for.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_name: str = SCHEMA
+    started: datetime
+    machine: Machine
+    ran: Ran
+    lengths: Lengths
+    rows: list[Row]
+    failure: str | None = None
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """The head, then a line per row."""
+    return [list(_cells(rows[0])), *([*_cells(row).values()] for row in rows)] if rows else []
+
+
+def _cells(row: Row) -> dict[str, str]:
+    case, latency = row.case, row.latency_us
+    return {
+        "Op": case.op.value,
+        "Memory": case.memory.value,
+        "Block Size (B)": str(case.block),
+        "Batch Size": str(row.pieces),
+        "B/W (GB/Sec)": str(row.gigabytes_per_second),
+        "memcpy": _median(row.memcpy_gigabytes_per_second),
+        "B/W / memcpy": "-" if row.of_memcpy is None else str(row.of_memcpy),
+        "Transfers/s": f"{row.transfers_per_second.median:.0f}",
+        "Avg Lat. (us)": f"{latency.average:.1f}",
+        "P50": f"{latency.p50:.1f}",
+        "P90": f"{latency.p90:.1f}",
+        "P99": f"{latency.p99:.1f}",
+        "Max": f"{latency.max:.0f}",
+        "Avg Post (us)": f"{row.post_us.average:.1f}",
+        "Avg Tx (us)": f"{row.transfer_us.average:.1f}",
+        "CPU s/GB": f"{row.cpu_seconds_per_gigabyte:.3f}",
+        "Loop late P99 (us)": f"{row.loop_late_p99_us:.0f}",
+        "Check": "-" if row.wrong is None else "WRONG" if row.wrong else "ok",
+    }
+
+
+def _median(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.median:.2f}"
+
+
+def lines(report: BenchReport) -> list[str]:
+    """For people: what ran, the table, and what is wrong."""
+    machine, ran = report.machine, report.ran
+    soft = f" ({ran.strictness})" if ran.strictness else ""
+    head = [
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}",
+        f"aiodatadist {machine.aiodatadist}, Python {machine.python}, {machine.loop}; {ran.runtime}{soft}"
+        f"{' ' + ran.chip if ran.chip else ''}, transport {ran.transport}, device {ran.device}",
+        "",
+    ]
+    wrong = [
+        f"WRONG: {row.case.op.value} of {row.case.block} B: {text}" for row in report.rows for text in row.wrong or ()
+    ]
+    return [*head, *aligned(table(report.rows)), *wrong]
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

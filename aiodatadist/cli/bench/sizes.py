@@ -1,0 +1,48 @@
+"""Sizes as people write them: KiB and KB are not the same; K, M and G alone are the binary ones, as in nixlbench."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS |= {f"{letter}IB": _UNITS[letter] for letter in "KMG"} | {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"(\d{1,18}) ?([A-Za-z]{0,3})")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "65536", "64K", "64KiB" or "64KB".
+
+    Raises:
+        ValueError: it is no size, or 0.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or found[2].upper() not in _UNITS or int(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a size: 64KiB, 64KB, 64K (64KiB) and 65536 are some")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes with commas between them, in their order; "A:B" stands for A, 2A, 4A, ... up to B.
+
+    Raises:
+        ValueError: one of them is no size, or B is less than A.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, colon, last = part.partition(":")
+        size = parse_size(first)
+        end = parse_size(last) if colon else size
+        if end < size:
+            raise ValueError(f"{part!r} ends before it begins")
+        while size <= end:
+            sizes.append(size)
+            size *= 2
+    return list(dict.fromkeys(sizes))
+
+
+def size_text(nbytes: int) -> str:
+    """The shortest exact binary form: 64KiB, 1536KiB, 1000."""
+    for letter, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit}{letter}"
+    return str(nbytes)

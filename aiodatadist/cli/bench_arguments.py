@@ -1,0 +1,166 @@
+"""The command line of ``aiodatadist bench``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.numbers import integer, seconds
+from aiodatadist.cli.place import add_place_arguments, places
+
+if TYPE_CHECKING:
+    from aiodatadist.cli.bench.options import BenchOptions
+
+OPS = ("pull", "push", "layered", "copy")
+MEMORIES = ("pool", "user", "host")
+SIZES = "16KiB,64KiB,256KiB,1MiB,2MiB"
+
+BENCH = (
+    "Two processes are linked, blocks travel between them, and every byte is checked. The table has a row for each "
+    "operation, kind of memory and size of block; beside it stands what a plain memcpy of the same ranges takes on one "
+    "thread, measured in turns. On two machines: --role prefill --listen ADDRESS:PORT on one, --role decode --peer "
+    "ADDRESS:PORT on the other."
+)
+
+
+def add_bench(bench: argparse.ArgumentParser) -> None:
+    ends = bench.add_argument_group("the two ends")
+    ends.add_argument("--role", choices=("both", "prefill", "decode"), default="both", help="which end is here (both)")
+    ends.add_argument("--listen", metavar="HOST:PORT", help="where prefill listens (127.0.0.1:0)")
+    ends.add_argument("--peer", metavar="HOST:PORT", help="decode: where prefill listens")
+    ends.add_argument(
+        "--auth-key-file", type=Path, metavar="FILE", help="a secret of both ends; needed beyond loopback"
+    )
+    ends.add_argument(
+        "--transport", choices=("hccl", "loopback"), default="hccl", help="loopback: inside one process (hccl)"
+    )
+    ends.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (asyncio)")
+    add_place_arguments(ends)
+    load = bench.add_argument_group("what travels")
+    load.add_argument(
+        "--op", type=_several("--op", OPS), default=["pull"], metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)"
+    )
+    load.add_argument(
+        "--memory", type=_several("--memory", MEMORIES), default=["pool"], metavar="KIND[,KIND]",
+        help="pool: the library's; user: the caller's own; host: pinned HOST memory (pool)",
+    )  # fmt: skip
+    load.add_argument("--block", default=SIZES, metavar="SIZE[,SIZE]", help=f"of one tensor; A:B doubles ({SIZES})")
+    load.add_argument("--blocks", type=integer(1, 2**31), metavar="N", help="of each cache (what the batches need)")
+    load.add_argument("--layers", type=integer(1, 4096), default=4, metavar="N", help="of two tensors each (4)")
+    load.add_argument("--batch", type=integer(1, 2**31), metavar="N", help="blocks per transfer (so that 128 MiB move)")
+    load.add_argument("--concurrency", type=integer(1, 65536), default=1, metavar="N", help="transfers at a time (1)")
+    load.add_argument("--seed", type=integer(0, 2**32 - 1), default=0, metavar="S", help="which blocks (0)")
+    how = bench.add_argument_group("how it is measured")
+    how.add_argument("--seconds", type=seconds(0.001), default=2.0, metavar="S", help="of transfers for each row (2)")
+    how.add_argument("--warmup", type=seconds(0.0), default=0.2, metavar="S", help="before that (0.2)")
+    how.add_argument(
+        "--windows", type=integer(1, 1000), default=10, metavar="N", help="that the seconds are cut in (10)"
+    )
+    how.add_argument(
+        "--check", action=argparse.BooleanOptionalAction, default=True, help="look at every byte at the end"
+    )
+    out = bench.add_argument_group("what comes of it")
+    out.add_argument("--json", type=Path, metavar="FILE", help="numbers, and what ran (-: only these, on stdout)")
+    out.add_argument(
+        "--compare", type=Path, metavar="FILE", help="an older --json: faster, slower, or within the spread"
+    )
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw it (needs matplotlib)")
+    bench.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+
+
+def bench_options(arguments: argparse.Namespace) -> BenchOptions:
+    """What they say.
+
+    Raises:
+        CommandError: two of them contradict each other, one has no sense, or a file cannot be read.
+    """
+    # Here and not at the top: these open the native libraries.
+    from aiodatadist.cli.bench.initiator import Lengths  # noqa: PLC0415
+    from aiodatadist.cli.bench.options import BenchOptions, BenchRole  # noqa: PLC0415
+    from aiodatadist.cli.bench.sizes import parse_sizes  # noqa: PLC0415
+    from aiodatadist.cli.bench.workload import MemoryKind, Op  # noqa: PLC0415
+
+    role = BenchRole(arguments.role)
+    _check_ends(arguments)
+    try:
+        sizes = parse_sizes(arguments.block)
+    except ValueError as error:
+        raise wrong_input(f"--block: {error}") from None
+    return BenchOptions(
+        role=role,
+        listen=arguments.listen,
+        peer=None if arguments.peer is None else _address(arguments.peer),
+        auth_key=_secret(arguments.auth_key_file),
+        ops=tuple(map(Op, arguments.op)),
+        memories=tuple(map(MemoryKind, arguments.memory)),
+        blocks_of=tuple(sizes),
+        blocks=arguments.blocks,
+        layers=arguments.layers,
+        batch=arguments.batch,
+        concurrency=arguments.concurrency,
+        seed=arguments.seed,
+        transport=arguments.transport,
+        loop=arguments.loop,
+        lengths=Lengths(arguments.seconds, arguments.windows, arguments.warmup, arguments.check),
+        places=places(arguments, 2 if role is BenchRole.BOTH else 1),
+        owner_arguments=_owner_arguments(arguments),
+        json=arguments.json,
+        compare=arguments.compare,
+        plot=arguments.plot,
+        until_stdin_closes=arguments.until_stdin_closes,
+    )
+
+
+def _check_ends(arguments: argparse.Namespace) -> None:
+    if arguments.role == "decode" and arguments.peer is None:
+        raise wrong_input("--role decode needs --peer: where prefill listens")
+    if arguments.role != "decode" and arguments.peer is not None:
+        raise wrong_input(f"--peer is for --role decode: --role {arguments.role} listens")
+    if arguments.role != "both" and arguments.transport == "loopback":
+        raise wrong_input("--transport loopback stays inside one process: it needs --role both")
+    if arguments.listen is not None:
+        _address(arguments.listen)
+
+
+def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
+    """Of the command that starts the owner of ``--role both``: what it has to know too, and its own half of the rest."""
+    given = ["--role", "prefill", "--listen", arguments.listen or "127.0.0.1:0", "--loop", arguments.loop]
+    if arguments.auth_key_file is not None:
+        given += ["--auth-key-file", str(arguments.auth_key_file)]
+    for flag in ("--device", "--device-ip", "--local-comm-res"):
+        text: str | None = getattr(arguments, flag[2:].replace("-", "_"))
+        if text is not None:
+            given += [flag, text.partition(",")[0]]
+    return given
+
+
+def _several(flag: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Words with commas between them, each one of ``known``, for argparse."""
+
+    def convert(text: str) -> list[str]:
+        words = list(dict.fromkeys(text.split(",")))
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return words
+
+    return convert
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise wrong_input(f"{text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def _secret(file: Path | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        return file.read_bytes().strip()
+    except OSError as error:
+        raise wrong_input(f"--auth-key-file: cannot read {file}: {error.strerror}") from error

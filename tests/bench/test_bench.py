@@ -1,0 +1,178 @@
+"""``aiodatadist bench`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aiodatadist.cli import main
+from aiodatadist.cli.bench.caches import BenchCache
+from aiodatadist.cli.bench.command import run_bench
+from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.options import BenchOptions
+from aiodatadist.cli.bench.report import BenchReport
+from aiodatadist.cli.bench.workload import MemoryKind, Op
+from tests.strict.marks import any_memory
+
+SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "--windows", "2", "--block")
+PATIENCE = 60.0
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aiodatadist", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@contextmanager
+def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A ``--role prefill``, and where it listens."""
+    command = [sys.executable, "-m", "aiodatadist", "bench", "--role", "prefill", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            yield process, line.removeprefix("listening on ").strip()
+        finally:
+            process.kill()
+
+
+@any_memory
+def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
+    into = tmp_path / "report.json"
+    done = bench(
+        *SHORT,
+        "4KiB",
+        "--op",
+        "pull,push,copy",
+        "--memory",
+        "pool,user,host",
+        "--concurrency",
+        "2",
+        "--json",
+        str(into),
+    )
+    assert done.returncode == 0, done.stderr
+    report = BenchReport.model_validate_json(into.read_text())
+    assert [(row.case.op, row.case.memory) for row in report.rows] == [
+        (op, m) for op in (Op.PULL, Op.PUSH, Op.COPY) for m in MemoryKind
+    ]
+    for row in report.rows:
+        assert row.wrong == []
+        assert row.transfers >= 2 * row.windows
+        assert row.bytes == 4096 * 4 * 4
+    assert report.ran.runtime == "soft"
+    written = json.loads(into.read_text())
+    assert isinstance(written["rows"][0]["gigabytes_per_second"]["median"], float)
+    for column in ("Block Size (B)", "Batch Size", "B/W (GB/Sec)", "Avg Lat. (us)"):
+        assert column in done.stdout
+    again = bench(*SHORT, "4KiB", "--op", "pull", "--concurrency", "2", "--compare", str(into))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("gone") == 8
+
+
+def test_layered_on_uvloop_and_inside_one_process() -> None:
+    for more in (["--loop", "uvloop"], ["--transport", "loopback"]):
+        done = bench(*SHORT, "64KiB", "--op", "layered", "--json", "-", *more)
+        assert done.returncode == 0, done.stderr
+        (row,) = BenchReport.model_validate_json(done.stdout).rows
+        assert row.wrong == []
+
+
+def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -> None:
+    """As on two machines. The owner stays, whatever becomes of initiators."""
+    with owner("--listen", "127.0.0.1:0") as (process, address):
+        command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB,8KiB", "--op", "pull,push"]
+        started = [sys.executable, "-m", "aiodatadist", "bench", *command]
+        with subprocess.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL) as killed:
+            both = [subprocess.Popen(started) for _ in range(2)]
+            assert [each.wait(PATIENCE) for each in both] == [0, 0]
+            killed.kill()
+        assert bench(*command).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+
+
+def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
+    with owner() as (process, address):
+        command = [
+            sys.executable,
+            "-m",
+            "aiodatadist",
+            "bench",
+            "--role",
+            "decode",
+            "--peer",
+            address,
+            *SHORT,
+            "4KiB,8KiB,16KiB",
+        ]
+        with subprocess.Popen(
+            [*command, "--seconds", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as decode:
+            assert decode.stderr is not None
+            assert decode.stderr.readline().startswith("1 of 3: pull pool 4KiB")
+            process.kill()
+            out, errors = decode.communicate(timeout=PATIENCE)
+    assert decode.returncode == 1
+    assert "row 2 of 3 failed" in errors
+    assert " 4096 " in out
+
+
+def test_a_byte_that_did_not_travel_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill = BenchCache.fill
+
+    async def fill_and_hide(self: BenchCache, owner: int) -> None:
+        await fill(self, owner)
+        target = self.case.moves[0].sources[0] * self.case.block
+        self.views[1][target + 17] ^= 1
+
+    monkeypatch.setattr(BenchCache, "fill", fill_and_hide)
+    options = BenchOptions(
+        ops=(Op.COPY,), blocks_of=(4096,), batch=4, lengths=Lengths(0.05, 2, 0), transport="loopback"
+    )
+    assert run_bench(options) == 1
+    shown = capsys.readouterr().out
+    assert "WRONG: copy of 4096 B: block" in shown
+    assert "of tensor 1 does not hold block" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--role", "decode"], "--role decode needs --peer"),
+        (["--peer", "127.0.0.1:1"], "--peer is for --role decode"),
+        (["--role", "decode", "--peer", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["--role", "prefill", "--transport", "loopback"], "needs --role both"),
+        (["--block", "16X"], "'16X' is not a size"),
+        (["--op", "pul"], "'pul' is none of pull, push, layered, copy"),
+        (["--seconds", "nan"], "'nan' is not a number of seconds"),
+        (["--blocks", "3", "--batch", "4"], "blocks is 3: 1 transfers of 4 blocks"),
+        (["--compare", "/dev/null"], "/dev/null is not a report of this command"),
+        (["--auth-key-file", "/nowhere"], "--auth-key-file: cannot read /nowhere"),
+        (["--device", "0"], "--device 0 names 1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_before_anything_starts(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_an_owner_that_is_not_there() -> None:
+    done = bench("--role", "decode", "--peer", "127.0.0.1:1", *SHORT, "4KiB")
+    assert done.returncode == 1
+    assert "no link to the owner at 127.0.0.1:1: LLM_LINK_FAILED" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,146 @@
+"""What a run of the benchmark is made of: sizes, cases, figures, comparisons."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from aiodatadist.cli.bench.compare import compared, verdict
+from aiodatadist.cli.bench.figures import Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
+from aiodatadist.cli.bench.options import BenchOptions
+from aiodatadist.cli.bench.report import aligned, table
+from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
+from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
+from aiodatadist.cli.errors import CommandError
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1", 1),
+        ("65536", 65536),
+        ("64K", 65536),
+        ("64KiB", 65536),
+        ("64kib", 65536),
+        ("64KB", 64000),
+        ("2 MiB", 2 << 20),
+    ],
+)
+def test_a_size(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "KiB", "64X", "6.4K", "64KiBB", "1" * 30])
+def test_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_sizes() -> None:
+    assert parse_sizes("16K,1M,16384") == [16 << 10, 1 << 20]
+    assert parse_sizes("4K:16K,1M") == [4096, 8192, 16384, 1 << 20]
+    assert parse_sizes("4K:10K") == [4096, 8192]
+    with pytest.raises(ValueError, match="ends before it begins"):
+        parse_sizes("16K:4K")
+    assert [size_text(size) for size in (65536, 1536 << 10, 3 << 30, 1000)] == ["64KiB", "1536KiB", "3GiB", "1000"]
+
+
+def case(**values: object) -> Case:
+    defaults = {"op": Op.PULL, "memory": MemoryKind.POOL, "block": 4096, "blocks": 16, "layers": 2, "batch": 2}
+    return Case.model_validate({"concurrency": 2, **defaults, **values})
+
+
+@pytest.mark.parametrize("op", Op)
+def test_blocks_that_travel_are_apart_and_the_same_at_both_ends(op: Op) -> None:
+    one = case(op=op, blocks=33, concurrency=4)
+    assert Case.model_validate_json(one.model_dump_json()).moves == one.moves
+    for side in (0, 1):
+        blocks = [block for moves in one.moves for block in moves[side]]
+        assert len(blocks) == len(set(blocks)) == 8
+        assert all(0 <= block < 33 for block in blocks)
+        assert not {block + 1 for block in blocks} & set(blocks)
+    if op is Op.COPY:
+        assert not {b for m in one.moves for b in m.sources} & {b for m in one.moves for b in m.targets}
+    assert one.moves != case(op=op, blocks=33, concurrency=4, seed=1).moves
+
+
+def test_a_case_with_too_few_blocks_is_refused() -> None:
+    with pytest.raises(
+        ValidationError, match=r"blocks is 7: 2 transfers of 2 blocks, no two of them neighbours, need 8"
+    ):
+        case(blocks=7)
+    with pytest.raises(CommandError, match=r"--blocks.* is 3: 1 transfers of 2 blocks"):
+        BenchOptions(blocks=3, batch=2).cases()
+
+
+def test_what_moves_by_default() -> None:
+    cases = BenchOptions().cases()
+    assert {one.nbytes for one in cases} == {128 << 20}
+    assert {one.blocks for one in cases if one.block == 2 << 20} == {16}
+    assert {one.nbytes for one in BenchOptions(concurrency=4).cases()} == {32 << 20}
+    with pytest.raises(CommandError, match="are more than 128MiB"):
+        BenchOptions(layers=80).cases()
+    with pytest.raises(CommandError, match="layered does not go with --memory host"):
+        BenchOptions(ops=(Op.LAYERED,), memories=(MemoryKind.HOST,)).cases()
+
+
+def test_messages_come_back_as_they_were() -> None:
+    for question in (Open(case=case(), model_id=7), Check()):
+        assert QUESTION.validate_json(question.payload()) == question
+    for answer in (Done(cpu_seconds=1.5, wrong=["block 1"]), Refused(message="no")):
+        assert ANSWER.validate_json(answer.payload()) == answer
+
+
+def test_percentiles() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert [percentile(values, p) for p in (0, 50, 99)] == [1, 51, 100]
+    latencies = Latencies.of([value / 1e6 for value in values])
+    assert (latencies.p50, latencies.p99, latencies.max) == pytest.approx((51, 100, 100))
+    assert latencies.average == pytest.approx(50.5)
+
+
+def row(speed: float, **values: object) -> Row:
+    """Windows of half a second in which ``speed`` GB/s moved, give or take 2 %."""
+    one = case(block=1 << 20, **values)
+    windows = []
+    for share in (0.98, 0.99, 1.0, 1.01, 1.02):
+        count = round(speed * share * 0.5e9 / one.nbytes)
+        window = Window(0.5, 0.25, [1e-5] * count, [1e-3] * count, [5e-4] * count, [1e-4, 2e-4])
+        windows.append(window)
+    return Row.of(one, windows, [10e9] * 5, 0.25, [])
+
+
+def test_a_row_has_numbers_with_units() -> None:
+    one = row(8.0)
+    assert one.gigabytes_per_second.median == pytest.approx(8.0, rel=0.01)
+    assert one.of_memcpy is not None
+    assert one.of_memcpy.median == pytest.approx(0.8, rel=0.01)
+    assert one.transfers_per_second.median == pytest.approx(8e9 / one.bytes, rel=0.01)
+    assert one.cpu_seconds_per_gigabyte == pytest.approx((5 * 0.25 + 0.25) / 20, rel=0.01)
+    assert one.loop_late_p99_us == pytest.approx(200)
+    assert (one.latency_us.p50, one.post_us.p99, one.transfer_us.max) == pytest.approx((1000, 10, 500))
+    assert Row.model_validate_json(one.model_dump_json()) == one
+
+
+def test_without_memcpy_there_is_no_ratio() -> None:
+    one = row(8.0)
+    bare = Row.of(one.case, [Window(0.5, 0.25, [1e-5], [1e-3], [5e-4], [])], [], 0.0, None)
+    assert (bare.memcpy_gigabytes_per_second, bare.of_memcpy, bare.wrong) == (None, None, None)
+    head, line = table([bare])
+    assert line[head.index("memcpy")] == line[head.index("Check")] == "-"
+
+
+def test_wrong_bytes_are_seen_in_the_table() -> None:
+    head, line = table([row(8.0).model_copy(update={"wrong": ["block 3"]})])
+    assert line[head.index("Check")] == "WRONG"
+    assert "B/W (GB/Sec)" in head
+    assert len({len(text) for text in aligned([head, line])}) == 1
+
+
+def test_reports_are_compared_row_by_row() -> None:
+    old = [row(8.0), row(8.0, op=Op.PUSH), row(8.0, memory=MemoryKind.USER), row(8.0, layers=4)]
+    new = [row(10.0), row(6.0, op=Op.PUSH), row(8.05, memory=MemoryKind.USER), row(8.0, layers=8)]
+    verdicts = [line[-1] for line in compared(old, new)[1:]]
+    assert verdicts == ["faster", "slower", "within the spread", "new", "gone"]
+    assert verdict(Spread.of([1.0]), Spread.of([1.0])) == "within the spread"
