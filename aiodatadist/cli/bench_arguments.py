@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OPS = ("pull", "push", "layered", "copy")
 MEMORIES = ("pool", "user", "host")
+AGAINST = ("process_vm", "nixl", "mooncake")
 SIZES = "16KiB,64KiB,256KiB,1MiB,2MiB"
 
 BENCH = (
@@ -40,11 +41,9 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     ends.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (asyncio)")
     add_place_arguments(ends)
     load = bench.add_argument_group("what travels")
+    load.add_argument("--op", type=_several(OPS), default=["pull"], metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)")
     load.add_argument(
-        "--op", type=_several("--op", OPS), default=["pull"], metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)"
-    )
-    load.add_argument(
-        "--memory", type=_several("--memory", MEMORIES), default=["pool"], metavar="KIND[,KIND]",
+        "--memory", type=_several(MEMORIES), default=["pool"], metavar="KIND[,KIND]",
         help="pool: the library's; user: the caller's own; host: pinned HOST memory (pool)",
     )  # fmt: skip
     load.add_argument("--block", default=SIZES, metavar="SIZE[,SIZE]", help=f"of one tensor; A:B doubles ({SIZES})")
@@ -62,6 +61,10 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True, help="look at every byte at the end"
     )
+    how.add_argument(
+        "--against", type=_several(AGAINST), default=[], metavar="NAME[,NAME]",
+        help=f"other libraries, in turns, on this machine: {', '.join(AGAINST)}; installed in ~/.cache/aiodatadist/bench",
+    )  # fmt: skip
     out = bench.add_argument_group("what comes of it")
     out.add_argument("--json", type=Path, metavar="FILE", help="numbers, and what ran (-: only these, on stdout)")
     out.add_argument(
@@ -107,6 +110,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         lengths=Lengths(arguments.seconds, arguments.windows, arguments.warmup, arguments.check),
         places=places(arguments, 2 if role is BenchRole.BOTH else 1),
         owner_arguments=_owner_arguments(arguments),
+        against=tuple(arguments.against),
         json=arguments.json,
         compare=arguments.compare,
         plot=arguments.plot,
@@ -137,7 +141,7 @@ def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
     return given
 
 
-def _several(flag: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
+def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:
     """Words with commas between them, each one of ``known``, for argparse."""
 
     def convert(text: str) -> list[str]:

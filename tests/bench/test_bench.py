@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,9 +26,9 @@ SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "
 PATIENCE = 60.0
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aiodatadist", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
 
 
 @contextmanager
@@ -121,8 +122,27 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
             process.kill()
             out, errors = decode.communicate(timeout=PATIENCE)
     assert decode.returncode == 1
-    assert "row 2 of 3 failed" in errors
+    assert "case 2 of 3 failed" in errors
     assert " 4096 " in out
+
+
+def test_against_the_kernels_own_copy() -> None:
+    done = bench(*SHORT, "4KiB", "--op", "pull,push", "--memory", "user", "--against", "process_vm", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    rows = BenchReport.model_validate_json(done.stdout).rows
+    assert [row.by for row in rows] == ["aiodatadist", "process_vm"] * 2
+    assert rows[1].what == "process_vm_readv, process_vm_writev"
+    assert all(row.wrong == [] and row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
+
+
+def test_a_library_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
+    """As without a way to a package index."""
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "XDG_CACHE_HOME": str(tmp_path)}
+    done = bench(*SHORT, "4KiB", "--against", "mooncake", env={**os.environ, **offline})
+    assert done.returncode == 1
+    assert f"mooncake-transfer-engine-non-cuda>=0.3.13 cannot be installed into {tmp_path}" in done.stderr
+    assert "this needs a way to a package index" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_byte_that_did_not_travel_is_told(
@@ -158,6 +178,7 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--blocks", "3", "--batch", "4"], "blocks is 3: 1 transfers of 4 blocks"),
         (["--compare", "/dev/null"], "/dev/null is not a report of this command"),
         (["--auth-key-file", "/nowhere"], "--auth-key-file: cannot read /nowhere"),
+        (["--against", "process_vm", "--op", "copy", "--batch", "2"], "--against measures pulls and pushes"),
         (["--device", "0"], "--device 0 names 1"),
     ],
 )

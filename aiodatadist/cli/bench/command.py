@@ -47,7 +47,9 @@ def run_bench(options: BenchOptions) -> int:
         raise _one_line(error) from error
     _show(options, report, old)
     if report.failure is not None:
-        raise CommandError(f"row {len(report.rows) + 1} of {len(cases)} failed: {report.failure}")
+        raise CommandError(
+            f"case {len(report.rows) // (1 + len(options.against)) + 1} of {len(cases)} failed: {report.failure}"
+        )
     return 1 if any(row.wrong for row in report.rows) else 0
 
 
@@ -117,8 +119,9 @@ async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, case
     with open_progress(len(cases)) as progress:
         for case in cases:
             progress.begin(case)
-            into.append(await measure(datadist, owner, case, options.lengths))
-            progress.end(into[-1])
+            rows = await measure(datadist, owner, case, options.lengths, options.against)
+            into += rows
+            progress.end(rows)
 
 
 async def _owner(options: BenchOptions, stack: AsyncExitStack) -> Address:

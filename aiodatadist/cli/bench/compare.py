@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodatadist.cli.bench.figures import Row, Spread
+from aiodatadist.cli.bench.figures import OURS, Row, Spread
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case
 
@@ -20,25 +20,26 @@ def verdict(old: Spread, new: Spread) -> str:
 
 def compared(old: Sequence[Row], new: Sequence[Row]) -> list[list[str]]:
     """The head, then a line per row of ``new``, and one per row of ``old`` that ``new`` has not."""
-    before = {_key(row.case): row for row in old}
+    before = {_key(row): row for row in old}
     cells = [["Case", "old (GB/Sec)", "new (GB/Sec)", "new / old", ""]]
     for row in new:
-        earlier = before.pop(_key(row.case), None)
+        earlier = before.pop(_key(row), None)
         if earlier is None:
-            cells.append([_name(row.case), "-", str(row.gigabytes_per_second), "-", "new"])
+            cells.append([_name(row), "-", str(row.gigabytes_per_second), "-", "new"])
             continue
         a, b = earlier.gigabytes_per_second, row.gigabytes_per_second
-        cells.append([_name(row.case), str(a), str(b), f"{b.median / a.median:.2f}", verdict(a, b)])
-    cells += [[_name(row.case), str(row.gigabytes_per_second), "-", "-", "gone"] for row in before.values()]
+        cells.append([_name(row), str(a), str(b), f"{b.median / a.median:.2f}", verdict(a, b)])
+    cells += [[_name(row), str(row.gigabytes_per_second), "-", "-", "gone"] for row in before.values()]
     return cells
 
 
-def _key(case: Case) -> Case:
-    return case.model_copy(update={"seed": 0})
+def _key(row: Row) -> tuple[str, Case]:
+    return row.by, row.case.model_copy(update={"seed": 0})
 
 
-def _name(case: Case) -> str:
-    return (
-        f"{case.op.value} {case.memory.value} {size_text(case.block)} x {case.batch} x {case.layers} layers"
-        f"{f' x {case.concurrency}' if case.concurrency > 1 else ''}"
-    )
+def _name(row: Row) -> str:
+    case = row.case
+    by = "" if row.by == OURS else f"{row.by}: "
+    at_a_time = f" x {case.concurrency}" if case.concurrency > 1 else ""
+    what = f"{case.op.value} {case.memory.value} {size_text(case.block)} x {case.batch} x {case.layers} layers"
+    return f"{by}{what}{at_a_time}"

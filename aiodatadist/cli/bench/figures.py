@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from aiodatadist.cli.bench.workload import Case
 
+OURS = "aiodatadist"
+
 
 class Spread(BaseModel):
     """Median and quartiles of repeats."""
@@ -80,6 +82,7 @@ class Row(BaseModel):
     """One case, measured.
 
     Attributes:
+        by, what: what moved the blocks: this library, or another one that ran in turns with it, with its version.
         bytes: of one transfer; ``pieces`` blocks make it up.
         transfers: how many were measured, in ``windows`` windows.
         gigabytes_per_second: 10**9 bytes, all concurrent transfers together.
@@ -93,6 +96,8 @@ class Row(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    by: str = OURS
+    what: str = ""
     case: Case
     bytes: int
     pieces: int
@@ -117,6 +122,7 @@ class Row(BaseModel):
         limits: Sequence[float],
         peer_cpu_seconds: float,
         wrong: list[str] | None,
+        by: tuple[str, str] = (OURS, ""),
     ) -> Row:
         """``limits``: bytes per second of the memcpy after each window; none where there is no such thing."""
         counts = [len(window.latency) for window in windows]
@@ -128,6 +134,8 @@ class Row(BaseModel):
         limited = Spread.of([limit / 1e9 for limit in limits]) if limits else None
         share = [1e9 * speed / limit for speed, limit in zip(speeds, limits, strict=True)] if limits else []
         return cls(
+            by=by[0],
+            what=by[1],
             case=case,
             bytes=case.nbytes,
             pieces=case.pieces,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist.cli.bench.against.contender import Contender, open_contenders
 from aiodatadist.cli.bench.caches import BenchCache, moved, open_cache
 from aiodatadist.cli.bench.figures import Row, Window
 from aiodatadist.cli.bench.lateness import ticking
@@ -93,17 +94,19 @@ class Owner:
         raise CommandError(f"the owner did not answer within {ANSWER_SECONDS:.0f} s")
 
 
-async def measure(datadist: LLMDataDist, owner: Owner, case: Case, lengths: Lengths) -> Row:
-    """One row.
+async def measure(
+    datadist: LLMDataDist, owner: Owner, case: Case, lengths: Lengths, against: Sequence[str] = ()
+) -> list[Row]:
+    """A row of this library, and one of each that it is measured against, in turns.
 
     Raises:
-        CommandError: there is no link, the owner refused the case, or did not answer.
+        CommandError: there is no link, the owner refused the case or did not answer, or another library does not work here.
         LLMException: a transfer failed, or there is not enough memory.
     """
     async with AsyncExitStack() as stack:
+        contenders = await stack.enter_async_context(open_contenders(against, case))
         cache = await _opened(stack, datadist, case)
         shadow = None if cache.staging is not None else await _opened(stack, datadist, case)
-        limit = None if shadow is None else _limit(cache, shadow)
         await stack.enter_async_context(owner.linked())
         model_id = secrets.randbelow(2**62)
         await owner.ask(Open(case=case, model_id=model_id))
@@ -111,15 +114,41 @@ async def measure(datadist: LLMDataDist, owner: Owner, case: Case, lengths: Leng
             await cache.fill(datadist.cluster_id)
         start = _starter(datadist, BlocksCacheKey(owner.cluster_id, model_id), cache)
         await _window(case, start, lengths.warmup)
-        windows, limits = [], []
-        spent = (await owner.ask(Spent())).cpu_seconds
+        turns = _Turns(case, start, None if shadow is None else _limit(cache, shadow), contenders)
+        before = (await owner.ask(Spent())).cpu_seconds
         for _ in range(lengths.windows):
-            windows.append(await _window(case, start, lengths.seconds / lengths.windows))
-            if limit is not None:
-                limits.append(await anyio.to_thread.run_sync(limit))
-        spent = (await owner.ask(Spent())).cpu_seconds - spent
+            await turns.take(lengths.seconds / lengths.windows)
+        spent = (await owner.ask(Spent())).cpu_seconds - before
         wrong = await _check(datadist, owner, cache, start) if lengths.check else None
-        return Row.of(case, windows, limits, spent, wrong)
+        rows = [Row.of(case, turns.windows, turns.limits, spent, wrong)]
+        for contender in contenders:
+            wrong = await contender.wrong() if lengths.check else None
+            by = contender.name, contender.what
+            rows.append(Row.of(case, turns.others[contender.name], turns.limits, 0.0, wrong, by))
+        return rows
+
+
+class _Turns:
+    """Transfers, memcpy and other libraries, one after the other, again and again.
+
+    Attributes:
+        limits: bytes per second of memcpy.
+    """
+
+    def __init__(
+        self, case: Case, start: Start, limit: Callable[[], float] | None, contenders: Sequence[Contender]
+    ) -> None:
+        self._case, self._start, self._limit, self._contenders = case, start, limit, contenders
+        self.windows: list[Window] = []
+        self.limits: list[float] = []
+        self.others: dict[str, list[Window]] = {contender.name: [] for contender in contenders}
+
+    async def take(self, seconds: float) -> None:
+        self.windows.append(await _window(self._case, self._start, seconds))
+        if self._limit is not None:
+            self.limits.append(await anyio.to_thread.run_sync(self._limit))
+        for contender in self._contenders:
+            self.others[contender.name].append(await contender.window(seconds))
 
 
 async def _opened(stack: AsyncExitStack, datadist: LLMDataDist, case: Case) -> BenchCache:

@@ -54,6 +54,7 @@ class BenchOptions:
     lengths: Lengths = field(default_factory=Lengths)
     places: list[Place] = field(default_factory=lambda: [Place(device=0), Place(device=1)])
     owner_arguments: list[str] = field(default_factory=list)
+    against: tuple[str, ...] = ()
     json: Path | None = None
     compare: Path | None = None
     plot: Path | None = None
@@ -70,6 +71,8 @@ class BenchOptions:
         ]
 
     def _case(self, op: Op, memory: MemoryKind, block: int) -> Case:
+        if self.against and (op not in {Op.PULL, Op.PUSH} or self.concurrency > 1):
+            raise wrong_input("--against measures pulls and pushes, one at a time: --op pull,push --concurrency 1")
         if op is Op.LAYERED and memory is MemoryKind.HOST:
             raise wrong_input("--op layered does not go with --memory host: layered transfers start from device memory")
         batch = self.batch

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aiodatadist.cli.bench.figures import Row
+from aiodatadist.cli.bench.figures import OURS, Row
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.errors import wrong_input
@@ -25,7 +25,7 @@ def draw(report: BenchReport, into: Path) -> None:
     axes = figure.add_subplot()
     series: dict[str, list[Row]] = {}
     for row in report.rows:
-        series.setdefault(f"{row.case.op.value}, {row.case.memory.value}", []).append(row)
+        series.setdefault(f"{row.by}: {row.case.op.value}, {row.case.memory.value}", []).append(row)
     for name, rows in series.items():
         _add(axes, rows, name)
     sizes = sorted({row.case.block for row in report.rows})
@@ -42,6 +42,8 @@ def _add(axes: Any, rows: list[Row], name: str) -> None:
     spread = [[speed.median - speed.low for speed in speeds], [speed.high - speed.median for speed in speeds]]
     sizes = [row.case.block for row in rows]
     axes.errorbar(sizes, [speed.median for speed in speeds], yerr=spread, marker="o", capsize=3, label=name)
-    limits = [(row.case.block, limit.median) for row in rows if (limit := row.memcpy_gigabytes_per_second)]
+    limits = [
+        (row.case.block, limit.median) for row in rows if (limit := row.memcpy_gigabytes_per_second) and row.by == OURS
+    ]
     if limits:
         axes.plot(*zip(*limits, strict=True), linestyle="--", marker=".", label=f"memcpy ({name})")

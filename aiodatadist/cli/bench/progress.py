@@ -20,7 +20,7 @@ class Progress(Protocol):
     def begin(self, case: Case) -> None:
         """It is being measured."""
 
-    def end(self, row: Row) -> None:
+    def end(self, rows: list[Row]) -> None:
         """It was."""
 
 
@@ -31,9 +31,9 @@ class _Lines:
     def begin(self, case: Case) -> None:
         """Nothing to be told yet."""
 
-    def end(self, row: Row) -> None:
+    def end(self, rows: list[Row]) -> None:
         self._done += 1
-        print(f"{self._done} of {self._rows}: {_told(row.case)} {_speed(row)}", file=sys.stderr, flush=True)
+        print(f"{self._done} of {self._rows}: {_told(rows[0].case)} {_speeds(rows)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -57,13 +57,14 @@ class _Bar:
     def begin(self, case: Case) -> None:
         self._bars.update(self._task, description=_told(case))
 
-    def end(self, row: Row) -> None:
-        self._bars.update(self._task, advance=1, description=f"{_told(row.case)} {_speed(row)}")
+    def end(self, rows: list[Row]) -> None:
+        self._bars.update(self._task, advance=1, description=f"{_told(rows[0].case)} {_speeds(rows)}")
 
 
 def _told(case: Case) -> str:
     return f"{case.op.value} {case.memory.value} {size_text(case.block)}"
 
 
-def _speed(row: Row) -> str:
-    return f"{row.gigabytes_per_second.median:.2f} GB/s"
+def _speeds(rows: list[Row]) -> str:
+    first, *others = [f"{row.gigabytes_per_second.median:.2f} GB/s" for row in rows]
+    return ", ".join([first, *(f"{row.by} {speed}" for row, speed in zip(rows[1:], others, strict=True))])

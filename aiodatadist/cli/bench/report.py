@@ -42,6 +42,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 def _cells(row: Row) -> dict[str, str]:
     case, latency = row.case, row.latency_us
     return {
+        "By": row.by,
         "Op": case.op.value,
         "Memory": case.memory.value,
         "Block Size (B)": str(case.block),

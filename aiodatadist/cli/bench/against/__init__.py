@@ -1,0 +1,6 @@
+"""Other libraries that move the same blocks in the same run, each in an environment of its own.
+
+peers          their side: a script that needs nothing of this package
+environments   where it runs
+contender      a peer, as the initiator sees it
+"""

@@ -1,0 +1,107 @@
+"""Another library, as the initiator sees it: a process that is told to move blocks for a while, and says how it went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from aiodatadist.cli.bench.against.environments import python_of
+from aiodatadist.cli.bench.figures import Window
+from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.errors import CommandError
+
+SCRIPT = Path(__file__).with_name("peers.py")
+ANSWER_SECONDS = 120.0
+LINE_BYTES = 1 << 28
+"""A window of ten seconds has a million small transfers, whose latencies are one line."""
+
+
+class Contender:
+    """One library.
+
+    Attributes:
+        name: as ``--against`` has it.
+        what: what it is, in its own words.
+    """
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name = name
+        self.what = ""
+        self._process = process
+        assert process.stdout is not None
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    async def prepare(self, case: Case) -> None:
+        """Raises CommandError: it does not work here."""
+        self.what = (await self._ask(workload(case)))["ready"]
+
+    async def window(self, seconds: float) -> Window:
+        """Transfers for so long. Raises CommandError: one failed."""
+        answer = await self._ask({"seconds": seconds}, seconds)
+        latency = answer["latency"]
+        return Window(answer["seconds"], answer["cpu_seconds"], latency, latency, latency)
+
+    async def wrong(self) -> list[str]:
+        """What does not hold what it should, after a transfer into cleared memory."""
+        count = (await self._ask({"check": True}))["wrong"]
+        return [f"{self.what}: {count} blocks"] if count else []
+
+    async def _ask(self, message: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            with anyio.fail_after(seconds + ANSWER_SECONDS):
+                await self._process.stdin.send(json.dumps(message).encode() + b"\n")
+                answer: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", LINE_BYTES))
+        except TimeoutError:
+            raise CommandError(f"--against {self.name}: no answer within {seconds + ANSWER_SECONDS:.0f} s") from None
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
+            raise CommandError(f"--against {self.name}: its process ended; its words are above") from None
+        if "failed" in answer:
+            raise CommandError(f"--against {self.name}: {answer['failed']}")
+        return answer
+
+
+def workload(case: Case) -> dict[str, Any]:
+    """The blocks of a case, tensor after tensor, in one buffer."""
+    (moves,) = case.moves
+    tensor = case.blocks * case.block
+    starts = [i * tensor for i in range(case.tensors)]
+    sources, targets = ([start + block * case.block for start in starts for block in side] for side in moves)
+    return {
+        "op": case.op.value,
+        "nbytes": case.tensors * tensor,
+        "block": case.block,
+        "sources": sources,
+        "targets": targets,
+    }
+
+
+@asynccontextmanager
+async def open_contenders(names: Sequence[str], case: Case) -> AsyncIterator[list[Contender]]:
+    """All of them, ready for a case; they end with the block.
+
+    Raises:
+        CommandError: one cannot be installed, or does not work here.
+    """
+    processes: list[Process] = []
+    try:
+        contenders = []
+        for name in names:
+            command = [await python_of(name), str(SCRIPT), name]
+            processes.append(await anyio.open_process(command, stderr=None))
+            contenders.append(Contender(name, processes[-1]))
+            await contenders[-1].prepare(case)
+        yield contenders
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
+            for process in processes:
+                with suppress(ProcessLookupError):  # it ended
+                    process.kill()
+                await process.aclose()
