@@ -1,4 +1,5 @@
-"""The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist doctor`` says what this machine offers.
+"""The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist bench`` says how fast, ``aiodatadist doctor``
+what this machine offers.
 
 Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
 command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr.
