@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodatadist.cli.bench.lateness import ticking
-from aiodatadist.cli.bench.limit import memcpy_seconds
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, KVPool, MemoryPool
+from aiodatadist.device.plain_copy import plain_copy_seconds
 from benchmarks.common import Spread, arguments, now, report
 
 TENSORS = 64
@@ -105,10 +105,10 @@ async def bandwidth(name: str, pool: KVPool, repeats: int) -> list[dict[str, Any
             """It is all there."""
 
         def copied_out() -> float:
-            return memcpy_seconds(ranges.values, ranges.cache, PIECE)
+            return plain_copy_seconds(ranges.values, ranges.cache, PIECE)
 
         def copied_in() -> float:
-            return memcpy_seconds(ranges.cache, ranges.values, PIECE)
+            return plain_copy_seconds(ranges.cache, ranges.values, PIECE)
 
         async def save() -> None:
             assert (await cache.save(hashes, **where)).success == VALUES

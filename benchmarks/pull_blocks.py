@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole
 from aiodatadist.cli.bench.lateness import ticking
-from aiodatadist.cli.bench.limit import memcpy_seconds
+from aiodatadist.device.plain_copy import plain_copy_seconds
 from aiodatadist.testing import pattern
 from benchmarks.common import Spread, arguments, now, percentile, report
 
@@ -92,7 +92,7 @@ async def measure(block: int, repeats: int, address: tuple[str, int]) -> dict[st
             start = now()
             await datadist.cache_manager.pull_blocks(key, cache, src, dst)
             seconds = now() - start
-            copied = await anyio.to_thread.run_sync(memcpy_seconds, targets, sources, block)
+            copied = await anyio.to_thread.run_sync(plain_copy_seconds, targets, sources, block)
             if turn:  # the first touches every page for the first time
                 pulls.append(seconds)
                 copies.append(copied)

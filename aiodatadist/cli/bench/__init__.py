@@ -12,8 +12,8 @@ measure, by notifications.
     initiator    the end that measures
     figures      samples to rows
     lateness     how late the event loop is meanwhile
-    limit        a plain memcpy of the same ranges
     machine      what ran, and on what
+    against/     other libraries, in turns
     report       rows as a table, and as JSON
     compare      two reports
     command      the two roles, and all together

@@ -25,10 +25,10 @@ from aiodatadist.cli.bench.against.contender import Contender, open_contenders
 from aiodatadist.cli.bench.caches import BenchCache, moved, open_cache
 from aiodatadist.cli.bench.figures import Row, Window
 from aiodatadist.cli.bench.lateness import ticking
-from aiodatadist.cli.bench.limit import memcpy_seconds
 from aiodatadist.cli.bench.messages import ANSWER, Check, Clear, Done, Open, Question, Spent
 from aiodatadist.cli.bench.workload import Case, Moves, Op
 from aiodatadist.cli.errors import CommandError
+from aiodatadist.device.plain_copy import plain_copy_seconds
 
 LINK_MILLISECONDS = 30_000
 ANSWER_SECONDS = 120.0
@@ -212,7 +212,7 @@ def _limit(cache: BenchCache, shadow: BenchCache) -> Callable[[], float]:
     targets, sources = _addresses(into, 1), _addresses(out_of, 0)
     block = cache.case.block
     rounds = -(-MEMCPY_BYTES // (len(targets) * block))
-    return lambda: rounds * len(targets) * block / memcpy_seconds(targets, sources, block, rounds)
+    return lambda: rounds * len(targets) * block / plain_copy_seconds(targets, sources, block, rounds)
 
 
 def _addresses(cache: BenchCache, side: int) -> array[int]:

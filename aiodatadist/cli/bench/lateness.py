@@ -7,23 +7,14 @@ wakes it, so that a ticker made of it is up to 1 ms late on an idle machine, too
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from cffi import FFI
-
-ffi: Any = FFI()
-ffi.cdef("""
-    struct timespec { long tv_sec; long tv_nsec; };
-    struct itimerspec { struct timespec it_interval; struct timespec it_value; };
-    int timerfd_create(int clockid, int flags);
-    int timerfd_settime(int fd, int flags, const struct itimerspec *new_value, struct itimerspec *old_value);
-""")
-libc: Any = ffi.dlopen(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 PERIOD = 1_000_000  # ns
 
 
@@ -31,10 +22,11 @@ PERIOD = 1_000_000  # ns
 def ticking() -> Iterator[list[float]]:
     """Seconds by which the running loop noticed each tick late."""
     loop = asyncio.get_running_loop()
-    fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
     first = time.monotonic_ns() + PERIOD
-    times = ffi.new("struct itimerspec *", ((0, PERIOD), divmod(first, 1_000_000_000)))
-    libc.timerfd_settime(fd, 1, times, ffi.NULL)
+    times = struct.pack("4l", 0, PERIOD, *divmod(first, 1_000_000_000))  # a struct itimerspec
+    if fd < 0 or _libc.timerfd_settime(fd, 1, times, None) < 0:
+        raise OSError(ctypes.get_errno(), "no timer of the kernel's")
     late: list[float] = []
     due = first
 
