@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.numbers import integer, seconds
-from aiodatadist.cli.place import add_place_arguments, places
+from aiodatadist.cli.place import add_place_arguments, first_place, places
 
 if TYPE_CHECKING:
     from aiodatadist.cli.bench.options import BenchOptions
@@ -134,11 +134,7 @@ def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
     given = ["--role", "prefill", "--listen", arguments.listen or "127.0.0.1:0", "--loop", arguments.loop]
     if arguments.auth_key_file is not None:
         given += ["--auth-key-file", str(arguments.auth_key_file)]
-    for flag in ("--device", "--device-ip", "--local-comm-res"):
-        text: str | None = getattr(arguments, flag[2:].replace("-", "_"))
-        if text is not None:
-            given += [flag, text.partition(",")[0]]
-    return given
+    return given + first_place(arguments)
 
 
 def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:

@@ -43,6 +43,20 @@ def add_place_arguments(parser: argparse._ActionsContainer, count: int = 2) -> N
     )
 
 
+def first_place(arguments: argparse.Namespace) -> list[str]:
+    """The first of these places, as arguments of a command for one device."""
+    given: list[str] = []
+    for name in ("device", "device_ip", "local_comm_res"):
+        text: str | None = getattr(arguments, name)
+        if text is not None:
+            given += [_flag(name), text.partition(",")[0]]
+    return given
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _of(word: str, count: int) -> str:
     return ",".join([word] * count)
 
@@ -70,8 +84,8 @@ def _words(arguments: argparse.Namespace, name: str, count: int) -> list[str]:
         return [str(i) if name == "device" else "" for i in range(count)]
     words = text.split(",")
     if len(words) != count:
-        flag, wanted = "--" + name.replace("_", "-"), "one" if count == 1 else f"{count}, with commas between them"
-        raise wrong_input(f"{flag} {text} names {len(words)}: it has to name {wanted}")
+        wanted = "one" if count == 1 else f"{count}, with commas between them"
+        raise wrong_input(f"{_flag(name)} {text} names {len(words)}: it has to name {wanted}")
     return words
 
 

@@ -20,6 +20,7 @@ from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.workload import MemoryKind, Op
+from tests import vendor_names
 from tests.strict.marks import any_memory
 
 SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "--windows", "2", "--block")
@@ -76,6 +77,21 @@ def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
     again = bench(*SHORT, "4KiB", "--op", "pull", "--concurrency", "2", "--compare", str(into))
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("gone") == 8
+
+
+@pytest.mark.parametrize("strict", ["hccs", "roce"])
+def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> None:
+    """As on an NPU: the blocks are filled and looked at through pinned memory, and there is no memcpy beside them."""
+    vendor_names.install(tmp_path)
+    vendor_names.install_tool(tmp_path)
+    done = bench(
+        *SHORT, "64KiB", "--op", "pull,push,layered,copy", "--json", "-", env=vendor_names.environment(tmp_path, strict)
+    )
+    assert done.returncode == 0, done.stderr
+    report = BenchReport.model_validate_json(done.stdout)
+    assert report.ran.runtime == "ascend"
+    assert [row.wrong for row in report.rows] == [[]] * 4
+    assert [row.of_memcpy for row in report.rows] == [None] * 4
 
 
 def test_layered_on_uvloop_and_inside_one_process() -> None:

@@ -42,7 +42,7 @@ def run_bench(options: BenchOptions) -> int:
             if options.role is BenchRole.PREFILL:
                 runner.run(_serve(options))
                 return 0
-            report = runner.run(_measure(options, cases))
+            report = runner.run(measure_cases(options, cases))
     except (LLMException, ExceptionGroup) as error:
         raise _one_line(error) from error
     _show(options, report, old)
@@ -93,7 +93,7 @@ async def _serve(options: BenchOptions) -> None:
                 return
 
 
-async def _measure(options: BenchOptions, cases: list[Case]) -> BenchReport:
+async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:
     """All rows; or those before the first that failed, and why."""
     started = datetime.now(UTC).astimezone()
     async with AsyncExitStack() as stack:
