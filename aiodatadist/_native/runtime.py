@@ -70,6 +70,9 @@ ACL_UNSUPPORTED = frozenset(
 )
 ACL_REPEAT_INITIALIZE = ring.ACL_ERROR_REPEAT_INITIALIZE
 
+FUNCTIONS = tuple(sorted(name for name in dir(ring) if name.startswith(("acl", "Hccl"))))
+"""The vendor's functions that are declared; libraries of an older CANN lack some."""
+
 HCCL_NAMES = {
     **ffi.typeof("HcclResult").elements,
     ring.HCCL_E_OPRETRY_FAIL: "HCCL_E_OPRETRY_FAIL",
@@ -151,6 +154,9 @@ class _Symbols:
 
     def __init__(self, paths: Mapping[str, Any]) -> None:
         self._libraries = paths
+
+    def has(self, name: str) -> bool:
+        return any(hasattr(library, name) for library in self._libraries.values())
 
     def __getattr__(self, name: str) -> Any:
         for library in self._libraries.values():
@@ -250,10 +256,11 @@ class Runtime:
     @property
     def has_notifies(self) -> bool:
         """CANN 8.5 and later, and softnpu."""
-        return all(
-            any(hasattr(library, name) for library in self.acl._libraries.values())
-            for name in ("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify")
-        )
+        return all(self.acl.has(name) for name in ("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"))
+
+    def missing_functions(self) -> list[str]:
+        """Declared functions that none of the libraries has."""
+        return [name for name in FUNCTIONS if not (self.acl if name.startswith("acl") else self.hccl).has(name)]
 
     # ---- the ring's view of it ----
 
@@ -310,22 +317,31 @@ def open_runtime() -> Runtime:
         return _opened
 
 
+def load_runtime(name: RuntimeName) -> Runtime:
+    """A runtime that is not initialised, for diagnosis: nothing was called, no device was looked for.
+
+    Raises:
+        RuntimeUnavailable: a library cannot be loaded.
+    """
+    return _load_ascend() if name == "ascend" else _load_soft()
+
+
 def _open(choice: str) -> Runtime:
     if choice == "ascend":
-        return _open_ascend()
+        return _start(_load_ascend())
     if choice == "soft":
-        return _open_soft()
+        return _start(_load_soft())
     if choice != "auto":
         raise ParamInvalid(f"AIODATADIST_RUNTIME is {choice!r}: it has to be auto, ascend or soft")
     try:
-        return _open_ascend()
+        return _start(_load_ascend())
     except RuntimeUnavailable as error:
         if nodes := npu_nodes():
             raise RuntimeUnavailable(
                 f"this machine has NPUs ({', '.join(nodes)}), but they cannot be used: {error.args[0]}",
                 hint="source CANN's set_env.sh; AIODATADIST_RUNTIME=soft runs without the NPUs",
             ) from error
-        return _open_soft()
+        return _start(_load_soft())
 
 
 def npu_nodes() -> list[str]:
@@ -343,15 +359,15 @@ def _dlopen(names: tuple[str, ...], flags: int = 0) -> tuple[str, Any]:
     raise RuntimeUnavailable("; ".join(tried), hint="is CANN installed, and its lib64 on LD_LIBRARY_PATH?")
 
 
-def _open_ascend() -> Runtime:
+def _load_ascend() -> Runtime:
     acl_name, acl = _dlopen(ACL_LIBRARIES)
     comm_name, comm = _dlopen(COMM_LIBRARIES, ffi.RTLD_GLOBAL)
     p2p_name, p2p = _dlopen(P2P_LIBRARIES)
     hccl = _Symbols({comm_name: comm, p2p_name: p2p})
-    return _start(Runtime("ascend", _Symbols({acl_name: acl}), hccl, [acl_name, comm_name, p2p_name]))
+    return Runtime("ascend", _Symbols({acl_name: acl}), hccl, [acl_name, comm_name, p2p_name])
 
 
-def _open_soft() -> Runtime:
+def _load_soft() -> Runtime:
     try:
         library = ffi.dlopen(str(SOFTNPU))
     except OSError as error:
@@ -359,7 +375,7 @@ def _open_soft() -> Runtime:
             f"softnpu: {error}", hint="reinstall aiodatadist; its native part is missing"
         ) from error
     symbols = _Symbols({SOFTNPU.name: library})
-    return _start(Runtime("soft", symbols, symbols, [str(SOFTNPU)]))
+    return Runtime("soft", symbols, symbols, [str(SOFTNPU)])
 
 
 def _start(runtime: Runtime) -> Runtime:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from aiodatadist.cli.findings import Finding, examine
+from aiodatadist.cli.screen import wrapped
 
 
 def run_doctor(*, as_json: bool) -> int:
@@ -21,10 +22,11 @@ def run_doctor(*, as_json: bool) -> int:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per finding, and the verdict."""
-    name_width = max(len(finding.name) for finding in findings)
-    value_width = min(28, max(len(finding.value) for finding in findings))
-    rows = [f"{f.mark:<5}{f.name:<{name_width}}  {f.value:<{value_width}}  {f.meaning}" for f in findings]
+    """One line per finding, wrapped at 80 columns, and the verdict."""
+    width = max(len(finding.name) for finding in findings)
+    rows = [
+        row for f in findings for row in wrapped(f"{f.mark:<5}{f.name:<{width}}  {f.value}: {f.meaning}", width + 7)
+    ]
     count = {mark: sum(finding.mark == mark for finding in findings) for mark in ("warn", "fail")}
     if count["fail"]:
         return [*rows, f"{count['fail']} fatal: aiodatadist does not work here until that is mended"]

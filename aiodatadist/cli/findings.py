@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -16,13 +17,31 @@ from pathlib import Path
 from typing import Literal
 
 import aiodatadist
-from aiodatadist._native.runtime import ACL_LIBRARIES, Runtime, open_runtime
+from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
 from aiodatadist.cli.figures import quantity
 from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import LLMException
 
 Mark = Literal["ok", "warn", "fail"]
+
+USES = {
+    **dict.fromkeys(("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"), "EventLayerSynchronizer"),
+    **dict.fromkeys(
+        (
+            "HcclBatchGet",
+            "HcclBatchPut",
+            "HcclCommBindMem",
+            "HcclCommPrepare",
+            "HcclCommInitClusterInfoMemConfig",
+            "HcclRegisterGlobalMem",
+        ),
+        "every link",
+    ),
+    "HcclExchangeMemDesc": "link()",
+    "aclrtStreamAbort": "cancelling",
+}
+"""What does not work where the libraries lack a function."""
 
 
 @dataclass(frozen=True)
@@ -52,38 +71,92 @@ def runtime_findings() -> Iterator[Finding]:
     try:
         runtime = open_runtime()
     except LLMException as error:
-        yield Finding("runtime", f"none ({choice})", "fail", str(error))
+        yield Finding("runtime", f"none ({choice})", "fail", f"{error}{_half_of_cann()}")
         return
     yield _chosen(runtime, choice)
     yield Finding("libraries", ", ".join(runtime.libraries), "ok", f"acl API {runtime.version or 'of unknown version'}")
-    yield Finding("devices", str(runtime.device_count), "ok", "numbered from 0")
+    yield _functions(runtime)
+    chip = f"{runtime.chip}, " if runtime.chip and not runtime.is_soft else ""
+    yield Finding("devices", str(runtime.device_count), "ok", f"{chip}numbered from 0")
 
 
 def _chosen(runtime: Runtime, choice: str) -> Finding:
     value = f"{runtime.name} (AIODATADIST_RUNTIME={choice})"
     if runtime.name == "ascend":
         return Finding("runtime", value, "ok", "the vendor's libraries load and show a device")
+    strict = os.environ.get("SOFTNPU_STRICT")
+    manner = f", as strict as {strict}" if strict else ""
     if choice == "soft":
-        return Finding("runtime", value, "ok", "the software NPU was asked for: the CPU does the work, on one machine")
-    return Finding("runtime", value, "ok", f"{_why_not_ascend()}, so the software NPU does the work, on one machine")
+        asked = "the software NPU was asked for: the CPU does the work, on one machine"
+        return Finding("runtime", value, "ok", asked + manner)
+    mark: Mark = "warn" if _half_of_cann() else "ok"
+    return Finding(
+        "runtime", value, mark, f"{_why_not_ascend()}, so the software NPU does the work, on one machine{manner}"
+    )
+
+
+def _functions(runtime: Runtime) -> Finding:
+    missing = runtime.missing_functions()
+    value = f"{len(FUNCTIONS) - len(missing)} of {len(FUNCTIONS)}"
+    if not missing:
+        return Finding("functions", value, "ok", "all that aiodatadist declares")
+    lost = sorted(USES[name] for name in missing if name in USES)
+    without = f", which {', '.join(dict.fromkeys(lost))} cannot do without" if lost else ", without which all works"
+    return Finding("functions", value, "warn", f"the libraries lack {', '.join(missing)}{without}; newer CANN has them")
 
 
 def _why_not_ascend() -> str:
     """What the loader says about the vendor's libraries."""
-    for name in ACL_LIBRARIES:
-        try:
+    acl, hccl = _loadable(ACL_LIBRARIES), _loadable(COMM_LIBRARIES)
+    if not acl:
+        return f"neither {' nor '.join(ACL_LIBRARIES)} can be loaded"
+    if not hccl:
+        return f"{acl} loads, but HCCL does not: neither {' nor '.join(COMM_LIBRARIES)} can be loaded"
+    return f"{acl} and {hccl} load but show no device"
+
+
+def _half_of_cann() -> str:
+    """Where there is ACL and no HCCL: what to say about that; else empty."""
+    acl = _loadable(ACL_LIBRARIES)
+    if not acl or _loadable(COMM_LIBRARIES):
+        return ""
+    return f"; {acl} loads, so ACL is installed, but without HCCL: install CANN's toolkit, or source its set_env.sh"
+
+
+def _loadable(names: Iterable[str]) -> str:
+    """The first library that loads, or nothing."""
+    for name in names:
+        with contextlib.suppress(OSError):
             ctypes.CDLL(name)
-        except OSError:
-            continue
-        return f"{name} loads but shows no device"
-    return f"neither {' nor '.join(ACL_LIBRARIES)} can be loaded"
+            return name
+    return ""
 
 
 # ---- the machine ----
 
 
+def _is_ascend() -> bool:
+    """The vendor's runtime was chosen: what softnpu needs does not matter."""
+    try:
+        return open_runtime().name == "ascend"
+    except LLMException:
+        return False
+
+
 def shared_memory_findings() -> Iterator[Finding]:
     """Softnpu's device memory is memfds: can they be made, and are they backed by huge pages?"""
+    if not _is_ascend():
+        yield from _memfd_findings()
+    try:
+        shm = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Finding("/dev/shm", "missing", "warn", f"{error.strerror}: not needed here, but by torch and others")
+    else:
+        free, size = quantity(shm.f_bavail * shm.f_frsize), quantity(shm.f_blocks * shm.f_frsize)
+        yield Finding("/dev/shm", f"{free} of {size} free", "ok", "not used by aiodatadist; torch and others do")
+
+
+def _memfd_findings() -> Iterator[Finding]:
     try:
         os.close(os.memfd_create("aiodatadist-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except (OSError, AttributeError) as error:
@@ -101,13 +174,6 @@ def shared_memory_findings() -> Iterator[Finding]:
             "copies of the software NPU are slower; as root: "
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         )
-    try:
-        shm = os.statvfs("/dev/shm")
-    except OSError as error:
-        yield Finding("/dev/shm", "missing", "warn", f"{error.strerror}: not needed here, but by torch and others")
-    else:
-        free, size = quantity(shm.f_bavail * shm.f_frsize), quantity(shm.f_blocks * shm.f_frsize)
-        yield Finding("/dev/shm", f"{free} of {size} free", "ok", "not used by aiodatadist; torch and others do")
 
 
 def limit_findings() -> Iterator[Finding]:
@@ -118,7 +184,13 @@ def limit_findings() -> Iterator[Finding]:
     yield Finding("open files", _limit(files), "warn" if few else "ok", meaning)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     size = "unlimited" if locked == resource.RLIM_INFINITY else quantity(locked)
-    yield Finding("locked memory", size, "ok", "the software NPU locks none; RDMA between machines needs it unlimited")
+    if not _is_ascend():
+        meaning = "the software NPU locks none; RDMA between machines needs it unlimited"
+        yield Finding("locked memory", size, "ok", meaning)
+    elif locked == resource.RLIM_INFINITY:
+        yield Finding("locked memory", size, "ok", "registering memory with HCCL pins it")
+    else:
+        yield Finding("locked memory", size, "warn", "registering memory with HCCL pins it: ulimit -l unlimited")
 
 
 def kernel_findings() -> Iterator[Finding]:
@@ -144,7 +216,8 @@ def cpu_findings() -> Iterator[Finding]:
         yield Finding("CPUs", value, "ok", "copies run beside computing")
     total, available = _memory()
     scarce = available < 512 << 20
-    meaning = "the demo needs about 512 MiB" if scarce else "device memory of the software NPU comes out of this"
+    meaning = "of the host" if _is_ascend() else "device memory of the software NPU comes out of this"
+    meaning = "the demo needs about 512 MiB" if scarce else meaning
     yield Finding("memory", f"{quantity(available)} of {quantity(total)} free", "warn" if scarce else "ok", meaning)
 
 

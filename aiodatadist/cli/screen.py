@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from typing import Protocol, TextIO
 
 from aiodatadist.cli.messages import Phase, Progress
+
+COLUMNS = 80
 
 PHASES: tuple[Phase, ...] = ("prefill", "reference", "pull", "decode")
 
@@ -88,6 +91,18 @@ def open_screen(out: TextIO, *, silent: bool = False) -> Screen:
     if silent:
         return SilentScreen()
     return TerminalScreen(out) if out.isatty() else PlainScreen(out)
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """A line as lines of at most 80 columns, the first to the left. A longer word, such as a path, stays in one piece."""
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def _bar(share: float, width: int) -> str:

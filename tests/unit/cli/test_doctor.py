@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
 from aiodatadist.cli import doctor, findings, main
 from aiodatadist.cli.findings import Finding
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import RuntimeUnavailable
+from tests import vendor_names
 
 
 def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,3 +122,60 @@ def test_a_full_disk_is_said_in_one_line() -> None:
         command = [sys.executable, "-m", "aiodatadist", "doctor"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "aiodatadist: [Errno 28] No space left on device\n")
+
+
+# ---- the vendor's libraries ----
+
+
+def doctor_with(folder: Path, names: tuple[str, ...], runtime: str) -> list[dict[str, str]]:
+    """The findings of a process that has these libraries, which are softnpu."""
+    vendor_names.install(folder, names)
+    environment = {**vendor_names.environment(folder), "AIODATADIST_RUNTIME": runtime}
+    command = [sys.executable, "-m", "aiodatadist", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    return found
+
+
+def test_acl_without_hccl_is_said(tmp_path: Path) -> None:
+    first = doctor_with(tmp_path, ("libacl_rt.so",), "ascend")[0]
+    assert (first["name"], first["mark"]) == ("runtime", "fail")
+    assert "libacl_rt.so loads, so ACL is installed, but without HCCL" in first["meaning"]
+
+
+def test_acl_without_hccl_is_a_warning_where_softnpu_does_the_work(tmp_path: Path) -> None:
+    first = doctor_with(tmp_path, ("libacl_rt.so",), "auto")[0]
+    assert (first["value"], first["mark"]) == ("soft (AIODATADIST_RUNTIME=auto)", "warn")
+    assert "libacl_rt.so loads, but HCCL does not: neither libhcomm.so nor libhccl.so" in first["meaning"]
+
+
+def test_with_the_vendors_runtime_nothing_is_said_of_softnpu(tmp_path: Path) -> None:
+    found = doctor_with(tmp_path, vendor_names.NEW, "ascend")
+    assert found[0]["value"] == "ascend (AIODATADIST_RUNTIME=ascend)"
+    assert [finding for finding in found if "software NPU" in finding["meaning"]] == []
+
+
+def test_all_functions_are_looked_up() -> None:
+    found = next(finding for finding in findings.runtime_findings() if finding.name == "functions")
+    assert (found.value, found.mark) == ("140 of 140", "ok")
+    assert len(FUNCTIONS) == 140
+
+
+def test_missing_functions_are_named_with_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = open_runtime()
+    monkeypatch.setattr(Runtime, "missing_functions", lambda self: ["aclrtCreateNotify", "HcclBatchGet"])
+    found = findings._functions(runtime)
+    assert (found.value, found.mark) == ("138 of 140", "warn")
+    assert (
+        "lack aclrtCreateNotify, HcclBatchGet, which EventLayerSynchronizer, every link cannot do without"
+        in found.meaning
+    )
+
+
+def test_each_finding_is_one_line_that_wraps_at_80_columns() -> None:
+    path = "/a/long/" + 90 * "x"
+    text = doctor.lines(
+        [Finding("runtime", "none", "ok", "word " * 40), Finding("x", path, "ok", "a path in one piece")]
+    )
+    assert [line for line in text if len(line) > 80 and path not in line] == []
+    assert [line[:5] for line in text if not line.startswith(" ")] == ["ok   ", "ok   ", "no fa"]
