@@ -222,6 +222,29 @@ class Runtime:
 
     # ---- devices and contexts ----
 
+    def physical_id(self, index: int) -> int | None:
+        """Of the card on this machine, which ASCEND_RT_VISIBLE_DEVICES and containers number differently. None: the runtime
+        does not say (CANN before 8.5)."""
+        found = ffi.new("int32_t *")
+        try:
+            code = self.acl.aclrtGetPhyDevIdByLogicDevId(index, found)
+        except FeatureNotEnabled:
+            return None
+        self.check("aclrtGetPhyDevIdByLogicDevId", code)
+        return int(found[0])
+
+    def super_pod(self, index: int) -> tuple[int, int] | None:
+        """Of an A3: the super pod, and the device in it. None: the runtime does not say (CANN before 8.5)."""
+        value, found = ffi.new("int64_t *"), []
+        for which in (ring.ACL_DEV_ATTR_SUPER_POD_ID, ring.ACL_DEV_ATTR_SUPER_POD_DEVIDE_ID):
+            try:
+                code = self.acl.aclrtGetDeviceInfo(index, which, value)
+            except FeatureNotEnabled:
+                return None
+            self.check("aclrtGetDeviceInfo", code)
+            found.append(int(value[0]))
+        return found[0], found[1]
+
     def acquire_device(self, index: int) -> Handle:
         """Take a reference on a device; its default context. The thread's own context is left as it was."""
         if not 0 <= index < self.device_count:

@@ -11,6 +11,7 @@ from typing import NoReturn
 from aiodatadist.cli.bench_arguments import BENCH, add_bench
 from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
+from aiodatadist.cli.doctor_arguments import DOCTOR, add_doctor, doctor_command
 from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.numbers import integer
 from aiodatadist.cli.place import add_place_arguments, places
@@ -34,14 +35,16 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
     parser = _Parser(prog="aiodatadist", description="KV cache transfer for disaggregated LLM serving.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="a prefill and a decode process share a KV cache", description=_DEMO))
-    doctor = commands.add_parser("doctor", help="what was found on this machine, and what that means")
-    doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor = commands.add_parser(
+        "doctor", help="what was found on this machine, and what that means", description=DOCTOR
+    )
+    add_doctor(doctor)
     add_bench(commands.add_parser("bench", help="how fast a KV cache travels here", description=BENCH))
     arguments = parser.parse_args(argv)
     if arguments.command == "bench":
         return partial(_run_bench, arguments)
     if arguments.command == "doctor":
-        return partial(_run_doctor, arguments.json)
+        return doctor_command(arguments)
     if arguments.worker:
         return partial(_run_worker, arguments.worker)
     if arguments.context_cache is not None:
@@ -105,12 +108,6 @@ def _context_demo(arguments: argparse.Namespace) -> Callable[[], int]:
         places(arguments)[0].device,
     )
     return partial(run_context_demo, options)
-
-
-def _run_doctor(as_json: bool) -> int:
-    from aiodatadist.cli.doctor import run_doctor  # noqa: PLC0415 - opens the native libraries
-
-    return run_doctor(as_json=as_json)
 
 
 def _run_bench(arguments: argparse.Namespace) -> int:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.findings import Finding, examine
 from aiodatadist.cli.screen import wrapped
 
 
-def run_doctor(*, as_json: bool) -> int:
-    """Print all findings; 1 if one of them is fatal, else 0."""
+def run_doctor(as_json: str | None) -> int:
+    """Print all findings; 1 if one of them is fatal, else 0. ``as_json``: ``-`` or a file for them.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
     findings = examine()
     healthy = all(finding.mark != "fail" for finding in findings)
-    if as_json:
-        print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        print("\n".join(lines(findings)))
+    report = json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
+    print(report if as_json == "-" else "\n".join(lines(findings)))
+    if as_json is not None and as_json != "-":
+        try:
+            Path(as_json).write_text(report + "\n", encoding="utf-8")
+        except OSError as error:
+            raise wrong_input(f"--json {as_json}: {error}") from error
     return 0 if healthy else 1
 
 

@@ -130,5 +130,5 @@ async def _resource(place: Place) -> str:
     from aiodatadist.transport.local_device import describe, resource_of  # noqa: PLC0415
 
     async with await Device.open(place.device) as device:
-        found = await in_thread(describe, device)
+        found = await in_thread(describe, device.runtime, device.index)
     return resource_of({**found, "device_ip": place.device_ip})

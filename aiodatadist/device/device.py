@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-from aiodatadist._native.library import Handle, ffi, ring
+from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.memory import Memory
@@ -63,33 +62,6 @@ class Device:
             raise ForkError("this device was opened before a fork", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"device {self.index} is closed")
-
-    @cached_property
-    def physical_id(self) -> int | None:
-        """Of the card on this machine, which ASCEND_RT_VISIBLE_DEVICES and containers number differently. None: the runtime
-        does not say (CANN before 8.5)."""
-        found = ffi.new("int32_t *")
-        try:
-            code = self.runtime.acl.aclrtGetPhyDevIdByLogicDevId(self.index, found)
-        except FeatureNotEnabled:
-            return None
-        self.runtime.check("aclrtGetPhyDevIdByLogicDevId", code)
-        return int(found[0])
-
-    @cached_property
-    def super_pod(self) -> tuple[int, int] | None:
-        """Of an A3: the super pod, and the device in it. None: the runtime does not say (CANN before 8.5)."""
-        try:
-            return self._attribute(ring.ACL_DEV_ATTR_SUPER_POD_ID), self._attribute(
-                ring.ACL_DEV_ATTR_SUPER_POD_DEVIDE_ID
-            )
-        except FeatureNotEnabled:
-            return None
-
-    def _attribute(self, which: int) -> int:
-        value = ffi.new("int64_t *")
-        self.runtime.check("aclrtGetDeviceInfo", self.runtime.acl.aclrtGetDeviceInfo(self.index, which, value))
-        return int(value[0])
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from aiodatadist.transport.contract import (
     Transport,
 )
 from aiodatadist.transport.link_kind import A2, A3, LinkKind, link_kind, may_use_hccs
-from aiodatadist.transport.local_device import check_device, describe, parse_resource
+from aiodatadist.transport.local_device import describe
 from aiodatadist.transport.two_ends import check_ends
 from aiodatadist.values.descriptors import Placement
 
@@ -96,17 +96,8 @@ class HcclTransport(Transport):
 
     def _describe(self, resource: str | None) -> Endpoint:
         """Blocks where the machine has to be asked for the address of an NPU's network card."""
-        runtime, number = self._runtime, self.device.index
-        if resource:
-            found = parse_resource(resource)
-            if not runtime.is_soft or runtime.soft_strictness:
-                check_device(found, number, self.device.physical_id, has_pods=bool(A3.match(runtime.chip)))
-        elif runtime.is_soft:
-            address = f"127.0.{number // 250}.{number % 250 + 1}"  # no two devices of a table have the same
-            found = {"server_id": "127.0.0.1", "device_id": str(number), "device_ip": address}
-        else:
-            found = describe(self.device)
-        return Endpoint(self.name, runtime.name, host_identity(), process=os.getpid(), **found)
+        found = describe(self._runtime, self.device.index, resource)
+        return Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), **found)
 
     @property
     def endpoint(self) -> Endpoint:

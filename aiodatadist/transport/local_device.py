@@ -16,7 +16,7 @@ from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport.link_kind import A3
 
 if TYPE_CHECKING:
-    from aiodatadist.device import Device
+    from aiodatadist._native.runtime import Runtime
 
 MAX_VALUE: Final = 127
 """Characters of an id or an address in a rank table; ours, far above any real one."""
@@ -147,29 +147,43 @@ def check_device(found: dict[str, str], device: int, physical: int | None, *, ha
 # ---- what is found ----
 
 
-def describe(device: Device) -> dict[str, str]:
-    """The same fields of an open device of this machine. Blocks for as long as ``hccn_tool`` takes.
+def describe(runtime: Runtime, index: int, resource: str | None = None) -> dict[str, str]:
+    """A device as :class:`Endpoint` has it: as ``resource`` describes it, or as it is found. Blocks for as long as
+    ``hccn_tool`` takes.
 
-    The server is named by the address of its default route, or by its host name. Without an address of the device's own
-    network card ``device_ip`` is empty: HCCS needs none.
+    What is found names the server by the address of its default route, or by its host name. Without an address of the
+    device's own network card ``device_ip`` is empty: HCCS needs none.
 
     Raises:
-        ParamInvalid: it is an A3's, and the runtime does not know its super pod.
+        ParamInvalid: ``resource`` is wrong, or another device's; or without one the runtime does not know an A3's super pod.
     """
-    physical = device.index if device.physical_id is None else device.physical_id
+    physical = runtime.physical_id(index)
+    has_pods = bool(A3.match(runtime.chip))
+    if resource:
+        found = parse_resource(resource)
+        if not runtime.is_soft or runtime.soft_strictness:
+            check_device(found, index, physical, has_pods=has_pods)
+        return found
+    if runtime.is_soft:
+        address = f"127.0.{index // 250}.{index % 250 + 1}"  # no two devices of a table have the same
+        return {"server_id": "127.0.0.1", "device_id": str(index), "device_ip": address}
+    physical = index if physical is None else physical
     found = {
         "server_id": server_address() or socket.gethostname()[:MAX_VALUE],
         "device_id": str(physical),
         "device_ip": device_address(physical),
     }
-    if not A3.match(device.runtime.chip):
-        return found
-    if device.super_pod is None:
+    return {**found, **_super_pod(runtime, index)} if has_pods else found
+
+
+def _super_pod(runtime: Runtime, index: int) -> dict[str, str]:
+    pod = runtime.super_pod(index)
+    if pod is None:
         raise ParamInvalid(
-            f"device {device.index} is of a super pod ({device.runtime.chip}), whose ids CANN tells from 8.5 on",
+            f"device {index} is of a super pod ({runtime.chip}), whose ids CANN tells from 8.5 on",
             hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
         )
-    return {**found, **dict(zip(("super_pod_id", "super_device_id"), map(str, device.super_pod), strict=True))}
+    return {"super_pod_id": str(pod[0]), "super_device_id": str(pod[1])}
 
 
 def resource_of(found: dict[str, str]) -> str:

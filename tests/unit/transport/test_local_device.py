@@ -148,7 +148,7 @@ def test_a_card_without_an_address_has_none(tmp_path: Path, hccn_tool: Callable[
 
 async def test_a_device_is_found_without_being_described() -> None:
     async with await Device.open(5) as device:
-        found = describe(device)
+        found = describe(device.runtime, device.index)
         assert found["device_id"] == "5"
         assert found["server_id"]
         Endpoint("hccl", "ascend", "host", process=1, **found)

@@ -1,0 +1,126 @@
+"""``aiodatadist doctor --device N`` and ``--serve``: from the arguments to the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodatadist.cli.errors import CommandError, wrong_input
+from aiodatadist.cli.probe.meeting import Peer, key_for
+from aiodatadist.cli.probe.report import Report, StepReport
+from aiodatadist.cli.probe.run import NoSuchDevice, ProbeOptions, run_probe
+from aiodatadist.cli.probe.serve import serve
+from aiodatadist.cli.probe.steps import STEPS
+from aiodatadist.cli.probe.text import header_lines, step_lines, verdict_line
+from aiodatadist.errors import LLMException
+
+JSON_ONLY = "-"
+
+
+@dataclass(frozen=True)
+class ProbeArguments:
+    """As they were given. ``json``: None, ``-`` (the report alone, as JSON), or a file for it."""
+
+    device: int
+    peer: str | None
+    serve: str | None
+    json: str | None
+    rounds: int
+    mib: int
+    steps: tuple[str, ...]
+    limit: float | None
+    resource: Path | None
+    peer_resource: Path | None
+
+
+def run_probe_command(arguments: ProbeArguments) -> int:
+    """0 if all is as expected, 1 if something differs.
+
+    Raises:
+        CommandError: an argument is wrong, or the libraries do not load.
+    """
+    options = _options(arguments)
+    try:
+        if arguments.serve is not None:
+            host, port = _address(arguments.serve, "--serve", host="127.0.0.1")
+            serve(host, port, options.order, _say)
+        report = run_probe(options, _quiet if arguments.json == JSON_ONLY else _print_step)
+    except NoSuchDevice as error:
+        raise wrong_input(str(error)) from error
+    except LLMException as error:
+        raise CommandError(str(error)) from error
+    except PermissionError as error:
+        raise wrong_input(str(error)) from error
+    _finish(report, arguments.json)
+    return int(any(step.outcome.verdict == "differs" for step in report.steps))
+
+
+def _options(arguments: ProbeArguments) -> ProbeOptions:
+    unknown = set(arguments.steps) - {step.number for step in STEPS}
+    if unknown:
+        numbers = ", ".join(step.number for step in STEPS)
+        raise wrong_input(f"--step {sorted(unknown)[0]}: there are {numbers}")
+    return ProbeOptions(
+        device=arguments.device,
+        peer=_peer(arguments.peer),
+        resource=_text(arguments.resource),
+        far_resource=_text(arguments.peer_resource),
+        rounds=arguments.rounds,
+        mib=arguments.mib,
+        only=frozenset(arguments.steps),
+        limit=arguments.limit,
+    )
+
+
+def _peer(text: str | None) -> Peer | None:
+    if text is None:
+        return None
+    peer = Peer(*_address(text, "--peer"))
+    try:
+        key_for(peer.host)
+    except OSError as error:
+        raise wrong_input(f"--peer {text}: {error}") from error
+    return peer
+
+
+def _address(text: str, option: str, host: str = "") -> tuple[str, int]:
+    """Host and port of ``[HOST:]PORT``; an IPv6 address stands in brackets."""
+    given, colon, port = text.rpartition(":")
+    host = given.removeprefix("[").removesuffix("]") if colon else host
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise wrong_input(f"{option} {text}: it has to be HOST:PORT, with a port from 0 to 65535")
+    return host, int(port)
+
+
+def _text(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong_input(f"{file} cannot be read: {error}") from error
+
+
+def _finish(report: Report, json: str | None) -> None:
+    if json == JSON_ONLY:
+        print(report.model_dump_json(indent=2))
+        return
+    print("\n".join(header_lines(report.header)))
+    print(verdict_line(report))
+    if json is not None:
+        try:
+            Path(json).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise wrong_input(f"--json {json}: {error}") from error
+
+
+def _print_step(step: StepReport) -> None:
+    print("\n".join(step_lines(step)), flush=True)
+
+
+def _quiet(step: StepReport) -> None:
+    pass
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

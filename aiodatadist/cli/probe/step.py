@@ -1,0 +1,43 @@
+"""What a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiodatadist.cli.probe.report import Outcome
+
+if TYPE_CHECKING:
+    from aiodatadist.cli.probe.bench import Bench
+    from aiodatadist.cli.probe.pair import Pair
+
+Alone: TypeAlias = "Callable[[Bench], Outcome]"
+Together: TypeAlias = "Callable[[Pair], Outcome]"
+
+
+class Skip(Exception):
+    """The step cannot be done here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One experiment.
+
+    Attributes:
+        alone: what is done with one device; ``together``: with two. One of them.
+        decides: the prediction (B1 to B18) that it decides.
+        limit: seconds after which its processes are killed.
+    """
+
+    number: str
+    title: str
+    expected: str
+    alone: Alone | None = None
+    together: Together | None = None
+    decides: str = ""
+    limit: float = 60.0
+
+
+def outcome(as_expected: bool, found: str, holds: bool | None = None, **facts: str) -> Outcome:
+    return Outcome(verdict="as expected" if as_expected else "differs", found=found, holds=holds, facts=facts)
