@@ -83,6 +83,20 @@ static void *open_soon(void *argument)
     return NULL;
 }
 
+/* A device would read or write what is not mapped, and the stream would fail; no crash of the process. */
+TEST(test_a_copy_whose_memory_was_freed_fails_in_its_turn)
+{
+    for (int which = 0; which < 2; which++) {
+        char *gone = device_bytes(SIZE);
+        gate held = GATE;
+        CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+        CHECK_OK(aclrtMemcpyAsync(which ? gone : device, SIZE, which ? device : gone, SIZE, ACL_MEMCPY_DEVICE_TO_DEVICE, stream));
+        CHECK_OK(aclrtFree(gone));
+        gate_open(&held);
+        CHECK_ERR(aclrtSynchronizeStream(stream), ACL_ERROR_RT_COPY_DATA);
+    }
+}
+
 TEST(test_pageable_copies_are_complete_when_they_return_and_in_order)
 {
     gate held = GATE;
@@ -341,6 +355,7 @@ int main(void)
     RUN(test_bounds_are_checked);
     RUN(test_asynchronous_copies_believe_the_kind_and_check_it);
     RUN(test_pinned_copies_are_asynchronous);
+    RUN(test_a_copy_whose_memory_was_freed_fails_in_its_turn);
     RUN(test_pageable_copies_are_complete_when_they_return_and_in_order);
     RUN(test_an_aborted_pageable_copy_says_so);
     RUN(test_large_copies_arrive_whole_at_any_alignment);

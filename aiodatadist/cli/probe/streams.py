@@ -74,8 +74,6 @@ def freed(bench: Bench) -> Outcome:
     bench.open()
     stream, other = bench.stream(), bench.stream()
     one, two = bench.malloc(64 * KIB), bench.malloc(64 * KIB)
-    if bench.is_soft:  # where reading such memory is no failure
-        bench.calls.raw("softnpu_fault")(b"aclrtMemcpyAsync:exec=%d" % ring.ACL_ERROR_RT_COPY_DATA)
     gate = bench.shut(stream)
     code = copy(bench, two, one, ring.ACL_MEMCPY_DEVICE_TO_DEVICE, stream, "device to device")
     if code:

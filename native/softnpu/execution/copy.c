@@ -10,11 +10,24 @@ typedef struct copy_task {
     soft_task task;
     void *dst;
     const void *src;
+    bool pageable;
 } copy_task;
+
+/* Memory may have been freed while the task was queued. A device finds that out when it copies. */
+static aclError still_there(const char *name, const void *addr, uint64_t bytes)
+{
+    if (soft_span_of(addr, bytes, NULL))
+        return ACL_SUCCESS;
+    return soft_error(ACL_ERROR_RT_COPY_DATA, "%s at %p was freed before the copy ran", name, (void *)(uintptr_t)addr);
+}
 
 static aclError run(soft_task *task)
 {
     copy_task *copy = (copy_task *)task;
+    if (!copy->pageable) {
+        SOFT_TRY(still_there("dst", copy->dst, task->bytes));
+        SOFT_TRY(still_there("src", copy->src, task->bytes));
+    }
     soft_copy(task, copy->dst, copy->src, task->bytes, NULL);
     return ACL_SUCCESS;
 }
@@ -78,13 +91,13 @@ static aclError check_kind(aclrtMemcpyKind kind, soft_spot to, soft_spot from)
     return soft_error(ACL_ERROR_RT_PARAM_INVALID, "copy kind %d: want 0 to 4", (int)kind);
 }
 
-static aclError submit(soft_stream *stream, copy_task copy, bool wait)
+static aclError submit(soft_stream *stream, copy_task copy)
 {
     copy_task *made = malloc(sizeof *made);
     if (!made)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a task");
     *made = copy;
-    return wait ? soft_submit_wait(stream, &made->task) : soft_submit(stream, &made->task);
+    return copy.pageable ? soft_submit_wait(stream, &made->task) : soft_submit(stream, &made->task);
 }
 
 static aclError copy_async(copy_task copy, size_t destMax, aclrtMemcpyKind kind, aclrtStream handle)
@@ -96,8 +109,9 @@ static aclError copy_async(copy_task copy, size_t destMax, aclrtMemcpyKind kind,
     aclError code = find_places(copy.dst, copy.src, copy.task.bytes, &to, &from);
     if (code == ACL_SUCCESS)
         code = check_kind(kind, to, from);
+    copy.pageable = to.place == SOFT_PAGEABLE || from.place == SOFT_PAGEABLE;
     if (code == ACL_SUCCESS)
-        code = submit(stream, copy, to.place == SOFT_PAGEABLE || from.place == SOFT_PAGEABLE);
+        code = submit(stream, copy);
     soft_stream_put(stream);
     return code;
 }
