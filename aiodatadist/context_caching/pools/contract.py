@@ -35,7 +35,8 @@ class PutStatus(IntEnum):
     STORED = 0
     PRESENT = 1
     REJECTED = -1
-    """No room, and nothing could be evicted; or the value is larger than a value may be."""
+    """No room, and nothing could be evicted, or it was evicted again at once; the value is larger than a value may be; or
+    another process is putting it at this moment."""
     FAILED = -2
     """The engine had a fault with this key; it may or may not be there."""
 

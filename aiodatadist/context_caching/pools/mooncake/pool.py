@@ -61,8 +61,9 @@ MASTER: Final = "the master"
 ANY_SEGMENT: Final = "any segment"
 REFUSED: Final = -1
 """Our own code for a key that was not asked for, because its peer hangs; no code of Mooncake's."""
-ELSEWHERE: Final = -2
-"""Our own code for a key that another process is putting at this moment, so that it is not there yet."""
+NOT_THERE: Final = -2
+"""Our own code for a key that was put and is not there: another process is putting it at this moment, or it was evicted at
+once, as the youngest are that no reader has asked for. Mooncake does not say which; neither is a fault."""
 BATCH_BYTES: Final = (8 << 20) + (64 << 10)
 BATCH_KEYS: Final = 8
 """What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
@@ -432,7 +433,7 @@ class MooncakePool(KVPool):
         addresses, sizes = [piece.address for piece in pieces], [piece.nbytes for piece in pieces]
         codes = self._store.batch_put_from(keys, addresses, sizes, config)
         there = self._store.batch_is_exist(keys)  # at once: it may be evicted, too
-        return [ELSEWHERE if code == 0 and is_there != 1 else code for code, is_there in zip(codes, there, strict=True)]
+        return [NOT_THERE if code == 0 and is_there != 1 else code for code, is_there in zip(codes, there, strict=True)]
 
     def _unreadable(self, keys: list[str]) -> list[str]:
         """Those whose owners do not give a byte of one of their keys. In a thread: to ask a dead owner takes a second."""
@@ -567,7 +568,7 @@ def _put_status(code: int) -> PutStatus:
     if code in {0, 1}:
         return PutStatus.PRESENT if code else PutStatus.STORED
     logger.debug("put: Mooncake's code is %d", code)
-    return PutStatus.REJECTED if code == NO_ROOM else PutStatus.FAILED
+    return PutStatus.REJECTED if code in {NO_ROOM, NOT_THERE} else PutStatus.FAILED
 
 
 def _value(piece: Piece, code: int) -> Value | GetStatus:
