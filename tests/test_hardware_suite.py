@@ -44,6 +44,16 @@ def test_all_of_them_pass(tmp_path: Path, strict: str) -> None:
     assert "| 2048 KiB |" in done.stdout, "the table of figures is printed"
 
 
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
+def test_devices_that_are_not_described_are_found(tmp_path: Path, strict: str) -> None:
+    """As on the machine of an owner who has set nothing: ``hccn_tool`` tells the addresses of the cards."""
+    vendor_names.install_tool(tmp_path)
+    some = "two_processes or two_devices or (transfers and pull)"
+    done = run(tmp_path, strict, "-m", "hardware", "-k", some, AIODATADIST_LOCAL_COMM_RES="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed", done.stdout)
+
+
 def test_they_are_not_for_softnpu_under_its_own_name(tmp_path: Path) -> None:
     done = run(tmp_path, "", "-m", "hardware", "--collect-only", "-q", AIODATADIST_RUNTIME="soft")
     assert done.returncode != 0
