@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from aiodatadist.cli.probe.report import Outcome
 
-if TYPE_CHECKING:
-    from aiodatadist.cli.probe.bench import Bench
-    from aiodatadist.cli.probe.pair import Pair
-
-Alone: TypeAlias = "Callable[[Bench], Outcome]"
-Together: TypeAlias = "Callable[[Pair], Outcome]"
+Alone: TypeAlias = Callable[[Any], Outcome]
+"""Takes a :class:`~aiodatadist.cli.probe.bench.Bench`."""
+Together: TypeAlias = Callable[[Any], Outcome]
+"""Takes a :class:`~aiodatadist.cli.probe.pair.Pair`."""
 
 
 class Skip(Exception):

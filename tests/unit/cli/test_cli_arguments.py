@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiodatadist.cli import arguments, main
+from aiodatadist.cli import doctor_arguments, main
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_interrupt_is_130_and_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def interrupt(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(arguments, "_run_doctor", interrupt)
+    monkeypatch.setattr(doctor_arguments, "_run_doctor", interrupt)
     assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
 
