@@ -102,7 +102,7 @@ class Channels:
         post, questions, spawn: of the link: say something to the peer; ask it something; start a task that ends
             with the link.
         name: makes the name of a channel.
-        out_of_use: called when no transfer starts on the channel any more, although there is none in its place.
+        out_of_use: called when no transfer may start on a channel any more, not even one that waits for it.
     """
 
     def __init__(
@@ -193,11 +193,12 @@ class Channels:
         self._retire(link_channel)
 
     def _put_out_of_use(self, link_channel: LinkChannel) -> None:
+        """Nothing starts on it any more; what waits for it may wait although another one took its place already."""
+        self._out_of_use(link_channel)
         if link_channel.is_current:
             link_channel.is_current = False
             self._current = None
             self._old[link_channel.name] = link_channel
-            self._out_of_use(link_channel)
             if self._rank == 0:  # the next one is wanted soon
                 self._spawn(partial(self._open_next, link_channel))
 
