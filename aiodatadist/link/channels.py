@@ -134,6 +134,7 @@ class Channels:
         self._following = 0
         self._openings: dict[str, anyio.CancelScope] = {}
         self._failure = ""
+        self._refused: LLMException | None = None
 
     # ---- the first one ----
 
@@ -336,15 +337,20 @@ class Channels:
                 self._spawn(partial(self._close, link_channel))
 
     async def _close(self, link_channel: LinkChannel) -> None:
-        """Off the list when it is closed: what is not closed here is closed with the link."""
+        """Off the list when it is closed, or when it is known that it never will be."""
+        is_closed = True
         try:
             with anyio.CancelScope(shield=True):  # it is not interrupted either way, and transfers wait for its end
                 await link_channel.channel.aclose()
-        except LLMException as error:
+        except StillWritten as error:
+            logger.warning("an outdated channel is closed with its link: %s", error)
+            return
+        except LLMException as error:  # told once: closing it again would say nothing
             logger.warning("an outdated channel was not closed: %s", error)
-        else:
-            self._old.pop(link_channel.name, None)
-            link_channel.closed(True)
+            self._refused = self._refused or error
+            is_closed = False
+        self._old.pop(link_channel.name, None)
+        link_channel.closed(is_closed)
 
     # ---- what the peer says ----
 
@@ -413,12 +419,12 @@ class Channels:
 
         Raises:
             StillWritten: the peer may write for a while yet. Call it again after :meth:`wait_let_go`.
-            LLMException: the first refusal.
+            LLMException: the first refusal, which may have been that of an outdated one, long ago.
         """
         self._closing += [*self._old.values(), *([self._current] if self._current else [])]
         self._old.clear()
         self._current = None
-        refused: LLMException | None = None
+        refused = self._refused
         held: StillWritten | None = None
         for link_channel in list(self._closing):
             is_closed = True

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType
+import anyio
+import pytest
+
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError
+from aiodatadist.errors import StuckError
 from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 
@@ -32,3 +36,25 @@ async def what_waits_moves_on() -> None:
 def test_what_waits_for_a_channel_that_is_outdated_and_then_broken_takes_the_next_one() -> None:
     """The broken one's flag, which is still to be set, would tell of its end before its bytes have landed."""
     runner.run("roce", what_waits_moves_on)
+
+
+async def refused_is_lost() -> None:
+    async with runner.pair(DESC) as (one, _, mine, _theirs):
+        manager = one.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
+        link = manager._engine.find_link(2)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300;HcclCommDestroy:fail=4@*")
+            stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
+            await anyio.sleep(0.05)
+            stopped.cancel()
+            with anyio.fail_after(10), pytest.raises(StuckError, match="was not closed"):
+                await stopped
+        with anyio.fail_after(10):
+            assert isinstance(await link.wait_closed(), LinkError)
+        assert not link.is_shut
+
+
+def test_a_channel_that_is_not_destroyed_keeps_the_memory_of_what_was_stopped_on_it() -> None:
+    """Asked a second time, a channel has nothing to close and refuses nothing: that does not mean that it is gone."""
+    runner.run("roce", refused_is_lost)
