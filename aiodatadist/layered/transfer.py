@@ -64,7 +64,9 @@ class LayeredTransfer(TransferCompletion):
 
     @property
     def quiesce_seconds(self) -> float:
-        return 6.0 + (CLEAN_SECONDS if any(part.link.channels.is_rdma for part in self.parts) else 0.0)
+        """That of its streams, with a little for its own task."""
+        streams = max((part.link.quiesce_seconds for part in self.parts), default=0.0)
+        return streams + 1.0 + (CLEAN_SECONDS if any(part.link.channels.is_rdma for part in self.parts) else 0.0)
 
     def _cancel(self) -> bool:
         self._scope.cancel()

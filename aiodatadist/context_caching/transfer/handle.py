@@ -15,11 +15,11 @@ from aiodatadist.concurrency.completion import Completion, TransferState
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
-from aiodatadist.device import give_way
+from aiodatadist.device import StreamLimits, give_way
 
 logger = logging.getLogger(__name__)
 
-QUIESCE_SECONDS = 6.0
+QUIESCE_SECONDS = 2 * StreamLimits().quiesce
 """Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
 
 
