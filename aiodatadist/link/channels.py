@@ -200,14 +200,20 @@ class Channels:
             link_channel.is_current = False
             self._current = None
             self._old[link_channel.name] = link_channel
-            if self._rank == 0:  # the next one is wanted soon
-                self._spawn(partial(self._open_next, link_channel))
 
-    async def _open_next(self, link_channel: LinkChannel) -> None:
+    async def open_next(self, link_channel: LinkChannel) -> None:
+        """After ``out_of_use``: the next one is wanted soon. The client's part; a server leaves it to the client."""
         try:
-            await self._renew(link_channel.mine, link_channel.theirs)
+            if self._rank == 0:
+                await self._renew(link_channel.mine, link_channel.theirs)
         except LinkError as error:  # what needs it tries again, and raises it
             logger.info("the next channel: %s", error)
+
+    async def wait_opened(self) -> None:
+        """Until no channel is being opened: an end that left would let the other one wait for it in vain, in a call that
+        cannot be interrupted."""
+        while self._renewal is not None or self._expected:
+            await self._changed.wait()
 
     # ---- further ones ----
 
@@ -258,6 +264,7 @@ class Channels:
         finally:
             self._renewal = None
             renewal.over.set()
+            self._wake()
 
     async def _open_further(self, name: str, seconds: float) -> None:
         """Open our half, hear of the peer's, and take it into use when there are both."""
@@ -284,6 +291,7 @@ class Channels:
         finally:
             self._expected.discard(name)
             self._answers.pop(name, None)
+            self._wake()
 
     async def _open_unless_refused(self, offer: ChannelOffer, seconds: float) -> Channel:
         """Open our half, but do not wait for a peer that says that it cannot."""

@@ -342,6 +342,7 @@ class Link(Session):
         with anyio.move_on_after(seconds):
             while not self._is_idle:
                 await self._idle.wait()
+            await self.channels.wait_opened()
             await self.notification_queue.wait_empty()
         self._stop()
         while not self._is_idle:  # bounded: they answer a cancellation within their grace

@@ -252,7 +252,8 @@ class Session:
         self.check_idle()
 
     def _on_out_of_use(self, link_channel: LinkChannel) -> None:
-        """What waits for this channel takes the next one, which is opened now."""
+        """What waits for this channel takes the next one, which is opened now, unless the link ends anyway."""
+        self.spawn(lambda: self._open_next(link_channel))
         waiting = [r for r in self._transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
         if waiting:
             stream = self.stream(RDMA)
@@ -261,6 +262,10 @@ class Session:
                 running.link_channel = None
                 link_channel.uses -= 1
             self.spawn(lambda: self._move_on(stream, link_channel, waiting))
+
+    async def _open_next(self, old: LinkChannel) -> None:
+        if self.is_ready:
+            await self.channels.open_next(old)
 
     async def _move_on(self, stream: Stream, old: LinkChannel, waiting: Sequence[_Running]) -> None:
         try:

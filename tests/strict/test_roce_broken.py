@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import anyio
 import pytest
 
@@ -58,3 +61,36 @@ async def refused_is_lost() -> None:
 def test_a_channel_that_is_not_destroyed_keeps_the_memory_of_what_was_stopped_on_it() -> None:
     """Asked a second time, a channel has nothing to close and refuses nothing: that does not mean that it is gone."""
     runner.run("roce", refused_is_lost)
+
+
+async def unlinked_in_good_order(leaver: int) -> None:
+    async with runner.pair(DESC) as (one, two, mine, _theirs):
+        manager = one.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
+        clusters = {1: one, 2: two}
+        engines = {n: cluster.datadist.cache_manager._engine for n, cluster in clusters.items()}
+        links = [engines[1].find_link(2), engines[2].find_link(1)]
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300;HcclCommInitClusterInfoMemConfig:delay=200@*")
+            with anyio.move_on_after(0.05):
+                await manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
+            with anyio.fail_after(10):
+                await engines[leaver].unlink(3 - leaver, 5, force=False)
+                for link in links:
+                    await link.wait_closed()
+
+
+async def client_leaves() -> None:
+    await unlinked_in_good_order(1)
+
+
+async def server_leaves() -> None:
+    await unlinked_in_good_order(2)
+
+
+@pytest.mark.parametrize("program", [client_leaves, server_leaves])
+def test_an_end_does_not_leave_the_other_one_waiting_for_a_channel_that_both_were_opening(
+    program: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """HcclCommPrepare waits for a peer for 20 s here, and cannot be interrupted."""
+    runner.run("roce", program)
