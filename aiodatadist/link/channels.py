@@ -38,11 +38,24 @@ class LinkChannel:
     """An open channel: what it reaches at either end, and how many transfers of this end are on it.
 
     Attributes:
+        is_current: new transfers take it, or will when both ends have opened it.
+        is_broken: a transfer of either end was stopped half-way on it.
         unclean: called when it is closed, with True, or when it is not known what may still be carried out on it: of
             transfers that were stopped half-way.
     """
 
-    __slots__ = ("channel", "is_closing", "is_current", "mine", "name", "retired", "theirs", "unclean", "uses")
+    __slots__ = (
+        "channel",
+        "is_broken",
+        "is_closing",
+        "is_current",
+        "mine",
+        "name",
+        "retired",
+        "theirs",
+        "unclean",
+        "uses",
+    )
 
     def __init__(self, name: str, channel: Channel, mine: int, theirs: int) -> None:
         self.name = name
@@ -51,6 +64,7 @@ class LinkChannel:
         self.theirs = theirs
         self.uses = 0
         self.is_current = True
+        self.is_broken = False
         self.is_closing = False
         self.retired = {"mine": False, "theirs": False}
         self.unclean: list[Callable[[bool], object]] = []
@@ -66,11 +80,12 @@ class LinkChannel:
 
 
 class _Renewal:
-    """A further channel that is being opened. ``epoch``: what it will reach at our end, at least."""
+    """A further channel that is being opened, and was. ``epoch``: what it will reach at our end, at least."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.over = Signal()
+        self.opened: LinkChannel | None = None
         self.error: str | None = None
 
 
@@ -195,8 +210,9 @@ class Channels:
 
     def _put_out_of_use(self, link_channel: LinkChannel) -> None:
         """Nothing starts on it any more; what waits for it may wait although another one took its place already."""
+        link_channel.is_broken = True
         self._out_of_use(link_channel)
-        if link_channel.is_current:
+        if link_channel is self._current:
             link_channel.is_current = False
             self._current = None
             self._old[link_channel.name] = link_channel
@@ -250,7 +266,9 @@ class Channels:
             await renewal.over.wait()
             if covers and renewal.error is not None:
                 raise LinkError(renewal.error)
-            if is_ours and self.find(mine, theirs) is None:
+            if is_ours and (
+                renewal.opened is None or not renewal.opened.reaches(mine, theirs)
+            ):  # else it broke at once
                 raise LinkError("a further channel was opened, and does not reach as far as is asked for")
 
     async def _carry_out(self, renewal: _Renewal) -> None:
@@ -258,7 +276,7 @@ class Channels:
             name = self._name()
             self._expected.add(name)
             self._post(Renew(channel=name, seconds=RENEWAL_TIMEOUT))
-            await self._open_further(name, RENEWAL_TIMEOUT)
+            renewal.opened = await self._open_further(name, RENEWAL_TIMEOUT)
         except LinkError as error:
             renewal.error = str(error.args[0])
         finally:
@@ -266,7 +284,7 @@ class Channels:
             renewal.over.set()
             self._wake()
 
-    async def _open_further(self, name: str, seconds: float) -> None:
+    async def _open_further(self, name: str, seconds: float) -> LinkChannel:
         """Open our half, hear of the peer's, and take it into use when there are both."""
         if self._ends is None:
             raise NotLinked("the link has no channel yet")
@@ -288,6 +306,8 @@ class Channels:
             else:
                 self._post(Renewed(channel=name, epoch=0, reason=printable(error)))
             raise LinkError(f"no further channel could be opened: {self._failure}") from error
+        else:
+            return link_channel
         finally:
             self._expected.discard(name)
             self._answers.pop(name, None)
@@ -323,6 +343,9 @@ class Channels:
             old.is_current = False
             self._old[old.name] = old
             self._retire(old)
+        if link_channel.is_broken:  # by the peer, which took it into use a moment earlier
+            self._put_out_of_use(link_channel)
+            self._retire(link_channel)
         self._wake()
 
     def _retire(self, link_channel: LinkChannel) -> None:
