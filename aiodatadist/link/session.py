@@ -280,6 +280,9 @@ class Session:
                     running.link_channel = fresh
                     fresh.uses += 1
         finally:
+            for running in waiting:
+                if running.link_channel is None:  # it failed already, or the link ends: nothing starts on the old one
+                    running.transfer.cancel()
             stream.go_on()
 
     def close_broken(self) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError
-from aiodatadist.errors import StuckError
+from aiodatadist.errors import LinkClosed, StuckError
 from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 
@@ -94,3 +94,25 @@ def test_an_end_does_not_leave_the_other_one_waiting_for_a_channel_that_both_wer
 ) -> None:
     """HcclCommPrepare waits for a peer for 20 s here, and cannot be interrupted."""
     runner.run("roce", program)
+
+
+async def link_ends_meanwhile() -> None:
+    async with runner.pair(DESC) as (one, two, mine, _theirs):
+        manager = one.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300;HcclCommPrepare:delay=2000@*")
+            stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
+            waiting = manager.pull_blocks(BlocksCacheKey(2), mine, [6], [6])
+            await anyio.sleep(0.05)
+            stopped.cancel()
+            with anyio.fail_after(10):
+                await stopped.synchronize()  # its channel is closed, and the next one is being opened
+                await two.datadist.cache_manager._engine.find_link(1).refuse(LinkClosed("it has ended"))
+                with pytest.raises(LinkClosed):
+                    await waiting
+
+
+def test_what_waits_for_the_next_channel_ends_with_its_link() -> None:
+    """And does not begin on the one that is closed."""
+    runner.run("roce", link_ends_meanwhile)
