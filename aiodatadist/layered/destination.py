@@ -216,8 +216,11 @@ class Destination:
     # ---- over RDMA: a request is carried out as soon as any later one is, so it is made when its layer is final ----
 
     def _wait_on_host(self, program: Program, layer: int, seconds: float) -> None:
-        """Offer the layer when this program, which only waits, is over. They end in the order of layers."""
-        self._wait_stream = self._wait_stream or self.link.idle_stream("gates")
+        """Offer the layer when this program, which only waits, is over. They end in the order of layers.
+
+        Gates are all waited for at once, events one by one as they are recorded: in between their stream is idle, and must
+        not be taken for gates, behind which they would be held."""
+        self._wait_stream = self._wait_stream or self.link.idle_stream("events" if self._gate is None else "gates")
         wait = self.link.stream(self._wait_stream).submit(program, seconds)
         self._waits[wait] = layer
         wait.add_done_callback(self._waited)
