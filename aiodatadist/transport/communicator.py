@@ -123,8 +123,9 @@ class Communicator:
         self._end_waiting()
 
     def _end_waiting(self) -> None:
-        if self.handle is not None and self._runtime.is_soft:
-            self._runtime.acl.softnpu_comm_cancel(self.handle)
+        handle = self.handle  # looked at once: another thread may be destroying it; softnpu knows that it is gone
+        if handle is not None and self._runtime.is_soft:
+            self._runtime.acl.softnpu_comm_cancel(handle)
 
     def destroy(self) -> None:
         """Nothing is left of it; an NPU takes the peer's way to our memory down with it. Does nothing the second time.
