@@ -24,6 +24,7 @@ from aiodatadist.link.channels import LinkChannel
 from aiodatadist.link.questions import Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
+from aiodatadist.link.session import BROKEN_TIMEOUT
 from aiodatadist.values.grid import Grid
 from aiodatadist.wire.messages import Found, Grant, KeyName, Lookup, Pulled, Stop
 
@@ -178,11 +179,14 @@ class Requester:
             self._doubt(operation)
             return
         session.post(Stop(call=question.number))
-        await session.questions.insist(question, STOP_TIMEOUT)
+        seconds = STOP_TIMEOUT + (
+            BROKEN_TIMEOUT if session.channels.is_rdma else 0.0
+        )  # it has to close a channel with us
+        await session.questions.insist(question, seconds)
         if question.answer is None:
             self._doubt(operation)
             if not session.questions.is_over:
-                why = f"cluster {session.cluster_id} did not stop writing within {STOP_TIMEOUT:g} s"
+                why = f"cluster {session.cluster_id} did not stop writing within {seconds:g} s"
                 session.break_off(LinkError(why, hint="link_clusters() again"))
 
     def _doubt(self, operation: RemoteOperation) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError
 from aiodatadist.errors import LinkClosed, StuckError
+from aiodatadist.link import requester
 from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 
@@ -116,3 +117,27 @@ async def link_ends_meanwhile() -> None:
 def test_what_waits_for_the_next_channel_ends_with_its_link() -> None:
     """And does not begin on the one that is closed."""
     runner.run("roce", link_ends_meanwhile)
+
+
+async def peer_ends_first() -> None:
+    requester.STOP_TIMEOUT = 0.3
+    options = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 10000}
+    async with runner.pair(DESC, **options) as (one, two, mine, theirs):
+        pull, pull_there = one.datadist.cache_manager.pull_blocks, two.datadist.cache_manager.pull_blocks
+        await pull(BlocksCacheKey(2), mine, [0], [0])
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:delay=1500@1;HcclBatchPut:delay=1500@2")
+            other = pull_there(BlocksCacheKey(1), theirs, [3], [3])
+            stopped = pull(BlocksCacheKey(2), mine, [5], [5])
+            await anyio.sleep(0.1)
+            stopped.cancel()
+            with anyio.fail_after(10):
+                await stopped.synchronize()
+                await other
+        assert stopped.cancelled()
+        await pull(BlocksCacheKey(2), mine, [6], [6])
+
+
+def test_a_stopped_request_outlasts_what_this_end_has_on_the_channel() -> None:
+    """The peer says that it has stopped when the channel is closed, for which this end's own transfers are waited for."""
+    runner.run("roce", peer_ends_first)
