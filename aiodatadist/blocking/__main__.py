@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not wanted.script.is_file():
         parser.error(f"there is no file {wanted.script}")
     stand_ins.install()
+    stand_ins.install_for_children()
     sys.argv = [str(wanted.script), *wanted.args]
     sys.path[0] = str(wanted.script.resolve().parent)
     runpy.run_path(str(wanted.script), run_name="__main__")

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from multiprocessing import spawn
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from aiodatadist import blocking
+from aiodatadist.context_caching import ems
+from aiodatadist.context_caching.ems.common import exception
 
-NAMES = ("llm_datadist", "llm_datadist_v1")
-PARTS = ("configs", "data_type", "status", "v2", "v2.cache_manager", "v2.llm_datadist", "v2.llm_types")
+_PARTS = ("configs", "data_type", "status", "v2", "v2.cache_manager", "v2.llm_datadist", "v2.llm_types")
 """Modules of upstream's from which scripts take names as well."""
+NAMES: dict[str, Any] = {
+    **{
+        f"{name}{part}": blocking
+        for name in ("llm_datadist", "llm_datadist_v1")
+        for part in ("", *(f".{p}" for p in _PARTS))
+    },
+    "ems": ems,
+    "ems.common": ems,
+    "ems.common.exception": exception,
+}
+"""Modules of the vendor's, each after the one that it is in; and what stands for them."""
+CHILDREN = Path(__file__).with_name("children")
+"""A folder for PYTHONPATH: processes that a script starts find all this, too."""
 
 
 class _Alias(ModuleType):
-    """A module of upstream's: it has what :mod:`aiodatadist.blocking` has, and the modules below it."""
+    """A module of the vendor's: it has what ``stands_for`` has, and the modules below it."""
 
-    __all__ = blocking.__all__
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, blocking.__doc__)
+    def __init__(self, name: str, stands_for: ModuleType) -> None:
+        super().__init__(name, stands_for.__doc__)
         self.__path__ = []
+        self.__all__ = stands_for.__all__
+        self._stands_for = stands_for
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(blocking, name)
+        return getattr(self._stands_for, name)
 
 
 class _Installed:
@@ -43,17 +59,22 @@ def install() -> None:
 
     When ``torch`` is imported and no usable ``torch_npu`` is there, that gets a stand-in, which is announced on stderr.
     """
-    if isinstance(sys.modules.get(NAMES[0]), _Alias):
+    if isinstance(sys.modules.get("llm_datadist"), _Alias):
         return
-    for name in NAMES:
-        for module in (name, *(f"{name}.{part}" for part in PARTS)):
-            alias = sys.modules[module] = _Alias(module)
-            parent, _, part = module.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], part, alias)
+    for name, stands_for in NAMES.items():
+        alias = sys.modules[name] = _Alias(name, stands_for)
+        parent, _, part = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], part, alias)
     sys.meta_path.insert(0, _Finder())
     prepared = spawn.get_preparation_data
     spawn.get_preparation_data = lambda name: {"aiodatadist": _Installed(), **prepared(name)}
+
+
+def install_for_children() -> None:
+    """The same in Python processes that this one starts, whatever starts them: by PYTHONPATH."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(CHILDREN), *([before] if before else [])])
 
 
 def _announce(what: str) -> None:
@@ -64,7 +85,7 @@ class _Finder(MetaPathFinder):
     """Sees to it that torch has an npu, when either of the two is imported first; then it is gone."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in {"torch", "torch_npu"}:
+        if fullname not in {"torch", "torch_npu", "torchair"}:
             return None
         sys.meta_path.remove(self)
         spec = find_spec("torch")
@@ -76,7 +97,8 @@ class _Finder(MetaPathFinder):
             return spec
         importlib.import_module("torch")
         provide_npu()
-        return spec_from_loader("torch_npu", _Given(sys.modules["torch_npu"]))
+        given = sys.modules.get(fullname)
+        return find_spec(fullname) if given is None else spec_from_loader(fullname, Given(given))
 
 
 class _AndNpu(Loader):
@@ -96,7 +118,7 @@ class _AndNpu(Loader):
         return getattr(self._inner, name)
 
 
-class _Given(Loader):
+class Given(Loader):
     """A module that is there already."""
 
     def __init__(self, module: ModuleType) -> None:
@@ -115,7 +137,7 @@ def provide_npu() -> None:
     if why is None:
         return
     npu = importlib.import_module("aiodatadist.blocking.npu")
-    sys.modules["torch_npu"] = npu.stand_in()
+    sys.modules.update(npu.stand_in())
     _announce(f"{why}: npu tensors are CPU tensors, and softnpu moves them")
 
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.ports import free_port
 
 HERE = Path(__file__).resolve().parent
+TORCH = "aiodatadist: torch_npu is not installed: npu tensors are CPU tensors, and softnpu moves them\n"
 SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))
 RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
 
@@ -23,11 +24,12 @@ def play(sample: str) -> list[str]:
     from_server, to_client = os.pipe()
     from_client, to_server = os.pipe()
     command = [*RUN, str(HERE / f"{sample}.py")]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # as torchrun has it
     server = subprocess.Popen(
-        [*command, "server", port], stdin=from_client, stdout=to_client, stderr=subprocess.PIPE, text=True
+        [*command, "server", port], env=env, stdin=from_client, stdout=to_client, stderr=subprocess.PIPE, text=True
     )
     client = subprocess.Popen(
-        [*command, "client", port], stdin=from_server, stdout=to_server, stderr=subprocess.PIPE, text=True
+        [*command, "client", port], env=env, stdin=from_server, stdout=to_server, stderr=subprocess.PIPE, text=True
     )
     for end in (from_server, to_client, from_client, to_server):
         os.close(end)
@@ -43,18 +45,15 @@ def play(sample: str) -> list[str]:
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
-    if sample == "torch_npu_sample" and find_spec("torch") is None:
+    is_torchs = sample.startswith("torch")
+    if is_torchs and find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    words = play(sample)
-    if sample == "torch_npu_sample" and find_spec("torch_npu") is None:
-        told = "aiodatadist: torch_npu is not installed: npu tensors are CPU tensors, and softnpu moves them\n"
-        assert words == [told, told]
-    else:
-        assert words == ["", ""]
+    told = TORCH if is_torchs and find_spec("torch_npu") is None else ""
+    assert play(sample) == [told, told]
 
 
 def test_no_sample_knows_who_runs_it() -> None:
-    assert len(SAMPLES) == 11
+    assert len(SAMPLES) == 13
     assert not [
         path.name for path in HERE.glob("*sample*.py") if path != Path(__file__) and "aiodatadist" in path.read_text()
     ]
@@ -109,6 +108,80 @@ for name in ("torch", "torch_npu", "torch"):
     assert done.stderr == (
         "aiodatadist: torch is not installed: caches can be made of addresses, numpy arrays and buffers\n"
     )
+
+
+def test_scripts_of_context_caching_find_it_under_its_own_name(tmp_path: Path) -> None:
+    text = """
+from ems import CcConfig, CcKvOption, ContextCaching, Ems, EmsConfig, KvBufferWrapper
+from ems.common.exception import EmsException, EmsInvalidArgument
+import ems, ems.common
+assert ems.CcKvOption is CcKvOption and ems.EmsException is EmsException
+try:
+    CcKvOption(timeout=-1)
+except EmsInvalidArgument as error:
+    print(CcKvOption.__module__)
+"""
+    done = run_text(text, folder=tmp_path)
+    assert done.stdout == "aiodatadist.context_caching.ems\n", done.stderr
+
+
+CHILD = "import llm_datadist, ems; print(llm_datadist.LLMDataDist.__module__)"
+
+
+def test_processes_that_a_script_starts_find_the_library_too(tmp_path: Path) -> None:
+    text = f"""
+import multiprocessing, os, subprocess, sys
+
+def work():
+    import llm_datadist
+    assert llm_datadist.LLMDataDist.__module__ == "aiodatadist.blocking.datadist"
+
+if __name__ == "__main__":
+    print(subprocess.run([sys.executable, "-c", {CHILD!r}], capture_output=True, text=True, check=True).stdout, end="")
+    os.chdir("/")
+    print(subprocess.run(f"{{sys.executable}} -c '{CHILD}'", shell=True, capture_output=True, text=True).stdout, end="")
+    for method in ("spawn", "forkserver", "fork"):
+        child = multiprocessing.get_context(method).Process(target=work)
+        child.start()
+        child.join()
+        print(method, child.exitcode)
+"""
+    done = run_text(text, folder=tmp_path)
+    ours = "aiodatadist.blocking.datadist\n"
+    assert done.stdout == ours + ours + "spawn 0\nforkserver 0\nfork 0\n", done.stderr
+
+
+def test_a_child_that_imports_nothing_of_it_pays_nothing_and_keeps_its_own_sitecustomize(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own = True", encoding="utf-8")
+    look = "import sys; print(sys.own, [name for name in sys.modules if name.startswith('aiodatadist')])"
+    text = f"""
+import os, subprocess, sys
+os.environ["PYTHONPATH"] += os.pathsep + {str(own)!r}
+print(subprocess.run([sys.executable, "-c", {look!r}], capture_output=True, text=True, check=True).stdout, end="")
+"""
+    assert run_text(text, folder=tmp_path).stdout == "True []\n"
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_processes_of_torchrun_find_it(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import torch, torch_npu, torch.distributed as dist, llm_datadist\n"
+        "dist.init_process_group('gloo'); dist.barrier(); torch.npu.set_device(dist.get_rank())\n"
+        "open(f'{__file__}.{dist.get_rank()}', 'w').write(llm_datadist.LLMDataDist.__module__)\n"
+        "dist.destroy_process_group()\n",
+        encoding="utf-8",
+    )
+    text = f"""
+import subprocess, sys
+launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", {str(worker)!r}]
+subprocess.run([sys.executable, *launch], check=True)
+"""
+    done = run_text(text, folder=tmp_path)
+    found = [(tmp_path / f"worker.py.{rank}").read_text() for rank in range(2)]
+    assert found == ["aiodatadist.blocking.datadist"] * 2, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nowhere.py"], ["walk", "x.py"]])
