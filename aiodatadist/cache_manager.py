@@ -465,8 +465,9 @@ class CacheManager:
                 itself waits.
             transfer_configs: the destinations: :class:`TransferWithCacheKeyConfig` in one-sided mode, :class:`TransferConfig`
                 (addresses) in request/response mode. Each has its own result, and one that fails does not stop the others.
-            src_block_indices, dst_block_indices: of a blocks source; equally many, for all destinations alike. With a
-                contiguous source and destination blocks the slot is cut into chunks of ``dst_block_memory_size``.
+            src_block_indices, dst_block_indices: of a blocks source; equally many, for all destinations alike. Without both,
+                one stride of it travels, which is block 0. With a contiguous source and destination blocks the slot is cut
+                into chunks of ``dst_block_memory_size``.
 
         Returns:
             The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has

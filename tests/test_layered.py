@@ -981,7 +981,6 @@ async def nothing_started(made: Fan) -> AsyncIterator[None]:
     [
         (((1, 2), None), ParamInvalid, "2 src_block_indices for 0 dst_block_indices"),
         ((None, [1]), ParamInvalid, "0 src_block_indices for 1 dst_block_indices"),
-        ((None, None), ParamInvalid, "0 src_block_indices for 0"),
         (([1, 2], [1]), ParamInvalid, "2 src_block_indices for 1 dst_block_indices: as many are needed"),
         (([1, 16], [1, 2]), ParamInvalid, r"src_block_indices\[1\] is 16: the source cache has 16 blocks"),
         (([-1], [1]), ValueError, r"src_block_indices.*-1"),

@@ -15,7 +15,7 @@ from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid, indexes
-from aiodatadist.values.selection import Layers, Selection
+from aiodatadist.values.selection import Geometry, Layers, Selection
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
@@ -26,14 +26,19 @@ TENSORS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    """Tensors of a peer, given by addresses, as a plan sees them."""
+class _Tensors:
+    """Tensors as a plan sees them, where no cache says so: given by addresses, or blocks that go as slots."""
 
     cache_id: int
     blocks: bool
     pieces: int
     stride: int
     addresses: array[int]
+
+
+def _as_slots(cache: Geometry) -> Geometry:
+    """Block n of a blocks cache as batch slot n. Without block lists, one stride of it travels: block 0."""
+    return _Tensors(cache.cache_id, False, cache.pieces, cache.stride, cache.addresses) if cache.blocks else cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +63,28 @@ class Wanted:
 
     def grid(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
         """All layers' ranges, once the peer's cache is known. Raises LLMException: they do not fit."""
+        if source.blocks and not self.selection.src_blocks:
+            return self._one_stride(source, remote, slot)
         if self.addresses is not None:
             return plan(self.selection, source, self._at_addresses(source, remote, self.addresses))
         if self.block_size and remote.stride != self.block_size:
             raise ParamInvalid(f"the peer's blocks have {remote.stride} bytes, not {self.block_size}")
         return plan(self.selection, source, remote, dst_slot=slot)
 
-    def _at_addresses(self, source: Entry, remote: RemoteCache, addresses: array[int]) -> _Target:
+    def _one_stride(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
+        """Of a blocks cache, into the first stride at the addresses, or into block 0 or the slot that the key names."""
+        if self.addresses is not None:
+            return plan(self.selection, _as_slots(source), self._at_addresses(source, remote, self.addresses))
+        return plan(self.selection, _as_slots(source), _as_slots(remote), dst_slot=slot)
+
+    def _at_addresses(self, source: Entry, remote: RemoteCache, addresses: array[int]) -> _Tensors:
         stride = self.block_size or source.stride
         pieces = min(remote.room_at(address) for address in addresses) // stride
         if pieces < 1:
             raise ParamInvalid(
                 f"less than {stride} bytes of the peer's cache {remote.cache_id} follow an address of dst_addrs"
             )
-        return _Target(remote.cache_id, bool(self.selection.dst_blocks), pieces, stride, addresses)
+        return _Tensors(remote.cache_id, bool(self.selection.dst_blocks), pieces, stride, addresses)
 
     def __str__(self) -> str:
         return f"{self.key}, {self.selection}"
@@ -98,7 +111,7 @@ class LayeredRequest:
             raise ParamInvalid("src_cache is in host memory: layered transfers start from device memory")
         if len(entry.addresses) % TENSORS:
             raise ParamInvalid(f"src_cache has {len(entry.addresses)} tensors: a layer is {TENSORS} of them")
-        if entry.blocks:
+        if entry.blocks and (sources or targets):
             if not targets or len(sources) != len(targets):
                 raise ParamInvalid(
                     f"{len(sources)} src_block_indices for {len(targets)} dst_block_indices: as many are needed, and some"
@@ -112,7 +125,7 @@ class LayeredRequest:
             raise ParamInvalid("dst_block_memory_size is missing: it says how large the destination's blocks are")
         elif size and not targets:
             raise ParamInvalid(f"dst_block_memory_size is {size}, but there are no dst_block_indices")
-        return cls(entry, sources, targets, size or (entry.stride if entry.blocks else 0))
+        return cls(entry, sources, targets, size or (entry.stride if sources else 0))
 
     def wanted(self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link]) -> Wanted:
         """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: the peer is not there."""
