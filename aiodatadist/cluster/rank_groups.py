@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, NotLinked, ParamInvalid
 from aiodatadist.transport.blob_exchange import meet, validate
+from aiodatadist.transport.local_device import server_address
 from aiodatadist.values.descriptors import RegisterMemStatus
 
 if TYPE_CHECKING:
@@ -57,6 +58,29 @@ class _RankGroup:
     links: dict[int, Link] = field(default_factory=dict)
 
 
+def own_address(rank_table: str, rank: int) -> str:
+    """Where a member listens: at its server's ``host_ip``, or else at this machine's own address towards others.
+
+    ``server_id`` is a name, and no address even where it looks like one. A machine without a route to others reaches only
+    members on the same server.
+
+    Raises:
+        ParamInvalid: ``host_ip`` is no address; or it is missing, and there is none towards members on other servers.
+    """
+    servers = json.loads(rank_table)["server_list"]
+    mine = next(server for server in servers if any(int(device["rank_id"]) == rank for device in server["device"]))
+    given = mine.get("host_ip")
+    if given is None:
+        found = server_address() or ("127.0.0.1" if len(servers) == 1 else "")
+        if not found:
+            raise ParamInvalid(f"the server of rank {rank} has no host_ip, and this machine no route to the others")
+        return found
+    try:
+        return str(ipaddress.ip_address(given if isinstance(given, str) else ""))
+    except ValueError:
+        raise ParamInvalid(f"host_ip of the server of rank {rank} is {given!r}: it has to be an IP address") from None
+
+
 class RankGroups:
     """The symmetric links of one cluster.
 
@@ -86,7 +110,7 @@ class RankGroups:
         seconds = self._seconds()
         if len(self._all) >= MAX_COMMUNICATORS:
             raise ParamInvalid(f"{len(self._all)} communicators: that is the limit, unlink one first")
-        address = self._own_address(rank_table, rank)
+        address = own_address(rank_table, rank)
         secret = secrets.token_hex(32)
         listener = await self._engine.listen_for_members(address, self._key(secret))
         host, port = listener.address
@@ -110,17 +134,6 @@ class RankGroups:
         group = self._all[number] = _RankGroup(listener)
         self._engine.spawn(lambda: self._link_all(group, rank, cards))
         return number
-
-    def _own_address(self, rank_table: str, rank: int) -> str:
-        """Where to listen: on softnpu this machine only; else the host that the rank table gives for our device."""
-        if self._engine.device.runtime.is_soft:
-            return "127.0.0.1"
-        servers = json.loads(rank_table)["server_list"]
-        mine = next(s["server_id"] for s in servers for device in s["device"] if int(device["rank_id"]) == rank)
-        try:
-            return str(ipaddress.ip_address(mine))
-        except ValueError:
-            raise ParamInvalid(f"server_id of rank {rank} is {mine!r}: it has to be the host's address") from None
 
     @staticmethod
     def _read(blob: bytes, rank: int, ranks: dict[int, int]) -> _Card:

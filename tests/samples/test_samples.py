@@ -53,7 +53,7 @@ def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
 
 
 def test_no_sample_knows_who_runs_it() -> None:
-    assert len(SAMPLES) == 14
+    assert len(SAMPLES) == 15
     assert not [
         path.name for path in HERE.glob("*sample*.py") if path != Path(__file__) and "aiodatadist" in path.read_text()
     ]

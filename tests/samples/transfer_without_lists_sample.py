@@ -1,4 +1,4 @@
-"""Layer by layer out of a blocks cache without block lists: one stride, block 0, of each tensor travels, to addresses and by key."""
+"""Layer by layer out of a blocks cache without block lists: block 0 of each tensor travels, to addresses and by key."""
 
 import numpy as np
 from llm_datadist import (
