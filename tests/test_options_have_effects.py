@@ -93,6 +93,22 @@ async def test_the_graph_engines_options_are_named(caplog: pytest.LogCaptureFixt
     assert warnings(caplog) == ["cluster 3: option 'ge.some' has no effect: there is no graph engine here"]
 
 
+async def test_what_hccl_would_not_take_is_kept_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    config = LLMConfig(rdma_traffic_class=133, rdma_service_level=2**32 - 1, ge_options={"llm.Nonsense": "1"})
+    async with LLMDataDist(LLMRole.MIX, 3, LLMConfig.from_options(config.generate_options())):
+        pass
+    assert warnings(caplog) == [
+        "cluster 3: rdma_traffic_class has no effect: it is 133, and has to be a multiple of 4 in [0, 255]",
+        "cluster 3: rdma_service_level has no effect: it is 4294967295, and has to be in [0, 7]",
+        "cluster 3: option 'llm.Nonsense' has no effect: it is not known here",
+    ]
+
+
+async def test_what_is_beyond_the_manual_does_not_reach_hccl(communicators: list[Communicator]) -> None:
+    async with linked_pair(BLOCKS, rdma_traffic_class=256, rdma_service_level=8):
+        assert [rdma_of(each) for each in communicators] == [(132, 4), (132, 4)]
+
+
 async def test_v1_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
     async with open_cluster(1):
         pass

@@ -22,6 +22,7 @@ from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
+from aiodatadist.config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     AuthError,
@@ -198,7 +199,9 @@ class Engine:
         config = self._config
         for line in config.without_effect():
             logger.warning("cluster %d: %s", self.cluster_id, line)
-        rdma = RdmaConfig(config.rdma_traffic_class, config.rdma_service_level)
+        rdma = RdmaConfig(
+            known(config.rdma_traffic_class, TRAFFIC_CLASSES), known(config.rdma_service_level, SERVICE_LEVELS)
+        )
         return open_transport(config.transport, self.device, config.local_comm_res or None, rdma)
 
     async def _open_pools(self) -> None:

@@ -89,8 +89,9 @@ class LLMConfig(BaseModel):
         mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host, as JSON with
             ``memory_size`` in bytes and ``page_shift``.
         rdma_traffic_class: 0 to 255, a multiple of 4, of HCCL's communicators. None: what HCCL_RDMA_TC says, else 132.
-        rdma_service_level: 0 to 7, likewise. None: what HCCL_RDMA_SL says, else 4.
-        ge_options: further options of the engine; their keys begin with ``ge.``. A device named here becomes
+        rdma_service_level: 0 to 7, likewise. None: what HCCL_RDMA_SL says, else 4. Any other uint32 is kept in both, is as
+            None, and a warning at ``init`` says so.
+        ge_options: further options of the engine; their keys begin with ``ge.`` or ``llm.``. A device named here becomes
             ``device_id``, unless that was set; ``ge.flowGraphMemMaxSize`` is the KvCacheManager mode's pool. Others have no
             effect, and a warning at ``init`` names them.
         enable_switch_role, mem_utilization, buf_pool_cfg: of the KvCacheManager mode: checked and kept, and of no
@@ -118,10 +119,8 @@ class LLMConfig(BaseModel):
     local_comm_res: Annotated[str | None, optional(rules.local_comm_res)] = None
     mem_pool_cfg: Annotated[str | None, optional(rules.shaped("mem_pool_cfg", PoolConfig))] = None
     host_mem_pool_cfg: Annotated[str | None, optional(rules.shaped("host_mem_pool_cfg", PoolConfig))] = None
-    rdma_traffic_class: Annotated[
-        int | None, optional(bounded("rdma_traffic_class", 0, 255, step=4, kind=checks.UINT32))
-    ] = None
-    rdma_service_level: Annotated[int | None, optional(bounded("rdma_service_level", 0, 7, kind=checks.UINT32))] = None
+    rdma_traffic_class: Annotated[int | None, optional(rules.uint32("rdma_traffic_class"))] = None
+    rdma_service_level: Annotated[int | None, optional(rules.uint32("rdma_service_level"))] = None
     transfer_backend: Annotated[Literal["hixl"] | None, optional(rules.choice("transfer_backend", "hixl"))] = None
     global_resource_config: Annotated[str | None, optional(rules.json_text("global_resource_config"))] = None
     ge_options: Annotated[dict[str, str], BeforeValidator(rules.ge_options)] = Field(default_factory=dict)
@@ -251,7 +250,19 @@ class LLMConfig(BaseModel):
         given = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
         lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
         others = sorted(key for key in self.ge_options if key.lower() != _POOL_SIZE)
-        return lines + [f"option {key!r} has no effect: there is no graph engine here" for key in others]
+        return lines + self._beyond_the_manual() + [f"option {key!r} has no effect: {_why(key)}" for key in others]
+
+    def _beyond_the_manual(self) -> list[str]:
+        rdma = (
+            ("rdma_traffic_class", rules.TRAFFIC_CLASSES, "a multiple of 4 in [0, 255]"),
+            ("rdma_service_level", rules.SERVICE_LEVELS, "in [0, 7]"),
+        )
+        given = [(name, getattr(self, name), allowed, rule) for name, allowed, rule in rdma]
+        return [
+            f"{name} has no effect: it is {value}, and has to be {rule}"
+            for name, value, allowed, rule in given
+            if value is not None and value not in allowed
+        ]
 
     @property
     def options(self) -> dict[str, str]:
@@ -281,7 +292,7 @@ class LLMConfig(BaseModel):
         """The configuration behind an option dictionary; keys are compared without case.
 
         Options that are absent have their defaults, so that ``llm.LocalCommRes`` and ``llm.TransferBackend`` find both
-        modes on unless they were switched off. Keys that are not known and begin with ``ge.`` go to ``ge_options``.
+        modes on unless they were switched off. Other keys of ``ge.`` and ``llm.`` go to ``ge_options``.
 
         Raises:
             TypeError: not a dictionary of strings.
@@ -390,13 +401,20 @@ _OPTIONS: Final = (
 _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _NUMBER))}
 
 
+def _why(key: str) -> str:
+    """Why an option without an attribute changes nothing."""
+    return "there is no graph engine here" if key.lower().startswith("ge.") else "it is not known here"
+
+
 def _engine_key(key: str) -> str:
-    """A key that stands for no attribute: the engine's own.
+    """A key that stands for no attribute: the vendor's own.
 
     Raises:
-        ParamInvalid: it is not one of the engine's either.
+        ParamInvalid: it does not begin as the vendor's do.
     """
-    if not key.lower().startswith("ge."):
+    if not key.lower().startswith(rules.VENDORS):
         known = ", ".join(sorted(option.key for option in _BY_KEY.values()))
-        raise ParamInvalid(f"option {key!r} is not known", hint=f"known are {known}, and all that begin with 'ge.'")
+        raise ParamInvalid(
+            f"option {key!r} is not known", hint=f"known are {known}, and all that begin with 'ge.' or 'llm.'"
+        )
     return key

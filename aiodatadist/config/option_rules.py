@@ -39,6 +39,15 @@ HUGE_PAGE: Final = 2 << 20
 DEVICE_KEYS: Final = ("ge.exec.deviceid", "ge.session_device_id")
 """Entries of ``ge_options``, in lower case, that say what ``device_id`` says."""
 
+VENDORS: Final = ("ge.", "llm.")
+"""How the vendor's keys begin, in lower case."""
+
+TRAFFIC_CLASSES: Final = range(0, 256, 4)
+"""What ``rdma_traffic_class`` may be at HCCL. Any other uint32 is kept, and has no effect."""
+
+SERVICE_LEVELS: Final = range(8)
+"""The same for ``rdma_service_level``."""
+
 Check = Callable[[Any], Any]
 
 
@@ -88,6 +97,16 @@ def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None
         return value
 
     return check
+
+
+def uint32(name: str) -> Check:
+    """Any uint32."""
+    return lambda value: checks.integer(value, name, checks.UINT32)
+
+
+def known(value: int | None, allowed: range) -> int | None:
+    """What HCCL is told: the value, or None where it is beyond the manual's range."""
+    return value if value in allowed else None
 
 
 def share(name: str) -> Check:
@@ -143,7 +162,7 @@ def secret(value: Any) -> SecretBytes | None:
 def ge_options(value: Any) -> dict[str, str]:
     """A dict of str to str, copied; None is an empty one.
 
-    All keys begin with ``ge.``; what begins otherwise has an attribute of its own, or is not known. A device, and the
+    All keys begin with ``ge.`` or ``llm.``, as the vendor's do, whether they are known here or not. A device, and the
     pool size ``ge.flowGraphMemMaxSize`` in bytes, are digits.
     """
     given = checks.instance({} if value is None else value, "ge_options", Mapping)
@@ -152,8 +171,8 @@ def ge_options(value: Any) -> dict[str, str]:
     for key, entry in entries.items():
         lower = checks.instance(key, "a key of ge_options", str).lower()
         checks.instance(entry, f"ge_options[{key!r}]", str)
-        if not lower.startswith("ge."):
-            raise ParamInvalid(f"ge_options has {key!r}: its keys have to begin with 'ge.'", hint="set the attribute")
+        if not lower.startswith(VENDORS):
+            raise ParamInvalid(f"ge_options has {key!r}: its keys have to begin with 'ge.' or 'llm.'")
         if lower == "ge.flowgraphmemmaxsize" and not (entry.isascii() and entry.isdecimal()):
             raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be digits only, in bytes")
         if lower in DEVICE_KEYS:
