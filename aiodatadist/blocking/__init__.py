@@ -8,6 +8,8 @@ The engine is the awaitable one, on an event loop in a thread that the first ``L
         finish(ended.tag, ended.failed_blocks())
 
 ``python -m aiodatadist.blocking run script.py`` runs a script that imports ``llm_datadist``, unchanged.
+
+Warnings are one line each on stderr, unless the script configured logging.
 """
 
 from aiodatadist.blocking.cache_manager import CacheManager
@@ -15,6 +17,7 @@ from aiodatadist.blocking.cache_task import CacheTask
 from aiodatadist.blocking.config import LLMConfig, LlmConfig
 from aiodatadist.blocking.datadist import LLMDataDist
 from aiodatadist.blocking.kv_cache_manager import KvCacheManager
+from aiodatadist.blocking.last_resort import install as _show_warnings
 from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
 from aiodatadist.blocking.model import LLMModel
 from aiodatadist.blocking.stats import Stats
@@ -38,6 +41,8 @@ from aiodatadist.values.descriptors import (
     Status,
 )
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+
+_show_warnings()
 
 __all__ = [
     "BlocksCacheKey",

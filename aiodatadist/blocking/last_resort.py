@@ -1,0 +1,52 @@
+"""Warnings of a script that did not configure logging: one line each on stderr, as Python's last-resort handler does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+
+class LastResort(logging.Handler):
+    """Writes warnings and errors to stderr while no other handler would see them. Tracebacks are left out.
+
+    The package's NullHandler keeps Python's own last resort silent, which is right for a library; a script's user would never
+    see why something is slow, lost or without effect.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is None or self._is_configured(record.name):
+            return
+        try:
+            sys.stderr.write(one_line(record) + "\n")
+        except Exception:
+            self.handleError(record)
+
+    def _is_configured(self, name: str) -> bool:
+        """A logger that the record reaches has a handler of the script's."""
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None:
+            if any(not isinstance(each, (logging.NullHandler, LastResort)) for each in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+def one_line(record: logging.LogRecord) -> str:
+    """The message, and the exception without its traceback."""
+    text = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        text += f": {type(error).__name__}: {error}"
+    return " ".join(text.split("\n"))
+
+
+_handler: Final = LastResort()
+
+
+def install() -> None:
+    """For all loggers of the package; again: nothing."""
+    logging.getLogger("aiodatadist").addHandler(_handler)
