@@ -322,7 +322,8 @@ static void fence(ring_stream *on, program *p)
 {
     p->window_start = p->issued;
     p->window_ranges = 0;
-    if (!p->on_stream || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes) {
+    bool is_unproven = p->windows >= WINDOWS_UNPROVEN || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes;
+    if (!p->on_stream || is_unproven) {
         drain(on, p);
     } else if (check(on, p, on->driver.record_event(on->window[p->windows % WINDOWS], on->stream))) {
         p->windows++;

@@ -55,9 +55,28 @@ TEST(test_bytes_of_a_window_whose_copy_failed_are_not_counted)
     }
 }
 
+/* Windows are full by their number of ranges, too: 64 of them here, and few bytes. */
+TEST(test_a_copy_that_failed_in_a_long_program_of_small_ranges_is_told_after_some_windows)
+{
+    enum { WINDOW_RANGES = 128, SOME = 16 + 3 };
+    fake_reset();
+    fake.bad_copy = 1;
+    ring *r = open_ring(4, 1 << 20, 0, PATIENCE_MS);
+    script s = { 0 };
+    for (int step = 0; step < SCRIPT_STEPS; step++)
+        script_copy(&s, 1, SCRIPT_RANGES, 8);
+    CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
+    ring_completion done = next_completion(r);
+    CHECK_EQ(done.state, RING_FAILED);
+    CHECK_EQ(done.bytes, 0);
+    CHECK(fake.copies <= SOME * WINDOW_RANGES);
+    close_ring(r);
+}
+
 int main(void)
 {
     RUN(test_layer_whose_copy_failed_is_never_said_to_have_landed);
     RUN(test_bytes_of_a_window_whose_copy_failed_are_not_counted);
+    RUN(test_a_copy_that_failed_in_a_long_program_of_small_ranges_is_told_after_some_windows);
     return check_done();
 }
