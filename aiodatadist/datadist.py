@@ -362,17 +362,19 @@ class LLMDataDist:
 
         Returns:
             The last failure, or success; and one status per peer, in order. Failures of single links are not raised; the
-            log has their reasons. ``(LLM_PARAM_INVALID, [])`` for an empty list.
+            log has their reasons. ``LLM_PARAM_INVALID`` for a peer that has not exactly one address; and
+            ``(LLM_PARAM_INVALID, [])`` for an empty list.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
+            TypeError, ValueError, ParamInvalid: another argument is wrong. Nothing was started.
         """
         engine, seconds = self._running_here(), _seconds(timeout)
-        addresses = [_address(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
-        ids = [_cluster_id(info) for info in clusters]
-        return await self._for_each(
-            [partial(engine.link_in_attempts, address, i, seconds) for address, i in zip(addresses, ids, strict=True)]
-        )
+        ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+
+        async def link(info: LLMClusterInfo, cluster_id: int) -> None:
+            await engine.link_in_attempts(_address(info), cluster_id, seconds)
+
+        return await self._for_each([partial(link, info, i) for info, i in zip(clusters, ids, strict=True)])
 
     async def unlink_clusters(
         self,

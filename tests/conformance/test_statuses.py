@@ -266,6 +266,15 @@ async def test_llm_processing_link_is_the_status_of_an_attempt_during_another(ca
         assert said in caplog.messages
 
 
+async def test_a_peer_without_one_address_is_a_status_and_the_others_are_linked() -> None:
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        nowhere, two = LLMClusterInfo(7), cluster_info(prompt)
+        two.append_remote_ip_info("127.0.0.1", 1)
+        param_invalid = LLMStatusCode.LLM_PARAM_INVALID
+        found = await decoder.datadist.link_clusters([nowhere, two, cluster_info(prompt)])
+        assert found == (param_invalid, [param_invalid, param_invalid, LLMStatusCode.LLM_SUCCESS])
+
+
 async def test_llm_link_failed_names_the_address_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     async with open_cluster(2) as cluster:
         status = LLMStatusCode.LLM_LINK_FAILED
