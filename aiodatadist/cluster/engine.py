@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any, Protocol
@@ -139,6 +140,7 @@ class Engine:
         self._links: dict[int, Link] = {}
         self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
         self._linked = Signal()
+        self._coming: Counter[int] = Counter()  # links that these clusters are making with us
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
@@ -352,10 +354,15 @@ class Engine:
         Raises LinkError: there is no link. The caller discards what there is of it.
         """
 
-        def admit(peer: Hello) -> None:
-            self._admit(peer, handshake.side)
+        comes_from: list[int] = []
+
+        async def admit(peer: Hello) -> None:
             if client is not None:
                 client.is_known()
+            await self._admit(peer, handshake.side)
+            if client is not None:
+                comes_from.append(peer.cluster_id)
+                self._coming[peer.cluster_id] += 1
 
         self._opening += 1
         try:
@@ -365,25 +372,21 @@ class Engine:
                 raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
         finally:
             self._opening -= 1
+            self._coming.subtract(comes_from)
+            self._linked.wake()  # or it will not be
 
-    def _admit(self, peer: Hello, side: Side) -> None:
-        """Decide whether a peer may have a link with us now."""
-        old = self._links.get(peer.cluster_id)
-        if old is not None and old.is_ready and old.instance == peer.instance:
-            raise LinkError(
-                f"cluster {peer.cluster_id} is linked already",
-                status_code=LLMStatusCode.LLM_ALREADY_LINK,
-                hint="use that link, or unlink_clusters() first",
-            )
+    async def _admit(self, peer: Hello, side: Side) -> None:
+        """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
+        smaller id goes first: its own attempt has ended before it answers the other."""
+        self._check_not_linked(peer.cluster_id, peer.instance)
         if len(self._links) + self._opening > MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
             )
-        if side == "server" and peer.cluster_id in self._attempts and self.cluster_id < peer.cluster_id:
-            raise LinkError(
-                f"clusters {self.cluster_id} and {peer.cluster_id} link to each other at the same time: ours goes first",
-                status_code=LLMStatusCode.LLM_ALREADY_LINK,
-            )
+        attempt = self._attempts.get(peer.cluster_id)
+        if side == "server" and attempt is not None and self.cluster_id < peer.cluster_id:
+            await attempt.settled.wait()
+            self._check_not_linked(peer.cluster_id, peer.instance)
 
     def _file(self, link: Link) -> None:
         """A link became ready. One that it replaces is dropped."""
@@ -420,13 +423,7 @@ class Engine:
         Raises:
             LinkError: no link was made.
         """
-        existing = self._links.get(cluster_id)
-        if existing is not None and existing.is_ready:
-            raise LinkError(
-                f"cluster {cluster_id} is linked already",
-                status_code=LLMStatusCode.LLM_ALREADY_LINK,
-                hint="use that link, or unlink_clusters() first",
-            )
+        self._check_not_linked(cluster_id)
         if cluster_id in self._attempts:
             raise LinkError(
                 f"a link to cluster {cluster_id} is being made",
@@ -448,6 +445,16 @@ class Engine:
             raise attempt.error
         self._refusals.pop(cluster_id, None)
 
+    def _check_not_linked(self, cluster_id: int, instance: str | None = None) -> None:
+        """``instance``: a link to another one of that cluster is out of date."""
+        existing = self._links.get(cluster_id)
+        if existing is not None and existing.is_ready and instance in {None, existing.instance}:
+            raise LinkError(
+                f"cluster {cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
+
     async def _client(
         self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt, key: bytes | None
     ) -> None:
@@ -456,7 +463,7 @@ class Engine:
         try:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
-                link = await self._ask(address, cluster_id, timeout, key)
+                link = await self._ask_in_turn(address, cluster_id, timeout, key)
         except LinkError as error:
             attempt.error = error
         except Exception as error:
@@ -478,6 +485,19 @@ class Engine:
         if old is not None:
             with anyio.move_on_after(seconds):
                 await old.wait_closed()
+
+    async def _ask_in_turn(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+        """Not while the peer makes a link with us; if none comes of that we ask. Where the peer says that there is a link,
+        its half may have been ready before ours: no caller is told of a link that it cannot use yet."""
+        while True:
+            while self._coming[cluster_id]:
+                await self._linked.wait()
+            self._check_not_linked(cluster_id)
+            try:
+                return await self._ask(address, cluster_id, timeout, key)
+            except LinkError as error:
+                if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._coming[cluster_id]:
+                    raise
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         link = Link(Wire(await self._connect(address)), self.device, self.transport, self)

@@ -108,7 +108,7 @@ class Link(Session):
         handshake: Handshake,
         connect: Connect | None,
         first: Message | None,
-        admit: Callable[[Hello], None],
+        admit: Callable[[Hello], Awaitable[None]],
         attach: Callable[[str], Awaitable[None]] | None,
     ) -> None:
         """Agree with the peer and open the channel. The caller sets the deadline.
@@ -122,10 +122,10 @@ class Link(Session):
             LinkError: it cannot be; the peer was told, if it was our doing.
         """
 
-        def met(peer: Hello) -> None:
+        async def met(peer: Hello) -> None:
             self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
             self._names = (handshake.me, peer.cluster_id)
-            admit(peer)
+            await admit(peer)
 
         link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)

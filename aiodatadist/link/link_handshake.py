@@ -36,10 +36,16 @@ async def refuse(wire: Wire, error: LinkError) -> None:
 
 
 class LinkHandshake:
-    """One handshake over a connection. ``admit`` is called with the peer's hello as soon as it is proved; it may raise."""
+    """One handshake over a connection. ``admit`` is called with the peer's hello as soon as it is proved; it may
+    wait, and raise."""
 
     def __init__(
-        self, handshake: Handshake, wire: Wire, channels: Channels, transport: Transport, admit: Callable[[Hello], None]
+        self,
+        handshake: Handshake,
+        wire: Wire,
+        channels: Channels,
+        transport: Transport,
+        admit: Callable[[Hello], Awaitable[None]],
     ) -> None:
         self._handshake = handshake
         self._wire = wire
@@ -99,7 +105,7 @@ class LinkHandshake:
             answers = self._handshake.receive(message)
             agreed = self._handshake.agreed
             if agreed is not None:
-                self._admit(agreed[0])
+                await self._admit(agreed[0])
                 self._wire.trust()
             await self._wire.send(*answers)
             if agreed is not None:
