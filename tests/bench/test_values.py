@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from pydantic import ValidationError
 
@@ -9,6 +11,7 @@ from aiodatadist.cli.bench.compare import compared, verdict
 from aiodatadist.cli.bench.figures import Latencies, Row, Spread, Window, percentile
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist.cli.bench.options import BenchOptions
+from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import aligned, table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
@@ -136,6 +139,21 @@ def test_wrong_bytes_are_seen_in_the_table() -> None:
     assert line[head.index("Check")] == "WRONG"
     assert "B/W (GB/Sec)" in head
     assert len({len(text) for text in aligned([head, line])}) == 1
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
+    looks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: looks)
+    with open_progress(2) as progress:
+        progress.begin(case())
+        progress.end([row(8.0), row(4.0).model_copy(update={"by": "nixl"})])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("1 of 2: pull pool 1MiB 8.0" in shown.err) is not looks
+    assert ("1/2" in shown.err) is looks
+    assert looks or "nixl 3.99" in shown.err
 
 
 def test_reports_are_compared_row_by_row() -> None:
