@@ -208,6 +208,15 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_starts(
     assert shown.out == ""
 
 
+def test_a_disk_that_is_full_costs_no_figures() -> None:
+    done = bench(*SHORT, "4KiB", "--json", "/dev/full")
+    assert done.returncode == 1
+    assert " 4096 " in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("aiodatadist: ")
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_owner_that_is_not_there() -> None:
     done = bench("--role", "decode", "--peer", "127.0.0.1:1", *SHORT, "4KiB")
     assert done.returncode == 1

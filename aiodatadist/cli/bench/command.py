@@ -146,15 +146,22 @@ def _line(error: Exception) -> str:
 
 
 def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
-    if options.json is not None:
-        text = report.model_dump_json(indent=1) + "\n"
-        if str(options.json) == "-":
-            print(text, end="")
-            return
-        options.json.write_text(text, encoding="utf-8")
-    print("\n".join(lines(report)))
+    """The table first: what follows may fail, and what was measured is not lost then.
+
+    Raises:
+        CommandError: a file cannot be written.
+    """
+    text = report.model_dump_json(indent=1) + "\n"
+    if str(options.json) == "-":
+        print(text, end="")
+    else:
+        print("\n".join(lines(report)))
     if old is not None and report.rows:
-        print()
-        print("\n".join(aligned(compared(old.rows, report.rows))))
-    if options.plot is not None and report.rows:
-        draw(report, options.plot)
+        print("\n" + "\n".join(aligned(compared(old.rows, report.rows))))
+    try:
+        if options.json is not None and str(options.json) != "-":
+            options.json.write_text(text, encoding="utf-8")
+        if options.plot is not None and report.rows:
+            draw(report, options.plot)
+    except OSError as error:
+        raise CommandError(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}") from error
