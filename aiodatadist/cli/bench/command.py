@@ -152,14 +152,15 @@ def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -
         CommandError: a file cannot be written.
     """
     text = report.model_dump_json(indent=1) + "\n"
-    if str(options.json) == "-":
+    is_for_machines = str(options.json) == "-"
+    if is_for_machines:
         print(text, end="")
     else:
         print("\n".join(lines(report)))
-    if old is not None and report.rows:
-        print("\n" + "\n".join(aligned(compared(old.rows, report.rows))))
+        if old is not None and report.rows:
+            print("\n" + "\n".join(aligned(compared(old.rows, report.rows))))
     try:
-        if options.json is not None and str(options.json) != "-":
+        if options.json is not None and not is_for_machines:
             options.json.write_text(text, encoding="utf-8")
         if options.plot is not None and report.rows:
             draw(report, options.plot)
