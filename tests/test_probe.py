@@ -185,9 +185,13 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
         try:
             assert far.stdout is not None
             address = far.stdout.readline().removeprefix("listening on ").partition(",")[0]
+            host, _, port = address.rpartition(":")
+            silent = [socket.create_connection((host, int(port))) for _ in range(5)]  # they keep no caller waiting
             asked = command("--peer", address, "--step", "11", "--step", "19", "--json", str(tmp_path / "report.json"))
             done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+            for each in silent:
+                each.close()
             other = tmp_path / "other"
             other.write_text("another")
             refused = subprocess.run(

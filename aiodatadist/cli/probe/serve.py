@@ -1,6 +1,7 @@
 """``aiodatadist doctor --serve [HOST:]PORT --device N``: the far end of a probe that runs on another host.
 
-One step at a time, each in a child process that ends with its connection.
+One step at a time, each in a child process that ends with its connection. Callers are greeted side by side: one that connects
+and says nothing keeps no other one waiting.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import select
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +21,8 @@ from aiodatadist.cli.probe.hide import Hider
 from aiodatadist.cli.probe.meeting import key_for, welcome
 
 Say = Callable[[str], None]
+MAX_CALLERS = 64
+"""Connections at a time; further ones wait in the listener's queue."""
 
 
 def serve(host: str, port: int, order: dict[str, Any], say: Say) -> None:
@@ -28,22 +32,38 @@ def serve(host: str, port: int, order: dict[str, Any], say: Say) -> None:
         PermissionError: ``host`` is not of this host alone, and there is no key.
         OSError: it cannot listen there.
     """
-    key = key_for(host)
+    key, turn, room = key_for(host), threading.Lock(), threading.BoundedSemaphore(MAX_CALLERS)
     with socket.create_server((host, port)) as listener:
         say(f"listening on {host}:{listener.getsockname()[1]}, device {order['device']}; end it with Ctrl-C")
         while True:
             link, _ = listener.accept()
-            with link:
-                serve_one(link, key, order, say)
+            room.acquire()
+            threading.Thread(target=_greet, args=(link, key, order, turn, room, say), daemon=True).start()
 
 
-def serve_one(link: socket.socket, key: bytes, order: dict[str, Any], say: Say) -> None:
-    """One step."""
+def _greet(
+    link: socket.socket, key: bytes, order: dict[str, Any], turn: threading.Lock, room: threading.Semaphore, say: Say
+) -> None:
+    """In a thread for each caller; its child dies with this process."""
+    try:
+        with link:
+            serve_one(link, key, order, turn, say)
+    finally:
+        room.release()
+
+
+def serve_one(link: socket.socket, key: bytes, order: dict[str, Any], turn: threading.Lock, say: Say) -> None:
+    """One step, when it is its turn."""
     try:
         limit = welcome(link, key, Hider().this_host())
     except OSError as error:
         say(f"a caller was refused: {error}")
         return
+    with turn:
+        _step(link, limit, order, say)
+
+
+def _step(link: socket.socket, limit: float, order: dict[str, Any], say: Say) -> None:
     child = start({**order, "step": "far"}, link)
     with ending(child), ThreadPoolExecutor(1) as reader:
         reading = reader.submit(wait, child, limit + GRACE)
