@@ -190,6 +190,8 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
             asked = command("--peer", address, "--step", "11", "--step", "19", "--json", str(tmp_path / "report.json"))
             done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+            report = Report.model_validate_json((tmp_path / "report.json").read_text())
+            assert [each.outcome.verdict for each in report.steps] == ["as expected"] * 3, done.stdout
             for each in silent:
                 each.close()
             other = tmp_path / "other"
