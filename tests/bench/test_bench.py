@@ -20,7 +20,6 @@ from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.workload import MemoryKind, Op
-from tests import vendor_names
 from tests.strict.marks import any_memory
 
 SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "--windows", "2", "--block")
@@ -79,21 +78,6 @@ def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
     assert again.stdout.count("gone") == 8
 
 
-@pytest.mark.parametrize("strict", ["hccs", "roce"])
-def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> None:
-    """As on an NPU: the blocks are filled and looked at through pinned memory, and there is no memcpy beside them."""
-    vendor_names.install(tmp_path)
-    vendor_names.install_tool(tmp_path)
-    done = bench(
-        *SHORT, "64KiB", "--op", "pull,push,layered,copy", "--json", "-", env=vendor_names.environment(tmp_path, strict)
-    )
-    assert done.returncode == 0, done.stderr
-    report = BenchReport.model_validate_json(done.stdout)
-    assert report.ran.runtime == "ascend"
-    assert [row.wrong for row in report.rows] == [[]] * 4
-    assert [row.of_memcpy for row in report.rows] == [None] * 4
-
-
 def test_layered_on_uvloop_and_inside_one_process() -> None:
     for more in (["--loop", "uvloop"], ["--transport", "loopback"]):
         done = bench(*SHORT, "64KiB", "--op", "layered", "--json", "-", *more)
@@ -131,7 +115,7 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
             "4KiB,8KiB,16KiB",
         ]
         with subprocess.Popen(
-            [*command, "--seconds", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as decode:
             assert decode.stderr is not None
             assert decode.stderr.readline().startswith("1 of 3: pull pool 4KiB")

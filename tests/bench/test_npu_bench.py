@@ -1,0 +1,27 @@
+"""``aiodatadist bench`` on softnpu under the vendor's names: memory that the host cannot address, as on NPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiodatadist.cli.bench.report import BenchReport
+from tests import vendor_names
+from tests.bench.test_bench import SHORT, bench
+from tests.strict.marks import STRICT
+
+
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
+def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> None:
+    """As on an NPU: the blocks are filled and looked at through pinned memory, and there is no memcpy beside them."""
+    vendor_names.install(tmp_path)
+    vendor_names.install_tool(tmp_path)
+    done = bench(
+        *SHORT, "64KiB", "--op", "pull,push,layered,copy", "--json", "-", env=vendor_names.environment(tmp_path, strict)
+    )
+    assert done.returncode == 0, done.stderr
+    report = BenchReport.model_validate_json(done.stdout)
+    assert report.ran.runtime == "ascend"
+    assert [row.wrong for row in report.rows] == [[]] * 4
+    assert [row.of_memcpy for row in report.rows] == [None] * 4
