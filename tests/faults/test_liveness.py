@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -247,8 +247,8 @@ class Peer:
     async def fault(self, spec: str) -> None:
         soft_fault(spec)
 
-    async def push_for_ever(self, model_id: int) -> None:
-        """Returns when it has begun."""
+    async def push_for_ever(self, model_id: int) -> str | None:
+        """Returns when it has begun, or what ended it before."""
         begun = anyio.Event()
 
         async def push() -> None:
@@ -258,8 +258,7 @@ class Peer:
                 )
                 begun.set()
 
-        self._pushing = asyncio.create_task(push())
-        await begun.wait()
+        return await self._has_begun(push(), begun)
 
     async def push_failed(self) -> str:
         """What ended it; and that no further push can be started."""
@@ -277,8 +276,8 @@ class Peer:
 
         self._pushing = asyncio.create_task(pull())
 
-    async def pull_checked(self, model_id: int, value: int) -> None:
-        """Pull for ever; every byte has to have this value each time. Returns when it has begun."""
+    async def pull_checked(self, model_id: int, value: int) -> str | None:
+        """Pull for ever; every byte has to have this value each time. Returns when it has begun, or what ended it."""
         begun = anyio.Event()
         memory = np.frombuffer(self._cluster.memory(self._cache).view(), np.uint8)
 
@@ -290,8 +289,13 @@ class Peer:
                 begun.set()
                 assert (memory == value).all(), "a pull succeeded with wrong bytes"
 
-        self._pushing = asyncio.create_task(pull())
+        return await self._has_begun(pull(), begun)
+
+    async def _has_begun(self, moving: Coroutine[Any, Any, None], begun: anyio.Event) -> str | None:
+        self._pushing = asyncio.create_task(moving)
+        self._pushing.add_done_callback(lambda _: begun.set())
         await begun.wait()
+        return repr(self._pushing.exception()) if self._pushing.done() else None
 
     async def unlinked(self, cluster_id: int) -> str:
         """Until that link is gone."""

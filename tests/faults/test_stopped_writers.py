@@ -167,7 +167,7 @@ class Scene:
         """The cache into which it wrote; its link is gone by now."""
         cache = await self.memory.lend()
         if self.one_sided:
-            await self.peer.ask("push_for_ever", LENT)
+            assert await self.peer.ask("push_for_ever", LENT) is None
             await anyio.sleep(delay)
             self.peer.send(signal.SIGSTOP)
         else:
@@ -329,7 +329,7 @@ async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_anothe
             for array in cluster.datadist.cache_manager.arrays(cache):
                 array[:] = 0x11
             del array
-            await peer.ask("pull_checked", LENT, 0x11)
+            assert await peer.ask("pull_checked", LENT, 0x11) is None
             await anyio.sleep(number * 0.002_3)
             peer.send(signal.SIGSTOP)
             await gone(cluster)
