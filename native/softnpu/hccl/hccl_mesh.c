@@ -145,7 +145,7 @@ static HcclResult try_to_join(hccl_comm *comm, const hccl_wait *wait, uint32_t r
     int fd = hccl_socket_connect(&comm->key, rank);
     if (fd >= 0)
         return greet(comm, wait, rank, fd);
-    bool not_yet = errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
+    bool not_yet = errno == ECONNREFUSED || errno == ENOENT || errno == EAGAIN || errno == EINTR || errno == ECONNRESET;
     return not_yet ? HCCL_E_AGAIN : HCCL_E_SYSCALL;
 }
 

@@ -1,23 +1,14 @@
-/* Where ranks meet: sockets in the abstract namespace. No file is left behind, no process outside the machine can reach them,
- * and only processes of our own user are talked to.                                                                    */
+/* Where ranks meet: sockets that no process outside the machine can reach, and that talk only to processes of our own user. */
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include "hccl_soft.h"
+#include "rendezvous.h"
 
 static socklen_t address_of(const hccl_key *key, uint32_t rank, struct sockaddr_un *address)
 {
-    memset(address, 0, sizeof *address);
-    /* the name starts after a NUL byte: that is what makes it abstract */
-    address->sun_family = AF_UNIX;
-    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-hccl.%u.%016llx%016llx.%u",
-                          geteuid(),
-                          (unsigned long long)key->word[0], (unsigned long long)key->word[1], rank);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    return soft_rendezvous(address, "softnpu-hccl.%u.%016llx%016llx.%u", geteuid(), (unsigned long long)key->word[0],
+                           (unsigned long long)key->word[1], rank);
 }
 
 static int close_keeping_errno(int fd)
@@ -35,7 +26,7 @@ int hccl_socket_listen(const hccl_key *key, uint32_t rank)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
-    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, HCCL_RANKS_MAX))
+    if (soft_rendezvous_bind(fd, &address, length, SOCK_SEQPACKET) || listen(fd, HCCL_RANKS_MAX))
         return close_keeping_errno(fd);
     return fd;
 }

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 #include <unistd.h>
+#include "rendezvous.h"
 
 enum { LISTENERS = 16, TOKEN_BITS = 38, NUMBER_BITS = 4, ANSWER_MS = 5000 };
 
@@ -44,10 +44,7 @@ aclError soft_key_parse(const char *text, uint64_t *key)
 
 static socklen_t address_of(int32_t pid, unsigned number, struct sockaddr_un *address)
 {
-    memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;                          /* abstract (a zero first): gone with its process, no file to clean up */
-    int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "softnpu-%d-%u", pid, number);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    return soft_rendezvous(address, "softnpu-%d-%u", pid, number);
 }
 
 int soft_share_listen(unsigned *number)
@@ -56,7 +53,7 @@ int soft_share_listen(unsigned *number)
     int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     for (*number = 0; socket_fd >= 0 && *number < LISTENERS; ++*number) {  /* a number is taken while an older server goes away */
         socklen_t length = address_of(getpid(), *number, &address);
-        if (!bind(socket_fd, (struct sockaddr *)&address, length) && !listen(socket_fd, 64))
+        if (!soft_rendezvous_bind(socket_fd, &address, length, SOCK_SEQPACKET) && !listen(socket_fd, 64))
             return socket_fd;
     }
     if (socket_fd >= 0)
