@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
+from aiodatadist.context_caching.ems.argument_names import upstreams_names
 from aiodatadist.context_caching.ems.future import CcFuture
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
@@ -191,7 +192,8 @@ class _Client:
         begun: list[CcFuture] = []
 
         async def start(cache: ContextCache) -> CcFuture:
-            begun.append(CcFuture(self._thread, begin(cache)))
+            with upstreams_names():
+                begun.append(CcFuture(self._thread, begin(cache)))
             return begun[0]
 
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiodatadist.concurrency.loop_thread import LOOK_UP_SECONDS, LoopThread
 from aiodatadist.concurrency.outlast import outlast_future
+from aiodatadist.context_caching.ems.argument_names import upstreams_names
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS, BlockTransfer
@@ -78,7 +79,8 @@ class CcFuture:
 
     def _outcome(self) -> CcResult:
         try:
-            return self._transfer.result()
+            with upstreams_names():
+                return self._transfer.result()
         except asyncio.CancelledError:
             raise EmsInternalError("the transfer was cancelled: by cancel(), or by Ems.shutdown()") from None
 

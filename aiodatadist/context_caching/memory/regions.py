@@ -99,9 +99,7 @@ class SlotMemory(Memory):
                 raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
             return cls.chunked(layout, chunks, count)
         if slots is None or offsets is None:
-            raise EmsInvalidArgument(
-                "slots (slot_mapping) or offsets are missing: give both, or chunks (chunk_descs) instead"
-            )
+            raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
         return cls.mapped(layout, slots, offsets, count)
 
     @classmethod
