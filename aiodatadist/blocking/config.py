@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from aiodatadist import legacy
 from aiodatadist.config import llm_config as config
 from aiodatadist.config import option_rules as rules
 from aiodatadist.errors import ParamInvalid
@@ -16,7 +17,6 @@ _MODES: Final = {
     "enable_cache_manager": "llm.EnableCacheManager",
     "enable_remote_cache_accessible": "llm.EnableRemoteCacheAccessible",
 }
-_NEED_BOTH: Final = {"llm.localcommres", "llm.transferbackend"}
 KEY_FILE: Final = "AIODATADIST_AUTH_KEY_FILE"
 
 
@@ -45,7 +45,7 @@ LlmConfig = LLMConfig
 def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig:
     """What a cluster is initialised with.
 
-    In a dictionary a mode that is absent is off, unless another option needs it. The key for listening on a network, which
+    In a dictionary a mode that is absent is off, unless another option implies it. The key for listening on a network, which
     no dictionary has, is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names.
 
     Raises:
@@ -53,11 +53,7 @@ def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig
     """
     if isinstance(options, config.LLMConfig):
         return options
-    checks.instance(options, "options", dict)
-    given = {str(key).lower() for key in options}
-    absent = str(int(bool(given & _NEED_BOTH)))
-    modes = {key: absent for key in _MODES.values() if key.lower() not in given}
-    wanted = config.LLMConfig.from_options({**options, **modes})
+    wanted = legacy.LLMConfig.from_options(checks.instance(options, "options", dict))
     file = os.environ.get(KEY_FILE)
     if file:
         wanted.auth_key = _key_in(file)  # type: ignore[assignment]  # pydantic checks it, and makes a secret of it

@@ -25,15 +25,12 @@ DEFAULT_HEARTBEAT_MISSES = 3
 TransportName = Literal["hccl", "loopback"]
 
 WITHOUT_EFFECT: Final = {
-    "transfer_backend": "bytes travel as `transport` says; there is no HIXL engine here",
     "global_resource_config": "it is for the HIXL engine, which is not here",
     "deploy_res_path": "nothing is deployed to a device here",
     "cluster_info": "a cluster listens where listen_ip_info says, and is who its constructor says",
     "output_max_size": "outputs of a model runner may have any size",
 }
 """Options that a vendor's script may give, which are checked and kept, and the reasons why they change nothing."""
-
-_POOL_SIZE: Final = "ge.flowgraphmemmaxsize"
 
 _UNSET: Final[Any] = object()
 
@@ -77,7 +74,7 @@ class LLMConfig(BaseModel):
     default; so is an empty text, but for ``local_comm_res``.
 
     Attributes:
-        device_id: the device of this cluster.
+        device_id: the device of this cluster. A list is kept, and refused by ``init`` when it has several.
         listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. Also ``listen``.
         sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
         enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
@@ -93,13 +90,16 @@ class LLMConfig(BaseModel):
             None, and a warning at ``init`` says so.
         ge_options: further options of the engine; their keys begin with ``ge.`` or ``llm.``. A device named here becomes
             ``device_id``, unless that was set; ``ge.flowGraphMemMaxSize`` is the KvCacheManager mode's pool. Others have no
-            effect, and a warning at ``init`` names them.
+            effect, and a warning at ``init`` names them. Entries that stand for an attribute count as its value in
+            :meth:`generate_options`, unless the attribute was changed.
         enable_switch_role, mem_utilization, buf_pool_cfg: of the KvCacheManager mode: checked and kept, and of no
             consequence in the other one. ``mem_utilization`` is a share in [0, 1].
-        transfer_backend, global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give
-            them; they are checked and kept, have no effect, and a warning at ``init`` says why (``WITHOUT_EFFECT``).
-            ``transfer_backend`` is ``"hixl"``, and needs ``listen_ip_info`` and both modes on. Addresses in
-            ``cluster_info`` are kept as integers.
+        transfer_backend: ``"hixl"``: a link belongs to its initiator, see :meth:`LLMDataDist.link_clusters`. It needs
+            ``listen_ip_info`` and both modes on. Bytes travel as ``transport`` says all the same: there is no HIXL engine.
+        global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give them; they are
+            checked and kept, have no effect, and a warning at ``init`` says why (``WITHOUT_EFFECT``).
+            ``global_resource_config`` has to be JSON when ``init`` sees it. Addresses in ``cluster_info`` are kept as
+            integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
         heartbeat_interval: milliseconds between two signs of life on a link, 10 to 600000.
         heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
@@ -109,7 +109,7 @@ class LLMConfig(BaseModel):
 
     model_config = ConfigDict(validate_assignment=True, extra="forbid")
 
-    device_id: Annotated[int, BeforeValidator(rules.device_id)] = 0
+    device_id: Annotated[int | tuple[int, ...], BeforeValidator(rules.device_id)] = 0
     listen_ip_info: Annotated[str | None, optional(rules.text("listen_ip_info"))] = None
     sync_kv_timeout: Annotated[int, BeforeValidator(rules.milliseconds)] = DEFAULT_SYNC_KV_TIMEOUT
     enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = True
@@ -122,7 +122,7 @@ class LLMConfig(BaseModel):
     rdma_traffic_class: Annotated[int | None, optional(rules.uint32("rdma_traffic_class"))] = None
     rdma_service_level: Annotated[int | None, optional(rules.uint32("rdma_service_level"))] = None
     transfer_backend: Annotated[Literal["hixl"] | None, optional(rules.choice("transfer_backend", "hixl"))] = None
-    global_resource_config: Annotated[str | None, optional(rules.json_text("global_resource_config"))] = None
+    global_resource_config: Annotated[str | None, optional(rules.kept("global_resource_config"))] = None
     ge_options: Annotated[dict[str, str], BeforeValidator(rules.ge_options)] = Field(default_factory=dict)
     enable_switch_role: Annotated[bool, rules.flag("enable_switch_role")] = False
     mem_utilization: Annotated[float, BeforeValidator(rules.share("mem_utilization"))] = DEFAULT_MEM_UTILIZATION
@@ -217,11 +217,22 @@ class LLMConfig(BaseModel):
             )
         return host, port
 
+    @property
+    def device(self) -> int:
+        """The one device. Raises ParamInvalid: there are several."""
+        return rules.one_device(self.device_id)
+
+    @property
+    def links_have_owners(self) -> bool:
+        """A link belongs to its initiator, as with HIXL, instead of to both ends."""
+        return self.transfer_backend == "hixl"
+
     def check_mode(self) -> None:
         """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
 
         Raises:
-            ParamInvalid: ``local_comm_res`` or ``transfer_backend`` with a mode off, or that without ``listen_ip_info``.
+            ParamInvalid: ``local_comm_res`` or ``transfer_backend`` with a mode off, or that without ``listen_ip_info``;
+                several devices; a pool size that is no number; a ``global_resource_config`` that is no JSON.
             FeatureNotEnabled: ``enable_cache_manager`` is off.
         """
         self._check_combination()
@@ -231,7 +242,15 @@ class LLMConfig(BaseModel):
                 hint="use aiodatadist.legacy.LLMDataDist, or switch enable_cache_manager on",
             )
 
+    def check_kept(self) -> None:
+        """What is kept as it was given, and refused where a cluster is to have it. Raises ParamInvalid."""
+        rules.one_device(self.device_id)
+        rules.pool_size(self.ge_options)
+        if self.global_resource_config is not None:
+            rules.load(self.global_resource_config, "global_resource_config")
+
     def _check_combination(self) -> None:
+        self.check_kept()
         if self.local_comm_res is not None and not self.enable_cache_manager:
             raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it has to be 1, or absent")
         if self.transfer_backend is None:
@@ -241,7 +260,7 @@ class LLMConfig(BaseModel):
             ("llm.EnableRemoteCacheAccessible", self.enable_remote_cache_accessible),
         ):
             if not is_on:
-                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it has to be 1, or absent")
+                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it has to be 1")
         if not self.listen_ip_info:
             raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it has to be given")
 
@@ -249,7 +268,7 @@ class LLMConfig(BaseModel):
         """A line for each option that was given and changes nothing: its name, and the reason."""
         given = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
         lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
-        others = sorted(key for key in self.ge_options if key.lower() != _POOL_SIZE)
+        others = sorted(key for key in self.ge_options if key.lower() != rules.POOL_SIZE)
         return lines + self._beyond_the_manual() + [f"option {key!r} has no effect: {_why(key)}" for key in others]
 
     def _beyond_the_manual(self) -> list[str]:
@@ -276,15 +295,19 @@ class LLMConfig(BaseModel):
     def generate_options(self) -> dict[str, str]:
         """The option dictionary that ``LLMDataDist.init`` takes; a fresh one each time.
 
-        What is in ``ge_options`` comes first. Left out is what is not set, and what only this library knows or the
-        KvCacheManager mode may switch on, as long as it has its default. ``auth_key`` is never in it.
+        What is in ``ge_options`` comes first, and an attribute that was changed wins over it. Left out is what is not set,
+        and what only this library knows or the KvCacheManager mode may switch on, as long as it has its default. ``auth_key``
+        is never in it.
         """
         entries = dict(self.ge_options)
+        given = {_BY_KEY[key.lower()].field: key for key in entries if key.lower() in _BY_KEY}
         for option in _OPTIONS:
             value = getattr(self, option.field)
-            is_default = value == LLMConfig.model_fields[option.field].default
-            if value is not None and not (option.is_quiet and is_default):
-                entries[option.key] = option.kind.write(value)
+            is_default = value == type(self).model_fields[option.field].default
+            if value is None or (is_default and (option.is_quiet or option.field in given)):
+                continue
+            entries.pop(given.get(option.field, ""), None)
+            entries[option.key] = option.kind.write(value)
         return entries
 
     @classmethod
@@ -314,9 +337,9 @@ class LLMConfig(BaseModel):
                 others[_engine_key(key)] = text
                 continue
             value, first = option.read(key, text), spelling.setdefault(option.field, key)
-            if first != key and values[option.field] != value:
+            if first != key and not _agree(values[option.field], value):
                 raise ParamInvalid(f"option {key!r} is {text!r}: {first!r} is the same option with another value")
-            values[option.field] = value
+            values[option.field] = value if first == key else max(values[option.field], value)
         config = cls(**values, ge_options=others)
         config._check_combination()
         return config
@@ -333,6 +356,13 @@ class _Kind(NamedTuple):
     rule: str
 
 
+def _agree(one: object, other: object) -> bool:
+    """Both say the same; one may name only the first of the devices that the other names."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return all(a == b for a, b in zip(one, other, strict=False))
+    return one == other
+
+
 def _number(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,20}", text):
         raise ValueError(text)
@@ -345,7 +375,13 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _write_devices(value: int | Sequence[int]) -> str:
+    return str(value) if isinstance(value, int) else ";".join(map(str, value))
+
+
 _TEXT = _Kind(str, str, "text")
+_DEVICE = _Kind(rules.read_devices, _write_devices, "a number, or several joined by ';'")
+_FIRST_DEVICE = _Kind(rules.read_devices, lambda value: _write_devices(value).partition(";")[0], _DEVICE.rule)
 _NUMBER = _Kind(_number, str, "a number")
 _SHARE = _Kind(float, repr, "a number with a decimal point")
 _SWITCH = _Kind(_switch, lambda value: str(int(value)), "'0' or '1'")
@@ -372,8 +408,8 @@ class _Option(NamedTuple):
 
 
 _OPTIONS: Final = (
-    _Option("ge.exec.deviceId", "device_id", _NUMBER),
-    _Option("ge.session_device_id", "device_id", _NUMBER),
+    _Option("ge.exec.deviceId", "device_id", _DEVICE),
+    _Option("ge.session_device_id", "device_id", _FIRST_DEVICE),
     _Option("llm.listenIpInfo", "listen_ip_info"),
     _Option("llm.SyncKvCacheWaitTime", "sync_kv_timeout"),  # as text: its own rule is about digits
     _Option("llm.EnableCacheManager", "enable_cache_manager", _SWITCH),
@@ -398,11 +434,14 @@ _OPTIONS: Final = (
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
 )
 
-_BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _NUMBER))}
+_BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _DEVICE))}
 
 
 def _why(key: str) -> str:
     """Why an option without an attribute changes nothing."""
+    option = _BY_KEY.get(key.lower())
+    if option is not None:
+        return f"set {option.field} instead, or give the dictionary that generate_options() makes"
     return "there is no graph engine here" if key.lower().startswith("ge.") else "it is not known here"
 
 

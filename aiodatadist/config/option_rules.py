@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from reprlib import repr as shortened
@@ -39,6 +40,9 @@ HUGE_PAGE: Final = 2 << 20
 DEVICE_KEYS: Final = ("ge.exec.deviceid", "ge.session_device_id")
 """Entries of ``ge_options``, in lower case, that say what ``device_id`` says."""
 
+POOL_SIZE: Final = "ge.flowgraphmemmaxsize"
+"""The entry, in lower case, that says how large the pool of the KvCacheManager mode is."""
+
 VENDORS: Final = ("ge.", "llm.")
 """How the vendor's keys begin, in lower case."""
 
@@ -59,13 +63,25 @@ def optional(check: Check) -> BeforeValidator:
 # ---- numbers and words ----
 
 
-def device_id(value: Any) -> int:
-    """A device, or a list of exactly one: int32, at least 0."""
+def device_id(value: Any) -> int | tuple[int, ...]:
+    """A device, or a list of them: int32, at least 0. Several are refused later, by :func:`one_device`."""
     if isinstance(value, (list, tuple)):
         checks.sequence(value, "device_id", int)
-        if len(value) != 1:
+        if not value:
             raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
-        value = value[0]
+        devices = tuple(_device(device) for device in value)
+        return devices[0] if len(devices) == 1 else devices
+    return _device(value)
+
+
+def one_device(value: int | tuple[int, ...]) -> int:
+    """Raises ParamInvalid: these are several."""
+    if isinstance(value, tuple):
+        raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
+    return value
+
+
+def _device(value: Any) -> int:
     if checks.integer(value, "device_id", checks.INT32) < 0:
         raise ParamInvalid(f"device_id is {value}: it has to be at least 0")
     return int(value)
@@ -138,6 +154,11 @@ def choice(name: str, *allowed: str) -> Check:
     return check
 
 
+def kept(name: str) -> Check:
+    """Any str of at most 64 Ki characters, kept as it was given."""
+    return lambda value: characters(value, name, MAX_JSON)
+
+
 def text(name: str) -> Check:
     """A str; an empty one is the same as none."""
     return lambda value: checks.instance(value, name, str) or None
@@ -162,8 +183,8 @@ def secret(value: Any) -> SecretBytes | None:
 def ge_options(value: Any) -> dict[str, str]:
     """A dict of str to str, copied; None is an empty one.
 
-    All keys begin with ``ge.`` or ``llm.``, as the vendor's do, whether they are known here or not. A device, and the
-    pool size ``ge.flowGraphMemMaxSize`` in bytes, are digits.
+    All keys begin with ``ge.`` or ``llm.``, as the vendor's do, whether they are known here or not. A device is digits;
+    several are joined by ``;``.
     """
     given = checks.instance({} if value is None else value, "ge_options", Mapping)
     count_options(given, "ge_options")
@@ -173,10 +194,8 @@ def ge_options(value: Any) -> dict[str, str]:
         checks.instance(entry, f"ge_options[{key!r}]", str)
         if not lower.startswith(VENDORS):
             raise ParamInvalid(f"ge_options has {key!r}: its keys have to begin with 'ge.' or 'llm.'")
-        if lower == "ge.flowgraphmemmaxsize" and not (entry.isascii() and entry.isdecimal()):
-            raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be digits only, in bytes")
         if lower in DEVICE_KEYS:
-            _device_digits(key, entry)
+            device_id(_devices(key, entry))
     return entries
 
 
@@ -186,25 +205,48 @@ def count_options(entries: Mapping[Any, Any], name: str) -> None:
         raise ParamInvalid(f"{name} has {len(entries)} entries: the limit is {MAX_OPTIONS}")
 
 
-def take_device(entries: dict[str, str]) -> int | None:
-    """Remove the entries of ``ge_options`` that name a device, and return it.
+def take_device(entries: dict[str, str]) -> int | tuple[int, ...] | None:
+    """Remove the entries of ``ge_options`` that name a device, or several, and return it.
 
     Raises:
-        ParamInvalid: they name two.
+        ParamInvalid: one entry does not begin with the device of the other.
     """
     named = {key: entry for key, entry in entries.items() if key.lower() in DEVICE_KEYS}
-    devices = {_device_digits(key, entry) for key, entry in named.items()}
-    if len(devices) > 1:
+    lists = sorted((_devices(key, entry) for key, entry in named.items()), key=len)
+    if len(lists) > 1 and lists[0] != lists[-1][: len(lists[0])]:
         raise ParamInvalid(f"ge_options has {named}: exactly one device belongs to a process")
     for key in named:
         del entries[key]
-    return devices.pop() if devices else None
+    return device_id(lists[-1]) if lists else None
 
 
-def _device_digits(key: str, entry: str) -> int:
-    if not (entry.isascii() and entry.isdecimal() and len(entry) <= 10):
-        raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be the number of one device")
-    return device_id(int(entry))
+def _devices(key: str, entry: str) -> tuple[int, ...]:
+    try:
+        return read_devices(entry)
+    except ValueError:
+        raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be the number of a device") from None
+
+
+def read_devices(text: str) -> tuple[int, ...]:
+    """Numbers joined by ``;``. Raises ValueError: it is something else."""
+    numbers = text.split(";")
+    if not all(re.fullmatch(r"-?[0-9]{1,20}", number) for number in numbers):
+        raise ValueError(text)
+    return tuple(map(int, numbers))
+
+
+def pool_size(entries: Mapping[str, str]) -> int | None:
+    """``ge.flowGraphMemMaxSize`` in bytes, whatever the case of its letters; None: it is not there.
+
+    Raises:
+        ParamInvalid: it is not digits only.
+    """
+    for key, entry in entries.items():
+        if key.lower() == POOL_SIZE:
+            if not (entry.isascii() and entry.isdecimal()):
+                raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be digits only, in bytes")
+            return int(entry)
+    return None
 
 
 # ---- JSON ----
@@ -225,16 +267,6 @@ def characters(value: Any, name: str, limit: int) -> str:
     if len(text) > limit:
         raise ParamInvalid(f"{name} has {len(text)} characters: the limit is {limit}")
     return text
-
-
-def json_text(name: str) -> Check:
-    """JSON of any shape, kept as it was given."""
-
-    def check(value: Any) -> str:
-        load(value, name)
-        return str(value)
-
-    return check
 
 
 def local_comm_res(value: Any) -> str:

@@ -13,8 +13,11 @@ from aiodatadist.errors import ParamInvalid
 PAGE_SHIFT: Final = 10
 """Pages of 1 KiB: tensors begin at multiples of 512 bytes, as they do upstream."""
 
-_MODES: Final = ("llm.EnableCacheManager", "llm.EnableRemoteCacheAccessible")
-_IMPLY_MODES: Final = ("llm.localcommres", "llm.transferbackend")
+_IMPLIED_BY: Final = {
+    "llm.EnableCacheManager": {"llm.localcommres"},
+    "llm.EnableRemoteCacheAccessible": {"llm.localcommres", "llm.transferbackend"},
+}
+"""The modes, and other options, in lower case, because of which they are on where they are absent."""
 
 
 class LLMConfig(config.LLMConfig):
@@ -35,13 +38,12 @@ class LLMConfig(config.LLMConfig):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """As :meth:`aiodatadist.LLMConfig.from_options`; modes that are absent are off, or both on where
-        ``llm.LocalCommRes`` or ``llm.TransferBackend`` is given."""
+        """As :meth:`aiodatadist.LLMConfig.from_options`; modes that are absent are off, but for both where
+        ``llm.LocalCommRes`` is given, and for remote access where ``llm.TransferBackend`` is."""
         if isinstance(options, Mapping):
             given = {key.lower() for key in options if isinstance(key, str)}
-            if given.intersection(_IMPLY_MODES):
-                absent = [key for key in _MODES if key.lower() not in given]
-                options = {**options, **dict.fromkeys(absent, "1")}
+            absent = {key: by for key, by in _IMPLIED_BY.items() if key.lower() not in given}
+            options = {**options, **{key: "1" for key, by in absent.items() if given & by}}
         return super().from_options(options)
 
 
@@ -51,6 +53,7 @@ def engine_config(of: config.LLMConfig) -> config.LLMConfig:
     Raises:
         ParamInvalid: the pool has less than a page, or there is a ``transfer_backend``, which is for the other mode.
     """
+    of.check_kept()
     if of.transfer_backend is not None:
         raise ParamInvalid(f"transfer_backend is {of.transfer_backend!r}: it needs enable_cache_manager")
     mine = of.model_copy(deep=True)
@@ -68,5 +71,5 @@ def _pool_bytes(of: config.LLMConfig) -> int | None:
     if of.buf_pool_cfg:
         pool = BufferPoolConfig.parse(of.buf_pool_cfg, "buf_pool_cfg")
         return pool.buf_pool_size or sum(each.total_size for each in pool.buf_cfg or ())
-    size = next((text for key, text in of.ge_options.items() if key.lower() == "ge.flowgraphmemmaxsize"), None)
-    return None if size is None else int(int(size) * of.mem_utilization)
+    size = rules.pool_size(of.ge_options)
+    return None if size is None else int(size * of.mem_utilization)

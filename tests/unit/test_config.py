@@ -264,7 +264,6 @@ WRONG_TYPES: list[tuple[str, object]] = [
 
 BROKEN_RULES = [
     ("device_id", -1, "device_id is -1: it has to be at least 0"),
-    ("device_id", [0, 1], "device_id is [0, 1]: exactly one"),
     ("device_id", [], "device_id is []: exactly one"),
     ("sync_kv_timeout", 0, "sync_kv_timeout is 0: it has to be above 0"),
     ("sync_kv_timeout", "0", "sync_kv_timeout is 0: it has to be above 0"),
@@ -298,11 +297,10 @@ BROKEN_RULES = [
     ("host_mem_pool_cfg", json.dumps({"memory_size": 2**64, "page_shift": 30}), "it has to be less than 1844674407370"),
     ("transfer_backend", "nixl", "transfer_backend is 'nixl': there are hixl"),
     ("transfer_backend", "", "transfer_backend is '': there are hixl"),
-    ("global_resource_config", "", "global_resource_config is not JSON"),
+    ("global_resource_config", " " * 65537, "global_resource_config has 65537 characters: the limit is 65536"),
+    ("device_id", [0, -1], "device_id is -1: it has to be at least 0"),
     ("ge_options", {"x.Role": "1"}, "ge_options has 'x.Role': its keys have to begin with 'ge.' or 'llm.'"),
-    ("ge_options", {"ge.flowGraphMemMaxSize": "1,2"}, "['ge.flowGraphMemMaxSize'] is '1,2': it has to be digits only"),
-    ("ge_options", {"GE.FLOWGRAPHMEMMAXSIZE": ""}, "is '': it has to be digits only"),
-    ("ge_options", {"ge.exec.deviceId": "0;1"}, "is '0;1': it has to be the number of one device"),
+    ("ge_options", {"ge.exec.deviceId": "0,1"}, "is '0,1': it has to be the number of a device"),
     ("ge_options", {"ge.exec.deviceId": "0", "ge.session_device_id": "1"}, "exactly one device"),
     ("mem_utilization", 1.01, "mem_utilization is 1.01: it has to be in [0.0, 1.0]"),
     ("mem_utilization", -0.1, "mem_utilization is -0.1"),
@@ -335,6 +333,44 @@ OUTSIDE_THE_C_TYPE = [
     ("rdma_service_level", -1, "rdma_service_level is -1: the uint32 range"),
     ("ge_options", {"ge.exec.deviceId": "2147483648"}, "device_id is 2147483648: the int32 range"),
 ]
+
+
+KEPT: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "devices": ({"device_id": [0, 1]}, {"ge.exec.deviceId": "0;1", "ge.session_device_id": "0"}, "device_id is (0, 1)"),
+    "devices of ge_options": ({"ge_options": {"ge.exec.deviceId": "2;3"}}, {"ge.exec.deviceId": "2;3"}, "is (2, 3)"),
+    "pool": ({"ge_options": {"ge.flowGraphMemMaxSize": "1,2"}}, {"ge.flowGraphMemMaxSize": "1,2"}, "is '1,2': it has"),
+    "no pool": (
+        {"ge_options": {"GE.FLOWGRAPHMEMMAXSIZE": ""}},
+        {"GE.FLOWGRAPHMEMMAXSIZE": ""},
+        "is '': it has to be digi",
+    ),
+    "no JSON": ({"global_resource_config": ""}, {"llm.GlobalResourceConfig": ""}, "global_resource_config is not JSON"),
+    "half of it": (
+        {"global_resource_config": "{"},
+        {"llm.GlobalResourceConfig": "{"},
+        "is not JSON: Expecting property",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "entries", "words"), KEPT.values(), ids=KEPT)
+def test_what_only_init_refuses_is_kept_as_it_was_given(
+    options: dict[str, Any], entries: dict[str, str], words: str
+) -> None:
+    config = LLMConfig(**options)
+    assert entries.items() <= config.generate_options().items()
+    for use in (config.check_mode, lambda: LLMConfig.from_options(config.generate_options())):
+        with pytest.raises(ParamInvalid) as caught:
+            use()
+        assert words in str(caught.value)
+
+
+def test_an_entry_of_ge_options_counts_unless_the_attribute_was_changed() -> None:
+    config = LLMConfig(ge_options={"LLM.SyncKvCacheWaitTime": "500", "llm.LinkRetryCount": "3"})
+    config.link_retry_count = 2
+    read = LLMConfig.from_options(config.generate_options())
+    assert (read.sync_kv_timeout, read.link_retry_count) == (500, 2)
+    assert any("set sync_kv_timeout instead" in line for line in config.without_effect())
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_TYPES)
@@ -431,7 +467,10 @@ def test_dictionary_given_as_ge_options_stays_as_it_is() -> None:
     [
         ({"nonsense": "1"}, "option 'nonsense' is not known"),
         ({"llm.DeviceId": "one"}, "option 'llm.DeviceId' is 'one': it has to be a number"),
-        ({"ge.exec.deviceId": "0;1"}, "option 'ge.exec.deviceId' is '0;1': it has to be a number"),
+        ({"ge.exec.deviceId": "0;1"}, "device_id is (0, 1): exactly one device belongs to a process"),
+        ({"ge.exec.deviceId": "0;"}, "option 'ge.exec.deviceId' is '0;': it has to be a number, or several"),
+        ({"ge.exec.deviceId": "0;1", "ge.session_device_id": "1"}, "'ge.exec.deviceId' is the same option"),
+        ({"llm.GlobalResourceConfig": "{"}, "global_resource_config is not JSON"),
         ({"llm.LinkRetryCount": "9" * 5000}, "it has to be a number"),
         ({"llm.LinkRetryCount": "101"}, "link_retry_count is 101: it has to be in [1, 100]"),
         ({"llm.EnableCacheManager": "true"}, "option 'llm.EnableCacheManager' is 'true': it has to be '0' or '1'"),
