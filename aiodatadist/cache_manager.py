@@ -120,7 +120,7 @@ class CacheManager:
                 ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is not.
             cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
             remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
-                memory does, host memory does not.
+                memory does; host memory takes part as the destination of this cluster's own pulls alone.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was registered.
@@ -152,9 +152,8 @@ class CacheManager:
     ) -> Cache:
         checks.instance(desc, "cache_desc", CacheDesc)
         spans = tensors.spans(addrs, "addrs", desc, host_as_device=self._engine.device.runtime.is_soft)
-        if accessible is None:
-            accessible = desc.placement is Placement.DEVICE
-        checks.instance(accessible, "remote_accessible", bool)
+        if accessible is not None:
+            checks.instance(accessible, "remote_accessible", bool)
         keep = [span.keep for span in spans if span.keep is not None]
         return await self._registry_here.register(
             desc, [span.address for span in spans], keep, blocks, naming, accessible
@@ -287,7 +286,7 @@ class CacheManager:
         blocks hold is undefined; all other blocks are untouched.
         """
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
-        entry = self._local(dst_cache, "dst_cache")
+        entry = self._destination(dst_cache, "dst_cache")
         if not entry.blocks:
             raise ParamInvalid("dst_cache is a contiguous cache: pull_blocks fills blocks, use pull_cache")
         sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
@@ -326,7 +325,7 @@ class CacheManager:
         Layers, notification, return value, errors, failure and cancellation as :meth:`pull_blocks`.
         """
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
-        entry = self._local(cache, "cache")
+        entry = self._destination(cache, "cache")
         checks.integer(batch_index, "batch_index", checks.UINT32)
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
@@ -638,9 +637,14 @@ class CacheManager:
         """The cache behind the object. ``remote``: it has to be one that takes part in transfers with peers."""
         entry = self._registry.local(checks.instance(cache, name, Cache), name)
         if remote and not entry.remote_accessible:
-            raise ParamInvalid(
-                f"{name} {cache.cache_id} is not remote accessible: register it with remote_accessible=True"
-            )
+            raise _not_accessible(cache, name)
+        return entry
+
+    def _destination(self, cache: Cache, name: str) -> Entry:
+        """The same of a pull into it, which peers need not see."""
+        entry = self._local(cache, name, remote=False)
+        if not entry.may_receive:
+            raise _not_accessible(cache, name)
         return entry
 
     def _link(self, key: Key) -> Link:
@@ -653,6 +657,10 @@ class CacheManager:
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
         return link
+
+
+def _not_accessible(cache: Cache, name: str) -> ParamInvalid:
+    return ParamInvalid(f"{name} {cache.cache_id} is not remote accessible: register it with remote_accessible=True")
 
 
 def _offset(value: int | None, which: str) -> int:

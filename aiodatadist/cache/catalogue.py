@@ -22,7 +22,9 @@ class RemoteCache:
         "addresses",
         "blocks",
         "cache_id",
+        "data_type",
         "epoch",
+        "is_of_other_type",
         "is_withdrawn",
         "names",
         "pieces",
@@ -34,6 +36,7 @@ class RemoteCache:
     def __init__(self, entry: CacheEntry) -> None:
         self.cache_id = entry.cache_id
         self.blocks = entry.blocks
+        self.data_type = entry.data_type
         self.pieces = entry.pieces
         self.stride = entry.stride
         self.epoch = entry.epoch
@@ -42,6 +45,7 @@ class RemoteCache:
         self.names: set[Name] = set()
         self.uses = 0
         self.is_withdrawn = False
+        self.is_of_other_type = False  # than a cache of this end, and the caller knows
         self._idle: anyio.Event | None = None
 
     def room_at(self, address: int) -> int:

@@ -168,12 +168,18 @@ class CacheRegistry:
         keep: list[object],
         blocks: bool,
         naming: Naming,
-        accessible: bool,
+        accessible: bool | None,
     ) -> Cache:
-        """A cache of the caller's memory, which ``keep`` keeps alive. All of it is made known, or nothing."""
+        """A cache of the caller's memory, which ``keep`` keeps alive. All of it is made known, or nothing.
+
+        ``accessible``: for peers. None: memory of the device is; that of the host is not, and becomes known to the transport
+        with the first pull into it.
+        """
         check_desc(desc)
         async with self._registering:
-            entry = self.table.add(desc, addresses, blocks, naming(), accessible)
+            is_offered = desc.placement is Placement.DEVICE if accessible is None else accessible
+            entry = self.table.add(desc, addresses, blocks, naming(), is_offered)
+            entry.may_receive |= accessible is None
             try:
                 await self._make_known(entry)
             except BaseException:
@@ -189,12 +195,24 @@ class CacheRegistry:
         try:
             if entry.remote_accessible:
                 await self._transport.register(entry.regions())
+                entry.is_known = True
         except BaseException:
             self._disown(entry)
             raise
 
+    async def make_reachable(self, entry: Entry) -> None:
+        """Memory of the host that peers have no part in, before the first pull into it. The caller has it leased.
+
+        Raises:
+            LLMException: the transport refused the memory.
+        """
+        async with self._registering:
+            if not entry.is_known:
+                await self._transport.register(entry.regions())
+                entry.is_known, entry.epoch = True, self._transport.epoch
+
     async def _make_unknown(self, entry: Entry) -> None:
-        if entry.remote_accessible:
+        if entry.is_known:
             await self._transport.unregister(entry.regions())
         self._disown(entry)
 
@@ -378,7 +396,7 @@ class CacheRegistry:
         if entry is not None and cache_id not in self._deallocations:
             if entry.pool is not None:
                 raise ParamInvalid(f"cache {cache_id} was allocated: deallocate it")
-            if entry.remote_accessible and has_links:
+            if entry.is_known and has_links:
                 raise LLMException(
                     f"cache {cache_id} can be reached through links",
                     status_code=LLMStatusCode.LLM_EXIST_LINK,

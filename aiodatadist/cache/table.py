@@ -54,14 +54,17 @@ class Entry:
         "cache",
         "cache_id",
         "coverage",
+        "data_type",
         "epoch",
         "has_id",
         "holders",
+        "is_known",
         "is_live",
         "is_poisoned",
         "keep",
         "layer_seconds",
         "leases",
+        "may_receive",
         "names",
         "nbytes",
         "pieces",
@@ -79,8 +82,11 @@ class Entry:
         self.cache_id = cache.cache_id
         self.blocks = cache.is_blocks_cache
         self.remote_accessible = remote_accessible
+        self.may_receive = remote_accessible  # it may be the destination of this cluster's own pulls
+        self.is_known = pool is not None  # to the transport
         self.names = names
         self.pool = pool
+        self.data_type = desc.data_type.value
         self.addresses = array("Q", cache.tensor_addrs)
         self.nbytes, self.stride, self.pieces, self.placement = desc.size, desc.stride, desc.shape[0], desc.placement
         self.epoch = 0

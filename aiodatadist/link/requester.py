@@ -83,6 +83,8 @@ class Requester:
     async def _run(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
         try:
             with operation.scope:
+                if not spec.entry.is_known:
+                    await self._session.registry.make_reachable(spec.entry)
                 await (self._request if spec.is_request else self._arrange)(operation, spec)
             if operation.scope.cancelled_caught and not operation.is_doubtful:
                 operation.finish(TransferState.CANCELLED)

@@ -26,9 +26,11 @@ from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
+from aiodatadist.values.descriptors import type_name
 from aiodatadist.wire.messages import Message
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
     from aiodatadist.device import Device
     from aiodatadist.transport import Transport
@@ -138,6 +140,11 @@ class Session:
         """Around what the peer asked us to write. Raises LLMException: not now."""
         return self._host.serving_a_request(self.cluster_id)
 
+    @property
+    def registry(self) -> CacheRegistry:
+        """The caches of this end."""
+        return self._host.registry
+
     def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
         return self.peer_leases.revoke(entry)
@@ -155,7 +162,7 @@ class Session:
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
         """What a key stands for at the peer, and a channel that reaches it from this end's cache; None: the peer has to be
         asked first."""
-        found = self.catalogue.find(key)
+        found = self.catalogue.find(key) if entry.is_known else None
         link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
         return None if found is None or link_channel is None else (*found, link_channel)
 
@@ -193,6 +200,8 @@ class Session:
         stream: str,
     ) -> StreamTransfer:
         """Start a program on one of the link's streams: both caches are leased until the device let go."""
+        if entry.data_type != remote.data_type:
+            self._warn_of_types(entry, remote)
         if link_channel.channel.is_rdma:
             transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel)
         else:
@@ -216,6 +225,16 @@ class Session:
 
         transfer.add_done_callback(ended)
         return transfer
+
+    def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
+        """Bytes are moved as they are. Said once for each of the peer's caches whose elements may be taken for others."""
+        if entry.stride == remote.stride and not remote.is_of_other_type:
+            remote.is_of_other_type = True
+            logger.warning(
+                "cache %d is %s, and cache %d of cluster %d is %s: bytes are moved, and not converted",
+                *(entry.cache_id, type_name(entry.data_type)),
+                *(remote.cache_id, self.cluster_id, type_name(remote.data_type)),
+            )
 
     def stream(self, name: str, *, is_serial: bool = False) -> Stream:
         """One of the link's, opened when it is first wanted."""

@@ -81,6 +81,11 @@ class DataType(IntEnum):
         return _ITEM_SIZES[self]
 
 
+def type_name(number: int) -> str:
+    """What a peer's element type is called."""
+    return DataType(number).name if number in set(DataType) else f"of element type {number}"
+
+
 _ITEM_SIZES: Final = {
     DataType.DT_FLOAT: 4, DataType.DT_FLOAT16: 2, DataType.DT_INT8: 1, DataType.DT_INT32: 4, DataType.DT_UINT8: 1,
     DataType.DT_INT16: 2, DataType.DT_UINT16: 2, DataType.DT_UINT32: 4, DataType.DT_INT64: 8, DataType.DT_UINT64: 8,
