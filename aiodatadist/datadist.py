@@ -23,7 +23,15 @@ from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.device import Device
-from aiodatadist.errors import ForkError, InternalError, LLMException, LLMStatusCode, ParamInvalid, explained
+from aiodatadist.errors import (
+    FeatureNotEnabled,
+    ForkError,
+    InternalError,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    explained,
+)
 from aiodatadist.link import LinkStatistics, Notification
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
@@ -248,7 +256,7 @@ class LLMDataDist:
 
         Raises:
             LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on;
-                everything is as it was.
+                everything is as it was. ``LLM_FEATURE_NOT_ENABLED``: another address, with ``transfer_backend`` ``"hixl"``.
             TypeError, ParamInvalid: an argument is wrong.
         """
         engine = self._running_here()
@@ -266,7 +274,10 @@ class LLMDataDist:
                 operation="switch_role",
                 hint="unlink_clusters() first",
             )
-        if address is None or address != engine.listen_address:
+        is_elsewhere = address is None or address != engine.listen_address
+        if is_elsewhere and self._config.links_have_owners:
+            raise FeatureNotEnabled("with transfer_backend 'hixl' a cluster listens where it was initialised to listen")
+        if is_elsewhere:
             await engine.listen_elsewhere(address)
         self._config = config
         self._role = role
@@ -315,10 +326,16 @@ class LLMDataDist:
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
+            FeatureNotEnabled: ``transfer_backend`` is ``"hixl"``.
             LinkTimeout: a member did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
             LinkError: the communicator could not be made.
         """
-        return await self._groups_here().link(comm_name, cluster_rank_info, rank_table)
+        groups = self._groups_here()
+        if self._config.links_have_owners:
+            raise FeatureNotEnabled(
+                "there are no links by rank table with transfer_backend 'hixl': link_clusters() makes one"
+            )
+        return await groups.link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
@@ -357,6 +374,9 @@ class LLMDataDist:
         after 5 seconds at the latest and leaves that to the cluster, where another call for the same peer gets
         ``LLM_PROCESSING_LINK`` meanwhile; :meth:`finalize` waits for it. softnpu that is not strict stops at once.
 
+        A link belongs to both ends: one of them makes it. With ``transfer_backend="hixl"`` it belongs to its initiator, who
+        alone may use it: both ends call this, and each ends its own. One that links to itself succeeds, and may not pull.
+
         Args:
             timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
 
@@ -372,7 +392,7 @@ class LLMDataDist:
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
 
         async def link(info: LLMClusterInfo, cluster_id: int) -> None:
-            await engine.link_in_attempts(_address(info), cluster_id, seconds)
+            await engine.link_in_attempts(only_address(info), cluster_id, seconds)
 
         return await self._for_each([partial(link, info, i) for info, i in zip(clusters, ids, strict=True)])
 
@@ -384,6 +404,8 @@ class LLMDataDist:
     ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
         """End links. Transfers under way on them may finish within ``timeout`` milliseconds, then they are stopped.
 
+        With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays.
+
         Args:
             force: end only this half, at once, without asking the peer.
 
@@ -393,7 +415,15 @@ class LLMDataDist:
         engine, seconds = self._running_here(), _seconds(timeout)
         checks.instance(force, "force", bool)
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
-        return await self._for_each([partial(engine.unlink, i, seconds, force) for i in ids])
+
+        async def unlink(info: LLMClusterInfo, cluster_id: int) -> None:
+            self._check_unlink(info, force)
+            await engine.unlink(cluster_id, seconds, force)
+
+        return await self._for_each([partial(unlink, info, i) for info, i in zip(clusters, ids, strict=True)])
+
+    def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
+        """Raises ParamInvalid: a link to this cluster is not ended. Its id is enough: the link knows its peer."""
 
     async def _for_each(self, calls: Sequence[Call]) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
         if not calls:
@@ -426,7 +456,7 @@ class LLMDataDist:
         Raises:
             NotLinked: there is no such link.
         """
-        link = self._running().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link = self._running().any_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])
 
 
@@ -477,7 +507,8 @@ def _cluster_id(info: LLMClusterInfo) -> int:
     return checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
 
 
-def _address(info: LLMClusterInfo) -> tuple[str, int]:
+def only_address(info: LLMClusterInfo) -> tuple[str, int]:
+    """Where a cluster listens. Raises ParamInvalid: it has not exactly one remote address."""
     addresses = info.remote_addresses
     if len(addresses) != 1:
         raise ParamInvalid(f"{info!r} has {len(addresses)} remote addresses: exactly one is needed")

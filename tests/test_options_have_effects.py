@@ -19,7 +19,6 @@ from tests.test_pull import BLOCKS
 from tests.test_symmetric_links import link_all, settled
 
 GIVEN: dict[str, str | int] = {
-    "transfer_backend": "hixl",
     "global_resource_config": "{}",
     "deploy_res_path": "/opt",
     "cluster_info": "{}",

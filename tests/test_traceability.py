@@ -13,7 +13,7 @@ ROW = re.compile(r"\| `([^`]+)` \| [^|]+ \| \[(test_\w+)\]\(\.\./(tests/[\w/]+\.
 GROUPS = {
     "LLMDataDist": 14, "LLMModel": 6, "KvCacheManager": 12, "CacheManager": 12, "KvCache": 2, "Cache": 2, "ModelRunner": 3,
     "TensorDesc": 3, "Tensor": 2, "ModelConfig": 11, "LLMConfig": 10, "LLMReq": 6, "LLMClusterInfo": 4, "Others": 16,
-    "Pushing": 1, "The C++ interface": 5, "Recipes": 5, "Scripts as they stand": 8,
+    "Pushing": 1, "The C++ interface": 5, "Recipes": 5, "Scripts as they stand": 16,
 }  # fmt: skip
 """How many items each group of the interface has."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import NoReturn, cast
@@ -26,9 +27,28 @@ from aiodatadist.config import llm_config as config
 from aiodatadist.errors import LLMException
 from aiodatadist.legacy import ModelRunner
 from aiodatadist.link import Notification
+from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import LLMRole
 
 Manager = CacheManager | KvCacheManager
+
+
+_initialised: weakref.WeakSet[LLMDataDist] = weakref.WeakSet()
+
+
+def finalize_all() -> None:
+    """Finalize every cluster of this process that is initialised."""
+    for datadist in list(_initialised):
+        datadist.finalize()
+
+
+class _Cluster(legacy.LLMDataDist):
+    """The awaitable cluster, as strict as upstream where that asks for more than is needed."""
+
+    def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
+        """Without force upstream goes to the peer's address, also where there is no link."""
+        if not force and not self._is_v1:
+            awaitable.only_address(info)
 
 
 class LLMDataDist:
@@ -46,7 +66,7 @@ class LLMDataDist:
     """
 
     def __init__(self, role: LLMRole, cluster_id: int) -> None:
-        self._inner = legacy.LLMDataDist(role, cluster_id)
+        self._inner = _Cluster(role, cluster_id)
         self._life = threading.Lock()
         self._ending: int | None = None
         self._running: LoopThread | None = None
@@ -82,6 +102,7 @@ class LLMDataDist:
             try:
                 self._manager = thread.call(lambda: self._open(thread, wanted, submissions))
                 self._submissions, self._running = submissions, thread
+                _initialised.add(self)
             except BaseException:  # an interrupt, too: nothing is left behind
                 self._manager = self._submissions = self._running = None
                 try:
@@ -149,6 +170,7 @@ class LLMDataDist:
             finally:
                 self._last_stats = submissions.counters.now
                 self._running = self._manager = self._submissions = None
+                _initialised.discard(self)
                 try:
                     submissions.abandon()
                 finally:

@@ -14,11 +14,16 @@ from types import ModuleType
 from typing import Any
 
 from aiodatadist import blocking
+from aiodatadist.blocking.datadist import finalize_all
 from aiodatadist.context_caching import ems
 from aiodatadist.context_caching.ems.common import exception
 
-_PARTS = ("configs", "data_type", "status", "v2", "v2.cache_manager", "v2.llm_datadist", "v2.llm_types")
-"""Modules of upstream's from which scripts take names as well."""
+_PARTS = (
+    "configs", "data_type", "status", "utils", "utils.utils",
+    "v2", "v2.cache_manager", "v2.config", "v2.llm_datadist", "v2.llm_types", "v2.llm_utils", "v2_list",
+)  # fmt: skip
+"""Modules of upstream's from which scripts take names as well. Names that are no part of its interface are not there, but for
+``v2.llm_datadist._shutdown_handler``."""
 NAMES: dict[str, Any] = {
     **{
         f"{name}{part}": blocking
@@ -66,6 +71,8 @@ def install() -> None:
         parent, _, part = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], part, alias)
+        if part == "llm_datadist":
+            alias._shutdown_handler = finalize_all  # type: ignore[attr-defined]
     sys.meta_path.insert(0, _Finder())
     prepared = spawn.get_preparation_data
     spawn.get_preparation_data = lambda name: {"aiodatadist": _Installed(), **prepared(name)}

@@ -51,7 +51,7 @@ from aiodatadist.transport import RdmaConfig, Transport, open_transport
 from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
-from aiodatadist.wire.handshake import Handshake
+from aiodatadist.wire.handshake import Handshake, OwnListener
 from aiodatadist.wire.messages import AttachHeartbeats, Connect, EndpointInfo, Hello, Message
 
 logger = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ class Engine:
         self._coming: Counter[int] = Counter()  # links that these clusters are making with us
         self._attempts: dict[int, _Attempt] = {}
         self._opening = 0
+        self._met_itself = self._is_linked_to_itself = False
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
         self._listener: Listener | None = None
@@ -156,7 +157,7 @@ class Engine:
     async def run(self, started: asyncio.Future[None]) -> None:
         """From opening to the end. What goes wrong while opening is raised; afterwards nothing is."""
         async with AsyncExitStack() as stack:
-            self.device = await stack.enter_async_context(await Device.open(self._config.device_id))
+            self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
             self.registry = CacheRegistry(self.device, self.transport, self.spawn, self.cluster_id)
@@ -307,6 +308,8 @@ class Engine:
                 client.is_known()
                 beating = self._heartbeats.accept(first)
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
+        except OwnListener:
+            logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
         except LinkError as error:
             logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
         except Exception:
@@ -326,8 +329,10 @@ class Engine:
             handshake = Handshake("server", self._hello(listener.key), listener.key)
             await self._make(link, handshake, first=first, client=client, listener=listener)
             self._tasks()  # raises where no new link may begin
+            link.is_owned = not self._config.links_have_owners
             self._file(link)
         except LinkError as error:
+            self._met_itself |= isinstance(error, OwnListener)
             await link.refuse(error)
             raise
         except asyncio.CancelledError:
@@ -446,9 +451,13 @@ class Engine:
         self._refusals.pop(cluster_id, None)
 
     def _check_not_linked(self, cluster_id: int, instance: str | None = None) -> None:
-        """``instance``: a link to another one of that cluster is out of date."""
+        """``instance``: of a cluster that asks. A link to another one is out of date; without, one that is not this end's is
+        none."""
         existing = self._links.get(cluster_id)
-        if existing is not None and existing.is_ready and instance in {None, existing.instance}:
+        is_linked = existing is not None and existing.is_ready
+        if existing is not None:
+            is_linked &= existing.is_owned if instance is None else existing.instance == instance
+        if is_linked or (cluster_id == self.cluster_id and self._is_linked_to_itself):
             raise LinkError(
                 f"cluster {cluster_id} is linked already",
                 status_code=LLMStatusCode.LLM_ALREADY_LINK,
@@ -460,18 +469,23 @@ class Engine:
     ) -> None:
         """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
         link: Link | None = None
+        is_linked = self._met_itself = False
         try:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask_in_turn(address, cluster_id, timeout, key)
+                is_linked = True
         except LinkError as error:
-            attempt.error = error
+            if cluster_id == self.cluster_id and self._met_itself:
+                is_linked = self._is_linked_to_itself = True
+            else:
+                attempt.error = error
         except Exception as error:
             logger.debug("cluster %d: cluster %d was not linked", self.cluster_id, cluster_id, exc_info=True)
             attempt.error = LinkError(f"cluster {cluster_id} was not linked: {error!r}")
             attempt.error.__cause__ = error
         finally:
-            if link is None and attempt.error is None:  # out of time, or the engine stops
+            if not is_linked and attempt.error is None:  # out of time, or the engine stops
                 attempt.error = self._why_not(address, cluster_id, timeout)
             self._attempts.pop(cluster_id, None)
             attempt.settled.set()
@@ -482,22 +496,45 @@ class Engine:
         """Wait for the end of a link that is being ended: the peer refuses another one until it has agreed to that. But not
         for longer than this, because a peer that is gone never agrees."""
         old = self._links.get(cluster_id)
-        if old is not None:
+        if old is not None and not old.is_ready:
             with anyio.move_on_after(seconds):
                 await old.wait_closed()
 
-    async def _ask_in_turn(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+    async def _ask_in_turn(
+        self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None
+    ) -> Link | None:
         """Not while the peer makes a link with us; if none comes of that we ask. Where the peer says that there is a link,
-        its half may have been ready before ours: no caller is told of a link that it cannot use yet."""
+        its half may have been ready before ours: no caller is told of a link that it cannot use yet. None: the peer's link
+        belongs to this end, too, now."""
         while True:
             while self._coming[cluster_id]:
                 await self._linked.wait()
+            if await self._join(cluster_id, timeout):
+                return None
             self._check_not_linked(cluster_id)
             try:
                 return await self._ask(address, cluster_id, timeout, key)
             except LinkError as error:
-                if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._coming[cluster_id]:
+                is_coming = self._coming[cluster_id] or self._joinable(cluster_id) is not None
+                if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not is_coming:
                     raise
+
+    def _joinable(self, cluster_id: int) -> Link | None:
+        """A link that belongs to its initiator, the peer."""
+        link = self._links.get(cluster_id)
+        return link if link is not None and link.is_ready and not link.is_owned else None
+
+    async def _join(self, cluster_id: int, timeout: float) -> bool:
+        """Own the peer's link, too; False: there is none (any more)."""
+        link = self._joinable(cluster_id)
+        if link is None:
+            return False
+        try:
+            await link.own()
+        except LinkError:  # the peer ended it meanwhile
+            await self._outlast(cluster_id, timeout / 2)
+            return False
+        return True
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
@@ -509,6 +546,7 @@ class Engine:
 
         try:
             await self._make(link, handshake, connect, attach=attach)
+            link.is_peers = not self._config.links_have_owners
             self._file(link)
         except LinkError as error:
             await link.refuse(error)
@@ -558,14 +596,23 @@ class Engine:
     # ---- ends ----
 
     async def unlink(self, cluster_id: int, timeout: float, force: bool) -> None:
-        """Raises LinkError: the peer did not agree; the link's local half is gone only with ``force``."""
+        """A link that belongs to the peer as well only stops to belong to this end.
+
+        Raises LinkError: the peer did not agree; the link's local half is gone only with ``force``.
+        """
+        if cluster_id == self.cluster_id:
+            self._is_linked_to_itself = False
         link = self._links.get(cluster_id)
-        if link is None:
+        if link is None or not link.is_owned:
             return
         if force:
             await link.abandon(LinkClosed(f"the link to cluster {cluster_id} was unlinked by force"))
             return
         try:
+            if self._config.links_have_owners and link.is_ready:
+                await link.disown(timeout)
+                if link.is_peers:
+                    return
             await link.disconnect("unlink_clusters", timeout)
         except LinkTimeout:
             raise
@@ -584,6 +631,17 @@ class Engine:
         return self._links.get(cluster_id)
 
     def find_link(self, cluster_id: int) -> Link:
+        """One that may be used. Raises as :meth:`any_link`; NotLinked: it is the peer's alone."""
+        link = self.any_link(cluster_id)
+        if not link.is_owned:
+            raise NotLinked(
+                f"cluster {cluster_id} is not linked from here: with transfer_backend 'hixl' its link is its own",
+                peer=cluster_id,
+                hint="link_clusters() at this end, too",
+            )
+        return link
+
+    def any_link(self, cluster_id: int) -> Link:
         """Raises NotLinked: there is no such link. ForkError, LLMException: the caller is not on our event loop."""
         self.check_here()
         link = self._links.get(cluster_id)
@@ -605,7 +663,7 @@ class Engine:
     @property
     def has_links(self) -> bool:
         """There are links, or some are being made."""
-        return bool(self._links) or self._opening > 0
+        return bool(self._links) or self._opening > 0 or self._is_linked_to_itself
 
     def statistics(self) -> list[LinkStatistics]:
         return [link.counters.snapshot(link.cluster_id, link.state.value) for link in self._links.values()]
@@ -629,6 +687,7 @@ class Engine:
             nonce=secrets.token_hex(32),
             one_sided=self._config.enable_remote_cache_accessible,
             has_key=key is not None,
+            backend=self._config.transfer_backend or "",
             heartbeat=self._config.heartbeat_interval / 1000,
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
         )

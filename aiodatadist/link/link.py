@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -48,6 +49,8 @@ from aiodatadist.wire.messages import (
     Message,
     Note,
     Outdated,
+    Own,
+    Owned,
     Ping,
     Pong,
     Pull,
@@ -84,6 +87,8 @@ class Link(Session):
     Attributes:
         heartbeat_token: what a connection for this link's heartbeats has to say.
         is_registered: it was made, and is served.
+        is_owned, is_peers: it belongs to this end, and to the peer. To both, unless the backend has links that belong to
+            their initiator; either end may come to own it then, and a link without an owner is over.
         requester: transfers for which the peer has to be asked.
     """
 
@@ -100,6 +105,7 @@ class Link(Session):
         self._responder = Responder(self, host.registry)
         self.heartbeat_token = secrets.token_hex(32)
         self.is_registered = False
+        self.is_owned = self.is_peers = True
 
     # ---- opening ----
 
@@ -163,6 +169,30 @@ class Link(Session):
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
 
+    async def own(self) -> None:
+        """It belongs to this end, too, from now on. Raises what ended the link. If cancelled, it does not."""
+        try:
+            await self._tell_owner(True)
+        except BaseException:
+            self.is_owned = False
+            if self.is_ready:
+                self.spawn(lambda: self._tell_owner(False))
+            raise
+
+    async def disown(self, seconds: float) -> None:
+        """It belongs to this end no more; ``is_peers`` says then whether it is over.
+
+        Raises LinkTimeout: the peer did not say so in time; or what ended the link.
+        """
+        with anyio.move_on_after(seconds) as limit:
+            await self._tell_owner(False)
+        if limit.cancelled_caught:
+            raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:.3f} s", peer=self.cluster_id)
+
+    async def _tell_owner(self, on: bool) -> None:
+        self.is_owned = on
+        await self.while_it_lasts(lambda: self.questions.ask(lambda call: Own(call=call, on=on), Owned))
+
     async def notify(self, payload: bytes) -> None:
         """Behind everything that was asked for before. If cancelled, it is sent or not."""
         self.check_ready()
@@ -197,6 +227,8 @@ class Link(Session):
             Found: self._on_answer,
             Pulled: self._on_answer,
             Pong: self._on_answer,
+            Own: self._on_own,
+            Owned: self._on_answer,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
             Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id),
@@ -214,9 +246,23 @@ class Link(Session):
             Outdated: self.channels.on_outdated,
         }
 
-    def _on_answer(self, message: Found | Pulled | Pong) -> None:
+    def _on_own(self, message: Own) -> None:
+        """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer."""
+        self.is_peers = message.on
+        if self.is_ready or not message.on:
+            self._wire.post(Owned(call=message.call, on=self.is_owned))
+
+    async def _end_without_owner(self) -> None:
+        with suppress(LinkError):
+            await self.disconnect("it belongs to neither end", DRAIN_TIMEOUT)
+
+    def _on_answer(self, message: Found | Pulled | Pong | Owned) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
         question = self.questions.find(message)
+        if isinstance(message, Owned):
+            self.is_peers = message.on
+            if question is None and not self.is_owned and not self.is_peers:  # its last owner did not wait for this
+                self.spawn(self._end_without_owner)
         if isinstance(message, Found) and message.cache is not None:
             self._hold(message.cache, question.name if question is not None else None, message.slot)
         if question is not None:

@@ -10,9 +10,9 @@ import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.messages import Found, Message, Pong, Pulled
+from aiodatadist.wire.messages import Found, Message, Owned, Pong, Pulled
 
-Answer = Found | Pulled | Pong
+Answer = Found | Pulled | Pong | Owned
 
 
 class Question:

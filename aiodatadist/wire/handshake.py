@@ -27,6 +27,10 @@ from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Re
 from aiodatadist.wire.reasons import printable
 
 
+class OwnListener(IncompatiblePeer):
+    """The client is the cluster that listens here."""
+
+
 class State(Enum):
     HELLO = "hello"
     PROOF = "proof"
@@ -125,9 +129,12 @@ class Handshake:
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
             ("enable_remote_cache_accessible", mine.one_sided, theirs.one_sided),
+            ("transfer_backend", mine.backend or "none", theirs.backend or "none"),
         ):
             if a != b:
                 raise IncompatiblePeer(f"{what} differs: {a} here, {b} at the peer")
+        if theirs.instance == mine.instance:
+            raise OwnListener(f"cluster {mine.cluster_id} met itself")
         if theirs.cluster_id == mine.cluster_id:
             raise IncompatiblePeer(f"the peer has our own cluster id {mine.cluster_id}: ids have to be unique")
         if self._expected is not None and theirs.cluster_id != self._expected:

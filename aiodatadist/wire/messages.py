@@ -71,6 +71,8 @@ class Hello(_Message):
     nonce: Hex
     one_sided: bool
     has_key: bool
+    backend: Text = ""
+    """``"hixl"``: a link belongs to its initiator; else to both ends."""
     heartbeat: Annotated[float, Field(gt=0, le=600)]
     """Seconds between two heartbeats of the sender's."""
     endpoint: EndpointInfo
@@ -309,6 +311,22 @@ class Pong(_Message):
     call: CallId
 
 
+class Own(_Message):
+    """The link belongs to the sender, too, from now on, or no more. A link that belongs to neither end is not used."""
+
+    type: Literal["own"] = "own"
+    call: CallId
+    on: bool
+
+
+class Owned(_Message):
+    """The answer: whether the link belongs to the sender of this."""
+
+    type: Literal["owned"] = "owned"
+    call: CallId
+    on: bool
+
+
 class Renew(_Message):
     """From the client: open one more channel, which reaches what was registered meanwhile."""
 
@@ -353,6 +371,6 @@ class Outdated(_Message):
 Message = (
     Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
-    | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed
+    | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
 )  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

@@ -279,3 +279,30 @@ print(datadist.check_link_status.__name__)
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == ("check_link_status\n", "")
+
+
+def test_hixl_needs_the_cache_manager_and_implies_remote_access() -> None:
+    hixl = {"ge.exec.deviceId": "0", "llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:0"}
+    datadist = LLMDataDist(LLMRole.DECODER, 1)
+    with pytest.raises(LLMException, match=r"llm\.EnableCacheManager is 0: with llm\.TransferBackend it has to be 1"):
+        datadist.init(hixl)
+    datadist.init({**hixl, "llm.EnableCacheManager": "1"})
+    try:
+        assert datadist._inner.config.enable_remote_cache_accessible
+    finally:
+        datadist.finalize()
+
+
+def test_unlinking_takes_one_address_unless_it_is_forced() -> None:
+    datadist = LLMDataDist(LLMRole.DECODER, 1)
+    datadist.init(options())
+    try:
+        unnamed, named, twice = info(2), info(3), info(4)
+        for each in (named, twice, twice):
+            each.append_remote_ip_info("127.0.0.1", 1)
+        refused, ended = LLMStatusCode.LLM_PARAM_INVALID, LLMStatusCode.LLM_SUCCESS
+        found = datadist.unlink_clusters([unnamed, named, twice])
+        assert found == (refused, [refused, ended, refused])
+        assert datadist.unlink_clusters([unnamed, twice], 3000, True) == (ended, [ended, ended])
+    finally:
+        datadist.finalize()

@@ -412,6 +412,9 @@ def test_modules_of_upstreams_are_found_however_they_are_imported_also_in_spawne
             import llm_datadist
             assert types.Cache is v2.llm_types.Cache is llm_datadist.Cache
             assert CacheManager is llm_datadist.CacheManager
+            from llm_datadist.v2.llm_datadist import LLMDataDist, _shutdown_handler
+            import llm_datadist.utils.utils, llm_datadist.v2.config, llm_datadist.v2.llm_utils, llm_datadist.v2_list
+            _shutdown_handler()  # there is none to finalize
 
             def child():
                 from llm_datadist import LLMRole

@@ -3,6 +3,7 @@
 from llm_datadist import CacheDesc, CacheKey, DataType, LLMRole, LLMStatusCode
 from sample_common import (
     CLIENT,
+    HOSTS,
     IS_SERVER,
     PORT,
     SERVER,
@@ -19,7 +20,7 @@ from sample_common import (
 
 SLOT = 4096
 DESC = CacheDesc(4, [2, SLOT], DataType.DT_UINT8)
-LISTEN = {"llm.listenIpInfo": f"127.0.0.1:{PORT}"}
+LISTEN = {"llm.listenIpInfo": f"{HOSTS[SERVER if IS_SERVER else CLIENT]}:{PORT}"}
 POOL = {"ge.flowGraphMemMaxSize": "4194304"}
 
 datadist = initialise(enable_cache_manager=False, enable_switch_role=True, ge_options=POOL)

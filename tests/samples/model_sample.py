@@ -2,7 +2,7 @@
 
 import numpy as np
 from llm_datadist import DataType, LLMConfig, LLMDataDist, LLMReq, LLMRole, LLMStatusCode, ModelConfig, ModelRunner
-from sample_common import CLIENT, IS_SERVER, PORT, SERVER, hear, link, say, status_of, unlink, write
+from sample_common import CLIENT, HOSTS, IS_SERVER, PORT, SERVER, hear, link, say, status_of, unlink, write
 
 TENSORS, BATCH, TOKENS, WIDTH = 4, 2, 16, 8
 IDLE = LLMReq()
@@ -36,7 +36,7 @@ def open_one():
     config.sync_kv_timeout = 5000
     config.ge_options = {"ge.flowGraphMemMaxSize": "4194304"}
     if IS_SERVER:
-        config.listen_ip_info = f"127.0.0.1:{PORT}"
+        config.listen_ip_info = f"{HOSTS[SERVER]}:{PORT}"
     datadist = LLMDataDist(LLMRole.PROMPT, SERVER) if IS_SERVER else LLMDataDist(LLMRole.DECODER, CLIENT)
     datadist.init(config.generate_options())
     return datadist

@@ -1,6 +1,7 @@
 """Two servers of a rank table, with names and with addresses of their own: link, wait for the memory, and pull over it."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sample_common import CLIENT, IS_SERVER, SERVER, hear, initialise, say
 
 DESC = CacheDesc(2, [4, 512], DataType.DT_UINT8)
 ME = SERVER if IS_SERVER else CLIENT
-HOSTS = ("127.0.0.2", "127.0.0.3")
+HOSTS = os.environ.get("SAMPLE_HOSTS", "127.0.0.2 127.0.0.3").split()
 NAMES = ("xxxx", "1")
 
 

@@ -2,6 +2,7 @@
 what one prints the other reads."""
 
 import ctypes
+import os
 import sys
 
 from llm_datadist import LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
@@ -9,6 +10,8 @@ from llm_datadist import LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, L
 IS_SERVER = sys.argv[1] == "server"
 PORT = int(sys.argv[2])
 SERVER, CLIENT = 1, 2
+HOSTS = dict(zip((SERVER, CLIENT), os.environ.get("SAMPLE_HOSTS", "127.0.0.1 127.0.0.1").split(), strict=True))
+"""The two machines' addresses."""
 
 
 def say(word):
@@ -27,7 +30,7 @@ def initialise(**options):
     config.enable_cache_manager = True
     config.sync_kv_timeout = 5000
     if IS_SERVER:
-        config.listen_ip_info = f"127.0.0.1:{PORT}"
+        config.listen_ip_info = f"{HOSTS[SERVER]}:{PORT}"
     for name, value in options.items():
         setattr(config, name, value)
     role, cluster_id = (LLMRole.PROMPT, SERVER) if IS_SERVER else (LLMRole.DECODER, CLIENT)
@@ -39,8 +42,8 @@ def initialise(**options):
 def peer(cluster_id=SERVER, port=PORT):
     info = LLMClusterInfo()
     info.remote_cluster_id = cluster_id
-    info.append_local_ip_info("127.0.0.1", 0)
-    info.append_remote_ip_info("127.0.0.1", port)
+    info.append_local_ip_info(HOSTS[CLIENT if cluster_id == SERVER else SERVER], 0)
+    info.append_remote_ip_info(HOSTS[cluster_id], port)
     return info
 
 

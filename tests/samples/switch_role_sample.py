@@ -2,7 +2,7 @@
 
 import numpy as np
 from llm_datadist import BlocksCacheKey, CacheDesc, DataType, LLMRole, LLMStatusCode
-from sample_common import CLIENT, IS_SERVER, PORT, SERVER, hear, initialise, link, peer, say, status_of, unlink
+from sample_common import CLIENT, HOSTS, IS_SERVER, PORT, SERVER, hear, initialise, link, peer, say, status_of, unlink
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_FLOAT16)
 ME, OTHER = (SERVER, CLIENT) if IS_SERVER else (CLIENT, SERVER)
@@ -18,7 +18,7 @@ def pull():
     assert all((np.delete(t, ME, 0) == ME * 10 + i).all() for i, t in enumerate(tensors))
 
 
-listen = {"llm.listenIpInfo": f"127.0.0.1:{PORT}"}
+listen = {"llm.listenIpInfo": f"{HOSTS[ME]}:{PORT}"}
 if IS_SERVER:
     say("ready")
     hear("pulled")

@@ -222,7 +222,9 @@ def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: byte
         (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft here, ascend at the peer"),
         (hello(1, endpoint=endpoint(transport="loopback")), "transport differs: hccl here, loopback at the peer"),
         (hello(1, one_sided=False), "enable_remote_cache_accessible differs: True here, False at the peer"),
-        (hello(2), "the peer has our own cluster id 2: ids have to be unique"),
+        (hello(1, backend="hixl"), "transfer_backend differs: none here, hixl at the peer"),
+        (hello(2), "cluster 2 met itself"),
+        (hello(2, instance="b" * 64), "the peer has our own cluster id 2: ids have to be unique"),
     ],
 )
 def test_ends_that_do_not_fit_are_refused_with_both_values(theirs: Hello, words: str) -> None:
