@@ -24,6 +24,7 @@ from aiodatadist import (
 )
 from aiodatadist.link import Link
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.wire.messages import Own
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 HIXL: dict[str, Any] = {"transfer_backend": "hixl"}
@@ -123,6 +124,19 @@ async def test_a_cancelled_call_leaves_the_peers_link_to_the_peer(monkeypatch: p
             tasks.cancel_scope.cancel()
         monkeypatch.undo()
         await a.pull()
+
+
+async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ends() as (a, b):
+        assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
+
+        def leave(self: Link, message: Own) -> None:  # instead of an answer
+            self.spawn(lambda: self.disconnect("unlink_clusters", 5))
+
+        monkeypatch.setattr(Link, "_on_own", leave)
+        assert await a.unlink() is SUCCESS
+        await a.cluster.datadist.cache_manager._engine.wait_parted()
+        assert not a.has_link
 
 
 async def test_an_end_that_unlinks_by_force_ends_the_link_of_both() -> None:

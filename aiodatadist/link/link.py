@@ -179,15 +179,19 @@ class Link(Session):
                 self.spawn(lambda: self._tell_owner(False))
             raise
 
-    async def disown(self, seconds: float) -> None:
-        """It belongs to this end no more; ``is_peers`` says then whether it is over.
+    async def disown(self, seconds: float) -> bool:
+        """It belongs to this end no more. Whether it is still to be ended: not if the peer owns it, or has ended it.
 
-        Raises LinkTimeout: the peer did not say so in time; or what ended the link.
+        Raises LinkTimeout: the peer did not say so in time; or what ended the link, if that was no end in good order.
         """
         with anyio.move_on_after(seconds) as limit:
-            await self._tell_owner(False)
+            try:
+                await self._tell_owner(False)
+            except LinkClosed:  # both ends unlink at the same moment
+                return False
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:.3f} s", peer=self.cluster_id)
+        return not self.is_peers
 
     async def _tell_owner(self, on: bool) -> None:
         self.is_owned = on
