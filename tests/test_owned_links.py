@@ -135,7 +135,7 @@ async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkey
 
         monkeypatch.setattr(Link, "_on_own", leave)
         assert await a.unlink() is SUCCESS
-        await a.cluster.datadist.cache_manager._engine.wait_parted()
+        await anyio.wait_all_tasks_blocked()
         assert not a.has_link
 
 

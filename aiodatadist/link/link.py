@@ -180,7 +180,7 @@ class Link(Session):
             raise
 
     async def disown(self, seconds: float) -> bool:
-        """It belongs to this end no more. Whether it is still to be ended: not if the peer owns it, or has ended it.
+        """It belongs to this end no more. Whether it is to be ended, or has been already: not if the peer owns it.
 
         Raises LinkTimeout: the peer did not say so in time; or what ended the link, if that was no end in good order.
         """
@@ -188,7 +188,7 @@ class Link(Session):
             try:
                 await self._tell_owner(False)
             except LinkClosed:  # both ends unlink at the same moment
-                return False
+                return True
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:.3f} s", peer=self.cluster_id)
         return not self.is_peers
