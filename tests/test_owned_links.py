@@ -127,13 +127,17 @@ async def test_a_cancelled_call_leaves_the_peers_link_to_the_peer(monkeypatch: p
 
 
 async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ends() as (a, b):
-        assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
+    answer = Link._on_own
 
-        def leave(self: Link, message: Own) -> None:  # instead of an answer
+    def answer_or_leave(self: Link, message: Own) -> None:
+        if message.on:
+            answer(self, message)
+        else:
             self.spawn(lambda: self.disconnect("unlink_clusters", 5))
 
-        monkeypatch.setattr(Link, "_on_own", leave)
+    monkeypatch.setattr(Link, "_on_own", answer_or_leave)
+    async with ends() as (a, b):
+        assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
         assert await a.unlink() is SUCCESS
         await anyio.wait_all_tasks_blocked()
         assert not a.has_link
