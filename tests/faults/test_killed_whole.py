@@ -83,7 +83,7 @@ async def notifying(cluster: Cluster, _: Cache, __: Puppet) -> None:
 
 async def serving(cluster: Cluster, _: Cache, peer: Puppet) -> None:
     """No task here waits for it: the link's end is all there is to hear."""
-    await peer.ask("pull_for_ever")
+    assert await peer.ask("pull_for_ever") is None
     why = await cluster.datadist.wait_link_closed(1)
     raise PeerLost(why)
 

@@ -269,12 +269,16 @@ class Peer:
             return type(error).__name__
         return "nothing"
 
-    async def pull_for_ever(self) -> None:
+    async def pull_for_ever(self) -> str | None:
+        """Returns when it has begun, so that no channel is being opened, which HCCL lets no end interrupt; or what ended it."""
+        begun = anyio.Event()
+
         async def pull() -> None:
             while True:
                 await self._cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), self._cache, BLOCKS, BLOCKS)
+                begun.set()
 
-        self._pushing = asyncio.create_task(pull())
+        return await self._has_begun(pull(), begun)
 
     async def pull_checked(self, model_id: int, value: int) -> str | None:
         """Pull for ever; every byte has to have this value each time. Returns when it has begun, or what ended it."""
