@@ -52,12 +52,20 @@ void big_copy(void *dst, const void *src, size_t bytes, const void *next)
     stream_lines(to + head, from + head, lines - last, from + head + last);
     stream_lines(to + bytes - tail - last, from + bytes - tail - last, last, next ? next : from);   /* `from` is in the cache already */
     memcpy(to + bytes - tail, from + bytes - tail, tail);
-    _mm_sfence();                         /* before any thread is told that the bytes are there */
+}
+
+void big_copy_fence(void)
+{
+    _mm_sfence();
 }
 #else
 void big_copy(void *dst, const void *src, size_t bytes, const void *next)
 {
     (void)next;
     memcpy(dst, src, bytes);
+}
+
+void big_copy_fence(void)
+{
 }
 #endif

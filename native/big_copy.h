@@ -7,5 +7,6 @@
 #define BIG_COPY_WORTH ((size_t)500 << 10)
 
 /* memcpy of one range. `next`: where the range after it will be read from, or NULL. The bytes are there for other threads
- * when this returns, as with memcpy.                                                                                */
+ * behind big_copy_fence(), once for many ranges.                                                                    */
 void big_copy(void *dst, const void *src, size_t bytes, const void *next);
+void big_copy_fence(void);

@@ -14,6 +14,7 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total)
         else
             big_copy(r->localAddr, r->remoteAddr, r->count, i + 1 < count ? ranges[i + 1].remoteAddr : NULL);
     }
+    big_copy_fence();
 }
 
 uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes)

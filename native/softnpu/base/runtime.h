@@ -52,6 +52,7 @@ typedef struct soft_settings {
     int devices;
     uint32_t max_streams;                                   /* of one device, default streams included */
     uint64_t inline_bytes;                                  /* work up to this size may run in the submitting thread */
+    int copiers;                                            /* threads that share a large copy */
     _Atomic uint64_t device_memory;                         /* bytes of one device */
 } soft_settings;
 extern soft_settings soft_setting;

@@ -1,6 +1,7 @@
 /* settings.c: what the environment says about the machine we pretend to be. */
 #include "runtime.h"
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,20 +35,30 @@ static aclError read_strictness(soft_strictness *value)
     return soft_error(ACL_ERROR_INVALID_PARAM, "SOFTNPU_STRICT=%s: want hccs, roce, or nothing", text);
 }
 
+/* More than four do not make copies faster where this was measured; memory is what is slow. */
+static uint64_t default_copiers(void)
+{
+    cpu_set_t ours;
+    int count = sched_getaffinity(0, sizeof ours, &ours) ? 1 : CPU_COUNT(&ours);
+    return count < 4 ? (uint64_t)count : 4;
+}
+
 aclError soft_settings_read(void)
 {
     soft_strictness strict = SOFT_STRICT_NO;
-    uint64_t devices, streams, inline_bytes, memory;
+    uint64_t devices, streams, inline_bytes, memory, copiers;
     SOFT_TRY(read_number("SOFTNPU_DEVICES", 1, SOFT_MAX_DEVICES, 8, &devices));
     SOFT_TRY(read_number("SOFTNPU_MAX_STREAMS", 1, INT32_MAX, 1984, &streams));   /* 1984: the limit of A2 and A3 */
     /* Waking a sleeping core costs about 70 us on the machine this was written on, as much as copying some 500 KiB. */
     SOFT_TRY(read_number("SOFTNPU_INLINE_BYTES", 0, 1ull << 40, 256ull << 10, &inline_bytes));
     SOFT_TRY(read_number("SOFTNPU_DEVICE_MEMORY", 1, 1ull << 50, atomic_load(&soft_setting.device_memory), &memory));
+    SOFT_TRY(read_number("SOFTNPU_COPIERS", 1, 64, default_copiers(), &copiers));
     SOFT_TRY(read_strictness(&strict));
     soft_setting.strict = strict;
     soft_setting.devices = (int)devices;
     soft_setting.max_streams = (uint32_t)streams;
     soft_setting.inline_bytes = inline_bytes;
+    soft_setting.copiers = (int)copiers;
     atomic_store(&soft_setting.device_memory, memory);
     return ACL_SUCCESS;
 }

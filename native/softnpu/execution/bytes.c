@@ -19,6 +19,8 @@ void soft_copy(soft_task *task, void *dst, const void *src, uint64_t bytes, cons
         done += piece;
         SOFT_COUNT(bytes_copied, piece);
     }
+    if (total >= BIG_COPY_WORTH)
+        big_copy_fence();
 }
 
 void soft_fill(soft_task *task, void *dst, int value, uint64_t bytes)

@@ -1,58 +1,42 @@
 /* The task of HcclBatchPut and HcclBatchGet: copies between our memory and a peer's, done entirely on this side, in pieces of
- * about a MiB. Before each it looks up: a stream abort ends it there, and so does a peer that hung up. That peer's memory
- * may be in another's use by now, so going on would be wrong even where it still works. A put is inside of the link's gate
- * while it copies a piece, so that the peer knows whether we may still write (hccl_gate.c). A get needs none: what it read
- * too late it does not report, because it looks up behind the last piece, too.                                           */
+ * at most a MiB, which copiers share. Before each a copier looks up: a stream abort ends it there, and so does a peer that hung
+ * up. That peer's memory may be in another's use by now, so going on would be wrong even where it still works. A put is inside
+ * of the link's gate while it copies a piece, so that the peer knows whether we may still write (hccl_gate.c). A get needs none:
+ * what it read too late it does not report, because it looks up behind the last piece, too.                             */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include "big_copy.h"
+#include "copiers.h"
 #include "hccl_soft.h"
+#include "runtime.h"
 
-#define PARTS_MAX 64                                    /* ranges per system call; small blocks are moved many at a time */
+#define PARTS_MAX  256                                  /* ranges of a piece: small blocks are moved many at a time */
+#define SHARED     ((uint64_t)512 << 10)                /* bytes of a task from which on it is shared */
+#define PIECE_MIN  ((uint64_t)128 << 10)
+#define PIECES_PER_COPIER 4                             /* so that they end together */
 
 static const char gone[] = "the peer has ended or has destroyed the communicator";
 
-static aclError lost(const hccl_transfer *transfer, const char *why)
+/* Why a copy ended early. Told by the task's own thread: what a copier reports would not be the task's. */
+typedef struct fault { aclError code; const char *why; } fault;
+
+static fault lost(const char *why)
 {
-    return soft_error(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "rank %u: %s", transfer->rank, why);
+    return (fault){ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, why};
 }
 
-static aclError look_up(hccl_transfer *transfer)
+static aclError told(const hccl_transfer *transfer, fault what)
 {
-    transfer->unchecked = 0;
+    return what.why ? soft_error(what.code, "rank %u: %s", transfer->rank, what.why) : what.code;
+}
+
+static fault look_up(const hccl_transfer *transfer)
+{
     if (soft_task_aborted(&transfer->task))
-        return ACL_ERROR_RT_STREAM_ABORT;
-    if (hccl_socket_alive(transfer->link))
-        return ACL_SUCCESS;
-    return lost(transfer, gone);
-}
-
-static void leave(hccl_transfer *transfer)
-{
-    if (transfer->inside)
-        hccl_gate_leave(transfer->gate, hccl_side(transfer->comm, transfer->rank), transfer->link);
-    transfer->inside = false;
-}
-
-static aclError begin_piece(hccl_transfer *transfer)
-{
-    aclError code = look_up(transfer);
-    if (code || !transfer->put)
-        return code;
-    transfer->inside = true;
-    if (hccl_gate_enter(transfer->gate, hccl_side(transfer->comm, transfer->rank)))
-        return ACL_SUCCESS;
-    return lost(transfer, gone);
-}
-
-static aclError moved(hccl_transfer *transfer, uint64_t bytes)
-{
-    transfer->unchecked += bytes;
-    if (transfer->unchecked < HCCL_PIECE)
-        return ACL_SUCCESS;
-    leave(transfer);
-    return begin_piece(transfer);
+        return (fault){ACL_ERROR_RT_STREAM_ABORT, NULL};
+    return hccl_socket_alive(transfer->link) ? (fault){ACL_SUCCESS, NULL} : lost(gone);
 }
 
 /* Memory may have been freed while the task was queued. */
@@ -65,107 +49,142 @@ static aclError check_ranges(const hccl_transfer *transfer)
             return soft_error(ACL_ERROR_RT_PARAM_INVALID, "local memory at %p was freed before the transfer ran",
                               (void *)copy->local);
         if (transfer->here && !soft_span_of((void *)(uintptr_t)copy->remote, copy->bytes, &span))
-            return lost(transfer, "its memory was freed before the transfer ran");
+            return told(transfer, lost("its memory was freed before the transfer ran"));
     }
     return ACL_SUCCESS;
 }
 
-static const char *source(const hccl_transfer *transfer, const hccl_copy *copy)
+/* ---- pieces ---- */
+
+typedef struct piece { struct iovec local[PARTS_MAX], remote[PARTS_MAX]; unsigned long parts; uint64_t bytes; bool mapped; } piece;
+
+typedef struct work {                                   /* a task's pieces, as its copiers take them */
+    const hccl_transfer *transfer;
+    uint64_t piece_bytes;
+    pthread_mutex_t lock;
+    uint32_t copy;                                      /* the next piece starts in this one, */
+    uint64_t done;                                      /* behind so many bytes of it */
+    fault first;
+} work;
+
+/* Locked. Ranges of one kind: mapped, or private memory of another process. */
+static void cut(work *all, piece *next)
 {
-    return transfer->put ? copy->local : (const char *)(uintptr_t)copy->remote;
-}
-
-/* Where the copy after this one reads from, if it is one of the same kind. */
-static const char *source_after(const hccl_transfer *transfer, const hccl_copy *copy)
-{
-    bool is_last = copy + 1 == transfer->copies + transfer->count;
-    return is_last || !copy[1].mapped ? NULL : source(transfer, copy + 1);
-}
-
-static aclError copy_mapped(hccl_transfer *transfer, const hccl_copy *copy)
-{
-    const char *from = source(transfer, copy), *next = source_after(transfer, copy);
-    char *to = transfer->put ? (char *)(uintptr_t)copy->remote : copy->local;
-    aclError code = ACL_SUCCESS;
-    for (uint64_t done = 0, bytes; !code && done < copy->bytes; done += bytes) {
-        bytes = copy->bytes - done < HCCL_PIECE ? copy->bytes - done : HCCL_PIECE;
-        soft_copy(&transfer->task, to + done, from + done, bytes, done + bytes < copy->bytes ? from + done + bytes : next);
-        code = moved(transfer, bytes);
-    }
-    return code;
-}
-
-/* ---- private memory of another process ---- */
-
-typedef struct batch { struct iovec local[PARTS_MAX], remote[PARTS_MAX]; unsigned long parts; uint64_t bytes; } batch;
-typedef struct cursor { uint32_t copy; uint64_t done; } cursor;        /* done: bytes of that copy */
-
-static void fill(const hccl_transfer *transfer, cursor *at, batch *next)
-{
+    const hccl_transfer *transfer = all->transfer;
     next->parts = 0;
     next->bytes = 0;
-    while (at->copy < transfer->count && !transfer->copies[at->copy].mapped && next->parts < PARTS_MAX
-           && next->bytes < HCCL_PIECE) {
-        const hccl_copy *copy = &transfer->copies[at->copy];
-        uint64_t left = copy->bytes - at->done, room = HCCL_PIECE - next->bytes, bytes = left < room ? left : room;
-        next->local[next->parts] = (struct iovec){copy->local + at->done, bytes};
-        next->remote[next->parts++] = (struct iovec){(void *)(uintptr_t)(copy->remote + at->done), bytes};
+    next->mapped = all->copy < transfer->count && transfer->copies[all->copy].mapped;
+    while (all->copy < transfer->count && transfer->copies[all->copy].mapped == next->mapped && next->parts < PARTS_MAX
+           && next->bytes < all->piece_bytes) {
+        const hccl_copy *copy = &transfer->copies[all->copy];
+        uint64_t left = copy->bytes - all->done, room = all->piece_bytes - next->bytes, bytes = left < room ? left : room;
+        next->local[next->parts] = (struct iovec){copy->local + all->done, bytes};
+        next->remote[next->parts++] = (struct iovec){(void *)(uintptr_t)(copy->remote + all->done), bytes};
         next->bytes += bytes;
-        at->done += bytes;
-        if (at->done == copy->bytes)
-            *at = (cursor){at->copy + 1, 0};
+        all->done += bytes;
+        if (all->done == copy->bytes) {
+            all->copy++;
+            all->done = 0;
+        }
     }
 }
 
-static aclError copy_batch(const hccl_transfer *transfer, const batch *next)
+/* The next piece of a task that has not failed. */
+static bool take(work *all, piece *next)
 {
-    ssize_t done = transfer->put ? process_vm_writev(transfer->pid, next->local, next->parts, next->remote, next->parts, 0)
-                                 : process_vm_readv(transfer->pid, next->local, next->parts, next->remote, next->parts, 0);
-    if (done >= 0 && (uint64_t)done == next->bytes)
-        return ACL_SUCCESS;
+    pthread_mutex_lock(&all->lock);
+    next->parts = 0;
+    if (!all->first.code)
+        cut(all, next);
+    pthread_mutex_unlock(&all->lock);
+    return next->parts != 0;
+}
+
+static void fail(work *all, fault what)
+{
+    pthread_mutex_lock(&all->lock);
+    if (!all->first.code)
+        all->first = what;
+    pthread_mutex_unlock(&all->lock);
+}
+
+static fault copy_mapped(const hccl_transfer *transfer, const piece *now)
+{
+    const struct iovec *from = transfer->put ? now->local : now->remote, *to = transfer->put ? now->remote : now->local;
+    for (unsigned long i = 0; i < now->parts; i++)
+        if (transfer->task.bytes < BIG_COPY_WORTH)
+            memmove(to[i].iov_base, from[i].iov_base, from[i].iov_len);
+        else
+            big_copy(to[i].iov_base, from[i].iov_base, from[i].iov_len, i + 1 < now->parts ? from[i + 1].iov_base : NULL);
+    big_copy_fence();
+    SOFT_COUNT(bytes_copied, now->bytes);
+    return (fault){ACL_SUCCESS, NULL};
+}
+
+static fault copy_private(const hccl_transfer *transfer, const piece *now)
+{
+    ssize_t done = transfer->put ? process_vm_writev(transfer->pid, now->local, now->parts, now->remote, now->parts, 0)
+                                 : process_vm_readv(transfer->pid, now->local, now->parts, now->remote, now->parts, 0);
+    if (done >= 0 && (uint64_t)done == now->bytes)
+        return (fault){ACL_SUCCESS, NULL};
     if (done >= 0 || errno == EFAULT)
-        return lost(transfer, "its private memory is no longer mapped");   /* the system call stops before the hole */
-    return lost(transfer, errno == ESRCH ? "the process has ended" : strerror(errno));
+        return lost("its private memory is no longer mapped");   /* the system call stops before the hole */
+    return lost(errno == ESRCH ? "the process has ended" : strerror(errno));
 }
 
-static aclError copy_private(hccl_transfer *transfer, uint32_t *copy)
+static fault copy_piece(const hccl_transfer *transfer, const piece *now)
 {
-    cursor at = {*copy, 0};
-    aclError code = ACL_SUCCESS;
-    batch next;
-    for (fill(transfer, &at, &next); !code && next.parts; fill(transfer, &at, &next)) {
-        code = copy_batch(transfer, &next);
-        if (!code)
-            code = moved(transfer, next.bytes);
+    fault what = look_up(transfer);
+    if (what.code)
+        return what;
+    int side = hccl_side(transfer->comm, transfer->rank);
+    if (transfer->put && !hccl_gate_enter(transfer->gate, side))
+        what = lost(gone);
+    if (!what.code)
+        what = now->mapped ? copy_mapped(transfer, now) : copy_private(transfer, now);
+    if (transfer->put)
+        hccl_gate_leave(transfer->gate, side, transfer->link);
+    return what;
+}
+
+static void copy_pieces(void *argument)
+{
+    work *all = argument;
+    piece now;
+    while (take(all, &now)) {
+        fault what = copy_piece(all->transfer, &now);
+        if (what.code)
+            fail(all, what);
     }
-    *copy = at.copy;
-    return code;
 }
 
 /* ---- the task ---- */
 
-static aclError copy_all(hccl_transfer *transfer)
+static uint64_t piece_size(uint64_t total)
 {
-    aclError code = ACL_SUCCESS;
-    for (uint32_t i = 0; !code && i < transfer->count;) {
-        if (transfer->copies[i].mapped)
-            code = copy_mapped(transfer, &transfer->copies[i++]);
-        else
-            code = copy_private(transfer, &i);
-    }
-    return code;
+    uint64_t bytes = total / ((uint64_t)soft_setting.copiers * PIECES_PER_COPIER);
+    if (soft_setting.copiers == 1 || bytes > HCCL_PIECE)
+        return HCCL_PIECE;
+    return bytes < PIECE_MIN ? PIECE_MIN : bytes;
+}
+
+static fault copy_all(const hccl_transfer *transfer)
+{
+    uint64_t total = transfer->task.bytes;
+    work all = {.transfer = transfer, .piece_bytes = piece_size(total), .lock = PTHREAD_MUTEX_INITIALIZER};
+    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : (unsigned)(total / all.piece_bytes));
+    pthread_mutex_destroy(&all.lock);
+    return all.first;
 }
 
 static aclError run(soft_task *task)
 {
     hccl_transfer *transfer = (hccl_transfer *)task;
-    aclError code = begin_piece(transfer);
-    if (!code)
-        code = check_ranges(transfer);
-    if (!code)
-        code = copy_all(transfer);
-    leave(transfer);
-    return code ? code : look_up(transfer);
+    aclError code = check_ranges(transfer);
+    if (code)
+        return code;
+    fault what = copy_all(transfer);
+    return told(transfer, what.code ? what : look_up(transfer));
 }
 
 /* Comes before the stream reports the task as ended: a thread that has synchronized may destroy the communicator at once. */

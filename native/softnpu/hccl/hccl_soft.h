@@ -245,8 +245,7 @@ typedef struct hccl_transfer {
     pid_t pid;
     bool here;
     hccl_gate *gate;
-    bool put, inside, held;                             /* inside: of the gate; held: counted in by hccl_comm_hold */
-    uint64_t unchecked;                                 /* bytes since the last look at abort and peer */
+    bool put, held;                                     /* held: counted in by hccl_comm_hold */
     uint32_t count;
     hccl_copy copies[];
 } hccl_transfer;

@@ -1,0 +1,136 @@
+/* Copiers share large copies: several streams at a time, in ranges of all sizes, every byte once; and an abort ends all of them. */
+#include "hccl_pair.h"
+
+enum { STREAMS = 4, ROUNDS = 3, RANGES = 256, MAPPED = 0, PRIVATE = 1 };
+static const uint64_t size = 6 << 20;                       /* of what one stream moves */
+
+typedef struct end {
+    uint32_t rank;
+    int other;
+    HcclComm comm;
+    aclrtStream stream[STREAMS];
+    uint8_t *shown[2], *remote[2], *local;
+    void *handle[2];
+} end;
+
+static uint64_t seed = 7;
+static uint64_t below(uint64_t n)                           /* splitmix64 */
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return (z ^ z >> 31) % n;
+}
+
+static void open_end(end *e, uint32_t rank, int other)
+{
+    void *device, *local;
+    *e = (end){ .rank = rank, .other = other };
+    CHECK_OK(aclrtMalloc(&device, STREAMS * size, ACL_MEM_MALLOC_NORMAL_ONLY));
+    CHECK_OK(aclrtMalloc(&local, STREAMS * size, ACL_MEM_MALLOC_NORMAL_ONLY));
+    e->shown[MAPPED] = device;
+    e->shown[PRIVATE] = malloc(STREAMS * size);
+    e->local = local;
+    e->comm = new_one_sided("copiers", rank);
+    for (int i = 0; i < 2; i++) {
+        fill(e->shown[i], STREAMS * size, rank * 2 + (uint32_t)i);
+        e->handle[i] = bind_memory(e->comm, COMM_MEM_TYPE_DEVICE, e->shown[i], STREAMS * size);
+    }
+    for (int i = 0; i < STREAMS; i++)
+        e->stream[i] = new_stream();
+    CHECK_OK(prepare(e->comm, 20));
+    tell(other, e->shown, sizeof e->shown);
+    hear(other, e->remote, sizeof e->remote);
+}
+
+static void close_end(end *e)
+{
+    in_step(e->other);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(HcclCommUnbindMem(e->comm, e->handle[i]));
+    CHECK_OK(HcclCommDestroy(e->comm));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(HcclDeregisterGlobalMem(e->handle[i]));
+    for (int i = 0; i < STREAMS; i++)
+        CHECK_OK(aclrtDestroyStream(e->stream[i]));
+    CHECK_OK(aclrtFree(e->local));
+    CHECK_OK(aclrtFree(e->shown[MAPPED]));
+    free(e->shown[PRIVATE]);
+}
+
+/* One stream's share in random ranges, of which none touches the next, so that they stay apart: a byte between two is not moved. */
+static uint64_t describe(HcclOneSideOpDesc *desc, uint8_t *local, uint8_t *remote, uint64_t *gaps)
+{
+    uint64_t at = 0, count = 0;
+    while (count < RANGES && at + 2 < size) {
+        uint64_t most = count % 3 ? 2000 : 300000, bytes = 1 + below(most < size - at - 1 ? most : size - at - 1);
+        desc[count] = (HcclOneSideOpDesc){ local + at, remote + at, bytes, HCCL_DATA_TYPE_UINT8 };
+        gaps[count++] = at + bytes;
+        at += bytes + 1;
+    }
+    return count;
+}
+
+static void check_moved(const HcclOneSideOpDesc *desc, uint64_t count, const uint64_t *gaps, const uint8_t *local, uint64_t first,
+                        uint32_t source)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t *at = desc[i].localAddr;
+        bool right = true;
+        for (uint64_t k = 0; right && k < desc[i].count; k++)
+            right = at[k] == pattern(source, first + (uint64_t)(at - local) + k);
+        CHECK(right);
+        CHECK_EQ(local[gaps[i]], 0xee);
+    }
+}
+
+static void all_streams_at_once(uint32_t rank, int other)
+{
+    static HcclOneSideOpDesc desc[STREAMS][RANGES];
+    static uint64_t gaps[STREAMS][RANGES];
+    uint64_t count[STREAMS];
+    end e;
+    open_end(&e, rank, other);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int kind = MAPPED; kind <= PRIVATE; kind++) {
+            memset(e.local, 0xee, STREAMS * size);
+            for (int i = 0; i < STREAMS; i++) {
+                uint64_t at = (uint64_t)i * size;
+                count[i] = describe(desc[i], e.local + at, e.remote[kind] + at, gaps[i]);
+                CHECK_OK(HcclBatchGet(e.comm, 1 - rank, desc[i], (uint32_t)count[i], e.stream[i]));
+            }
+            for (int i = 0; i < STREAMS; i++) {
+                CHECK_OK(aclrtSynchronizeStream(e.stream[i]));
+                check_moved(desc[i], count[i], gaps[i], e.local + (uint64_t)i * size, (uint64_t)i * size, (1 - rank) * 2 + (uint32_t)kind);
+            }
+        }
+    close_end(&e);
+}
+
+static void an_abort(uint32_t rank, int other)
+{
+    end e;
+    open_end(&e, rank, other);
+    for (int round = 0; round < 20; round++) {
+        HcclOneSideOpDesc desc = { e.local, e.remote[round % 2], STREAMS * size, HCCL_DATA_TYPE_UINT8 };
+        CHECK_OK(HcclBatchGet(e.comm, 1 - rank, &desc, 1, e.stream[0]));
+        CHECK_OK(aclrtStreamAbort(e.stream[0]));
+        aclrtSynchronizeStream(e.stream[0]);                /* from here on no copier writes */
+        memset(e.local, 0xee, STREAMS * size);
+        CHECK(all_are(e.local, STREAMS * size, 0xee));
+    }
+    close_end(&e);
+}
+
+TEST(test_several_streams_share_the_copiers) { run_pair(all_streams_at_once); }
+TEST(test_an_abort_ends_all_of_them) { run_pair(an_abort); }
+
+int main(void)
+{
+    setenv("SOFTNPU_COPIERS", "4", 1);
+    RUN(test_several_streams_share_the_copiers);
+    RUN(test_an_abort_ends_all_of_them);
+    setenv("SOFTNPU_COPIERS", "1", 1);
+    RUN(test_several_streams_share_the_copiers);
+    return check_done();
+}
