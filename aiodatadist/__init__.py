@@ -12,6 +12,7 @@ from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.datadist import LLMDataDist, Statistics
+from aiodatadist.device import empty, torch_empty
 from aiodatadist.errors import (
     AuthError,
     CacheNotFound,
@@ -122,4 +123,6 @@ __all__ = [
     "TransferTimeout",
     "TransferWithCacheKeyConfig",
     "__version__",
+    "empty",
+    "torch_empty",
 ]

@@ -11,6 +11,7 @@ from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
+from aiodatadist.device.shareable import empty, torch_empty
 from aiodatadist.device.stream import CLEAN_SECONDS, Stream, StreamLimits, StreamTransfer
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
            "StreamTransfer",
            "TransferCompletion",
            "TransferState",
+           "empty",
            "first_unusable",
            "give_way",
            "open_gates",
+           "torch_empty",
 ]  # fmt: skip
