@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 Tensor = Any
 """An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
+
+_LISTS: Final = frozenset({list, tuple, range})
+"""Of block numbers. Others take the long way."""
 
 
 class CacheManager:
@@ -285,6 +288,10 @@ class CacheManager:
         When the call raises nothing was started. While it runs and after it failed or was cancelled, what the destination
         blocks hold is undefined; all other blocks are untouched.
         """
+        if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
+            task = self._at_once("pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks)
+            if task is not None:
+                return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
         entry = self._destination(dst_cache, "dst_cache")
         if not entry.blocks:
@@ -345,6 +352,27 @@ class CacheManager:
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
         return self._pull("pull_cache", cache_key, entry, selection, notify)
 
+    def _at_once(
+        self, what: str, direction: str, key: Any, cache: Any, mine: Sequence[int], theirs: Sequence[int]
+    ) -> CacheTask | None:
+        """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong."""
+        if type(key) is not BlocksCacheKey or type(cache) is not Cache:
+            return None
+        if type(mine) not in _LISTS or type(theirs) not in _LISTS or not mine or len(mine) != len(theirs):
+            return None
+        engine = self._engine
+        link = engine.peek_link(key.cluster_id)
+        if link is None or not link.is_owned:
+            return None
+        engine.check_here()
+        try:
+            transfer = link.at_once(direction, key.model_id, cache, array("Q", mine), array("Q", theirs))
+        except (TypeError, OverflowError):  # no number of a block
+            return None
+        if transfer is None:
+            return None
+        return CacheTask(what, link.cluster_id, transfer, engine.check_here, _Blocks(key, len(mine)))
+
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
         link, engine = self._link(key), self._engine
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request=not engine.one_sided)
@@ -381,6 +409,10 @@ class CacheManager:
 
         Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
         """
+        if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
+            task = self._at_once("push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks)
+            if task is not None:
+                return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
         entry = self._pushable(src_cache)
         if not entry.blocks:
@@ -657,6 +689,16 @@ class CacheManager:
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
         return link
+
+
+class _Blocks(NamedTuple):
+    """What a transfer that took a shortcut says of itself."""
+
+    key: BlocksCacheKey
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.key}, {self.number} blocks, all layers"
 
 
 def _not_accessible(cache: Cache, name: str) -> ParamInvalid:

@@ -214,6 +214,19 @@ static int run_inline(ring *r, ring_entry *e, ring_completion *ran)
     return finished ? RING_RAN : RING_QUEUED;
 }
 
+/* Locked. Something may run in this call: nothing else does, and all ends were told, which is in order. */
+static bool is_free_now(const ring *r)
+{
+    return !r->closing && !r->stuck && r->free.first && !r->running && !r->queued.first && !r->complete.first;
+}
+
+static ring_entry *take_up(ring *r, const program *fresh)
+{
+    ring_entry *e = list_pop(&r->free);
+    e->program = *fresh;
+    return r->running = e;
+}
+
 int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran)
 {
     program fresh;
@@ -221,22 +234,19 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
         return RING_INVALID;
     int status = RING_QUEUED;
     pthread_mutex_lock(&r->lock);
-    ring_entry *e = r->free.first;
-    bool busy = r->running || r->queued.first || r->complete.first;   /* ends are told in order */
+    ring_entry *e;
     if (r->closing)
         status = RING_CLOSED;
-    else if (!e)
+    else if (!r->free.first)
         status = RING_FULL;
-    else if (!busy && !r->stuck && fresh.may_run_inline) {
-        list_pop(&r->free);
-        e->program = fresh;
-        r->running = e;
+    else if (fresh.may_run_inline && is_free_now(r)) {
+        e = take_up(r, &fresh);
         pthread_mutex_unlock(&r->lock);
         return run_inline(r, e, ran);
     } else if (!r->has_worker && !start_worker(r))
         status = RING_NO_THREAD;
     else {
-        list_pop(&r->free);
+        e = list_pop(&r->free);
         e->program = fresh;
         list_push(&r->queued, e);
         if (!r->running)
@@ -244,6 +254,23 @@ int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, in
     }
     pthread_mutex_unlock(&r->lock);
     return status;
+}
+
+int ring_run_blocks(ring *r, uint64_t id, ring_step *step, const uint64_t *local, const uint64_t *remote, uint32_t count,
+                    const uint64_t *limits, int64_t timeout_ms, ring_completion *ran)
+{
+    program fresh;
+    if (ring_first_outside(local, count, limits[0]) < count || ring_first_outside(remote, count, limits[1]) < count)
+        return RING_OUTSIDE;
+    step->grid.local_index = local;
+    step->grid.remote_index = remote;
+    step->grid.blocks = count;
+    if (!program_init(&fresh, &r->stream, id, step, 1, timeout_ms) || !fresh.may_run_inline)
+        return RING_LATER;
+    pthread_mutex_lock(&r->lock);
+    ring_entry *e = is_free_now(r) ? take_up(r, &fresh) : NULL;
+    pthread_mutex_unlock(&r->lock);
+    return e ? run_inline(r, e, ran) : RING_LATER;
 }
 
 int ring_cancel(ring *r, uint64_t id)

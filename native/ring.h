@@ -27,6 +27,7 @@
  *   call                  from                     blocks
  *   ring_open             any thread               no
  *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
+ *   ring_run_blocks       the same one             no
  *   ring_cancel           any thread               no
  *   ring_watch            any thread               no
  *   ring_overdue          any thread               no
@@ -127,6 +128,15 @@ typedef struct ring_completion {
 enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INVALID = -3, RING_NO_THREAD = -4 };
 int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
+
+/* For small transfers: blocks by number, in every tensor of the step's grid, of which the rest is set. `limits`: how many blocks
+ * there are at the local and at the remote side. RING_RAN, or RING_QUEUED if the device is not done yet: then all of it must not
+ * move or change, as above. Or nothing was done: RING_OUTSIDE: a number is not below its limit; RING_LATER: it cannot run in
+ * this call, so submit it. */
+enum { RING_OUTSIDE = -5, RING_LATER = -6 };
+int  ring_run_blocks(ring *r, uint64_t id, ring_step *step, const uint64_t *local, const uint64_t *remote, uint32_t count,
+                     const uint64_t *limits, int64_t timeout_ms, ring_completion *ran);
+
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
 /* Has the running program no end although it had all its time, and had none a grace ago, when this was asked? Then its id, and it

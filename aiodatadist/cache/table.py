@@ -151,6 +151,11 @@ class Entry:
         return bool(self.writers)
 
     @property
+    def is_usable(self) -> bool:
+        """Its owner may use it: it has an id, is registered, and no device or lost peer holds it."""
+        return self.is_live and self.has_id and not self.is_poisoned and not self.writers
+
+    @property
     def is_released(self) -> bool:
         """No transfer uses it, and no link reaches it."""
         return not self.leases and not self.holders

@@ -12,7 +12,7 @@ from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
 from aiodatadist.device.shareable import empty, torch_empty
-from aiodatadist.device.stream import CLEAN_SECONDS, Stream, StreamLimits, StreamTransfer
+from aiodatadist.device.stream import CLEAN_SECONDS, RanAtOnce, Stream, StreamLimits, StreamTransfer
 
 __all__ = [
            "CLEAN_SECONDS",
@@ -23,6 +23,7 @@ __all__ = [
            "Layering",
            "Memory",
            "Program",
+           "RanAtOnce",
            "Stream",
            "StreamLimits",
            "StreamTransfer",

@@ -56,11 +56,13 @@ class Program:
         nbytes: bytes that its steps move.
     """
 
-    __slots__ = ("_keep", "_steps", "nbytes")
+    __slots__ = ("_assembled", "_keep", "_steps", "limits", "nbytes")
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
+        self._assembled: Handle | None = None
+        self.limits: Handle = ffi.NULL
         self.nbytes = 0
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
@@ -109,6 +111,26 @@ class Program:
             (op, kind, rank, channel if op in {ring.RING_GET, ring.RING_PUT} else handle, grid, layering)
             for op, kind, rank, handle, grid, layering in self._steps
         ]
+
+    @property
+    def is_one_sided(self) -> bool:
+        """All that it does goes through a communicator."""
+        return all(op in {ring.RING_GET, ring.RING_PUT} for op, *_ in self._steps)
+
+    @property
+    def steps(self) -> Handle:
+        """As C reads them: the same each time."""
+        if self._assembled is None:
+            self._assembled, _ = self.assemble()
+        return self._assembled
+
+    def limit_blocks(self, local: int, remote: int) -> None:
+        """Its only step may be run with other blocks, of which there are so many at either side."""
+        self.limits = ffi.new("uint64_t[2]", [local, remote])
+
+    def keep(self, *values: Any) -> None:
+        """C may read these, too, as long as this object lives."""
+        self._keep.extend(values)
 
     def assemble(self) -> tuple[Handle, int]:
         """The steps as C reads them, and how many. What they point to lives as long as this object."""

@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, acl_error, completion_error
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.completion import TransferCompletion, TransferState
-from aiodatadist.concurrency.loop_time import loop_time
+from aiodatadist.concurrency.loop_time import LoopTime, loop_time
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 
@@ -66,6 +67,8 @@ CLEAN_SECONDS = 60.0
 _stuck: list[StreamTransfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
+
+_uint64s = partial(ffi.from_buffer, ffi.typeof("uint64_t[]"))
 
 Clean = Callable[["StreamTransfer", Callable[[], None]], object]
 """Does away with the requests that a transfer left in its communicator, and then calls the function, which ends it."""
@@ -146,6 +149,38 @@ class StreamTransfer(TransferCompletion):
         return f"Transfer {self._id} on {self._stream.name}"
 
 
+class RanAtOnce(TransferCompletion):
+    """A program that was over before its caller had it."""
+
+    __slots__ = ("_loop_time",)
+
+    def __init__(self, completion: Any, loop_time: LoopTime) -> None:
+        self.state = TransferState.DONE  # and not the base's: no task waits for it
+        self.error = None
+        self.nbytes = completion.bytes
+        self.ranges = completion.ranges
+        started = completion.started_ns
+        self.queue_seconds = (started - completion.submitted_ns) / 1e9
+        self.transfer_seconds = (completion.finished_ns - started) / 1e9
+        self._loop_time = loop_time
+
+    def holds_loop(self) -> bool:
+        return self._loop_time.is_over
+
+    @property
+    def quiesce_seconds(self) -> float:
+        return 0.0
+
+    def _cancel(self) -> bool:
+        return False
+
+    def _let_go(self) -> None:
+        """It kept nothing."""
+
+    def _what(self) -> str:
+        return "Transfer"
+
+
 class Stream:
     """An ordered queue of work on a device. Belongs to the event loop it is opened on."""
 
@@ -218,6 +253,38 @@ class Stream:
             self._backlog.append((transfer, timeout_ms))
         else:
             self._start(transfer, timeout_ms)
+        return transfer
+
+    def run_blocks(
+        self, program: Program, local: array[int], remote: array[int], timeout_ms: int
+    ) -> StreamTransfer | RanAtOnce | None:
+        """Run a program's only step with other blocks: these numbers at either side, as many, each below the program's limit.
+
+        Returns:
+            What it did; or a transfer under way, or one that failed, which keep what C reads; or None: it cannot run at
+            once, or a number is not below its limit, and nothing was done.
+        """
+        if self._pending or self._backlog or self._holds or self._closed:
+            return None
+        number, ran = next(self._numbers), self._ran
+        status = ring.ring_run_blocks(
+            *(self._ring, number, program.steps, _uint64s(local), _uint64s(remote), len(local)),
+            *(program.limits, timeout_ms, ran),
+        )
+        if status == ring.RING_RAN:
+            if ran.finished_ns > self.loop_time.limit:
+                self.loop_time.passed(ran.submitted_ns, ran.finished_ns)
+            if ran.state == ring.RING_DONE:
+                return RanAtOnce(ran, self.loop_time)
+        elif status != ring.RING_QUEUED:
+            return None
+        program.keep(local, remote)
+        transfer = StreamTransfer(self, number, program, None)
+        if status == ring.RING_RAN:
+            transfer._complete(ran)
+        else:
+            self._pending[number] = transfer
+            self._look_within(timeout_ms / 1000 + 2 * self.limits.grace)
         return transfer
 
     def _start(self, transfer: StreamTransfer, timeout_ms: int) -> bool:

@@ -15,7 +15,7 @@ import anyio.abc
 from aiodatadist.cache.names import Name
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.device import StreamTransfer, give_way
+from aiodatadist.device import StreamTransfer, TransferState, give_way
 from aiodatadist.errors import (
     LinkClosed,
     LinkError,
@@ -153,12 +153,15 @@ class Link(Session):
             return self.requester.begin(spec, what)
         remote, slot, link_channel = known
         try:
-            return self.submit(
+            transfer = self.submit(
                 spec.direction, link_channel, spec.entry, remote, spec.grid(remote, slot), spec.seconds, "ours"
             )
         except LLMException as error:
             error.peer = self.cluster_id
             return failed(what, error)
+        if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
+            self.learn_shortcut(spec)
+        return transfer
 
     # ---- words ----
 

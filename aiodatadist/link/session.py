@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,7 @@ from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
+from aiodatadist.device import Program, RanAtOnce, Stream, StreamTransfer, TransferCompletion, TransferState
 from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost, StuckError
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
 from aiodatadist.link.cost_model import Estimate
@@ -22,11 +23,12 @@ from aiodatadist.link.layer_events import LayerEvents
 from aiodatadist.link.leases import PeerLeases
 from aiodatadist.link.notifications import NotificationQueue
 from aiodatadist.link.questions import PendingQuestions
-from aiodatadist.link.remote_operation import RemoteOperation
+from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.shortcut import Shortcut, shortcut
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
-from aiodatadist.values.descriptors import type_name
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, type_name
 from aiodatadist.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SHORTCUTS = 1024
+"""Pairs of caches whose way is remembered."""
 ALONE_SECONDS = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 
@@ -87,6 +91,7 @@ class Session:
         self._transfers: dict[StreamTransfer, _Running] = {}
         self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
         self._taken_back: set[StreamTransfer] = set()
+        self._shortcuts: dict[tuple[str, int, int], Shortcut] = {}
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
         self._broken = Signal()
@@ -166,6 +171,44 @@ class Session:
         link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
         return None if found is None or link_channel is None else (*found, link_channel)
 
+    def learn_shortcut(self, spec: TransferSpec) -> None:
+        """A transfer ended at once: the next one between these two caches need not look everything up again."""
+        key, known = spec.key, self.within_reach(spec.entry, spec.key)
+        if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.is_rdma:
+            return
+        made = shortcut(spec.direction, spec.entry, known[0], known[2], self.stream("ours"), spec.seconds)
+        if made is not None:
+            if len(self._shortcuts) >= SHORTCUTS:
+                self._shortcuts.clear()
+            self._shortcuts[spec.direction, key.model_id, spec.entry.cache_id] = made
+
+    def at_once(
+        self, direction: str, model_id: int, cache: Cache, mine: array[int], theirs: array[int]
+    ) -> TransferCompletion | None:
+        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; both are as long.
+
+        Mostly it is over then, and nothing was leased for it: nothing else happens meanwhile. None: it was not done, and
+        takes the long way, also for saying what is wrong.
+        """
+        way = self._shortcuts.get((direction, model_id, cache.cache_id))
+        if (
+            way is None
+            or way.entry.cache is not cache
+            or self.state is not LinkState.READY
+            or not way.entry.is_usable
+            or way.remote.is_withdrawn
+            or self.channels.find(way.entry.epoch, way.remote.epoch) is not way.link_channel
+        ):
+            return None
+        transfer = way.stream.run_blocks(way.program, mine, theirs, way.timeout_ms)
+        if isinstance(transfer, RanAtOnce):
+            self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
+            self.counters.ran(_DONE[direction], transfer.nbytes, transfer.transfer_seconds)
+        elif transfer is not None:
+            self._shortcuts.clear()  # C may still read the program: the next transfer makes a new one
+            self._watch_over(transfer, way.program, _DONE[direction], way.link_channel, way.entry, way.remote)
+        return transfer
+
     def submit(
         self,
         direction: str,
@@ -206,6 +249,20 @@ class Session:
             transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel)
         else:
             transfer = self.stream(stream).submit(program, seconds)
+        what = "served" if stream == "served" else _DONE[direction]
+        self._watch_over(transfer, program, what, link_channel, entry, remote)
+        return transfer
+
+    def _watch_over(
+        self,
+        transfer: StreamTransfer,
+        program: Program,
+        what: str,
+        link_channel: LinkChannel,
+        entry: Entry,
+        remote: RemoteCache,
+    ) -> None:
+        """Lease both caches, and use the channel, until the device let go. ``what``: pulled, pushed or served."""
         entry.lease()
         remote.use()
         link_channel.uses += 1
@@ -220,11 +277,10 @@ class Session:
                 self.channels.release(running.link_channel)
             if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
-            self.counters.ended("served" if stream == "served" else _DONE[direction], done)
+            self.counters.ended(what, done)
             self.check_idle()
 
         transfer.add_done_callback(ended)
-        return transfer
 
     def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
         """Bytes are moved as they are. Said once for each of the peer's caches whose elements may be taken for others."""

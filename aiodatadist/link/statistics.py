@@ -47,6 +47,13 @@ class LinkCounters:
     def started(self) -> None:
         self._running += 1
 
+    def ran(self, what: str, nbytes: int, seconds: float) -> None:
+        """As started and ended."""
+        self._bytes[what] += nbytes
+        self._transfers += 1
+        self._seconds += seconds
+        self._longest = max(self._longest, seconds)
+
     def ended(self, what: str, completion: TransferCompletion) -> None:
         """``what``: pulled, pushed or served."""
         self._running -= 1

@@ -77,6 +77,11 @@ class Selection:
     nbytes: int = 0
     offsets: tuple[int, int] | None = None
 
+    @property
+    def is_whole_blocks(self) -> bool:
+        """Blocks of all tensors go to as many."""
+        return len(self.src_blocks) > 0 and self.layers.src is None and self.layers.dst is None
+
     def __str__(self) -> str:
         if self.src_blocks:
             what = f"{len(self.src_blocks)} blocks"

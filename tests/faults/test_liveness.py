@@ -270,7 +270,7 @@ class Peer:
         return "nothing"
 
     async def pull_for_ever(self) -> str | None:
-        """Returns when it has begun, so that no channel is being opened, which HCCL lets no end interrupt; or what ended it."""
+        """Returns when it has begun, and no channel is being opened, which HCCL lets no end interrupt; or what ended it."""
         begun = anyio.Event()
 
         async def pull() -> None:

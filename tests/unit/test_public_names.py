@@ -21,7 +21,7 @@ PUBLIC: dict[str, str] = {
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         PeerLost Placement PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
         Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError TransferReport
-        TransferTimeout TransferWithCacheKeyConfig
+        TransferTimeout TransferWithCacheKeyConfig empty torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
