@@ -1,0 +1,180 @@
+"""Writes `docs/performance.md`, with its picture, from one run: what `aiodatadist bench` measures beside other libraries.
+It takes some minutes, needs a package index once, and a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from aiodatadist.cli.bench.command import measure_cases
+from aiodatadist.cli.bench.figures import OURS, Row, Spread
+from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.options import BenchOptions
+from aiodatadist.cli.bench.plot import check_plot, draw
+from aiodatadist.cli.bench.report import BenchReport
+from aiodatadist.cli.bench.sizes import size_text
+from aiodatadist.cli.bench.workload import MemoryKind, Op
+from benchmarks.common import arguments
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PEERS = ("process_vm", "nixl")
+LARGE = BenchOptions(
+    ops=(Op.PULL, Op.PUSH), memories=(MemoryKind.POOL, MemoryKind.USER), against=PEERS, lengths=Lengths(seconds=2.0)
+)
+SMALL = BenchOptions(
+    ops=(Op.PULL, Op.PUSH),
+    blocks_of=(32, 2 << 10, 8 << 10),
+    batch=1,
+    layers=1,
+    against=PEERS,
+    lengths=Lengths(seconds=1.0),
+)
+LARGE_COMMAND = "aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl"
+SMALL_COMMAND = (
+    "aiodatadist bench --op pull,push --block 32,2KiB,8KiB --batch 1 --layers 1 --seconds 1 --against process_vm,nixl"
+)
+
+
+def by_case(rows: Sequence[Row]) -> Iterator[dict[str, Row]]:
+    """The rows of one case, by library."""
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault(row.case.model_dump_json(), {})[row.by] = row
+    return iter(cases.values())
+
+
+def ratio(ours: Spread, theirs: Spread) -> str:
+    return f"{ours.median / theirs.median:.2f}"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def large_lines(rows: Sequence[Row]) -> list[list[str]]:
+    lines = []
+    for found in by_case(rows):
+        ours, case = found[OURS], found[OURS].case
+        peers = [found[name].gigabytes_per_second for name in PEERS]
+        lines.append(
+            [
+                f"{case.op.value}, {case.memory.value}",
+                size_text(case.block),
+                str(ours.gigabytes_per_second),
+                str(ours.of_memcpy or "-"),
+                *(f"{peer} ({ratio(ours.gigabytes_per_second, peer)}x)" for peer in peers),
+                f"{ours.cpu_seconds_per_gigabyte:.3f}",
+            ]
+        )
+    return lines
+
+
+def small_lines(rows: Sequence[Row]) -> list[list[str]]:
+    lines = []
+    for found in by_case(rows):
+        ours, case = found[OURS], found[OURS].case
+        peers = [found[name].latency_us for name in PEERS]
+        lines.append(
+            [
+                case.op.value,
+                size_text(2 * case.block),
+                f"{ours.latency_us.p50:.1f}",
+                f"{ours.latency_us.p99:.1f}",
+                f"{ours.transfers_per_second.median:,.0f}",
+                *(f"{peer.p50:.1f} / {peer.p99:.1f}" for peer in peers),
+            ]
+        )
+    return lines
+
+
+def losses(reports: Sequence[BenchReport]) -> list[str]:
+    """Where another library, or memcpy on one thread, is faster."""
+    lines = []
+    for found in (found for report in reports for found in by_case(report.rows)):
+        ours, case = found[OURS], found[OURS].case
+        what = f"{case.op.value}, {case.memory.value}, {case.batch} blocks of {size_text(case.block)} per tensor"
+        for name in PEERS:
+            times = found[name].gigabytes_per_second.median / ours.gigabytes_per_second.median
+            if times > 1:
+                lines.append(f"- {what}: {name} has {times:.2f} times as much")
+        if ours.of_memcpy is not None and ours.of_memcpy.median < 1 and case.batch > 1:
+            lines.append(f"- {what}: {ours.of_memcpy.median:.2f} of a plain memcpy on one thread")
+    return lines
+
+
+def page(large: BenchReport, small: BenchReport) -> str:
+    machine, ran = large.machine, large.ran
+    large_head = ["what", "block", "GB/s", "of memcpy on one thread", *PEERS, "CPU s per GB"]
+    small_head = ["what", "bytes", "median", "p99", "per second", *(f"{name}, median / p99" for name in PEERS)]
+    return f"""# Performance
+
+Written by `python -m benchmarks.performance` from one run on {large.started:%Y-%m-%d}. Nothing of this is of an NPU:
+softnpu's copies are the processor's. Medians, with quartiles in parentheses; all contenders in turns in the same run, two
+processes on one machine, every byte checked.
+
+{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}; Python {machine.python},
+{machine.loop}; aiodatadist {machine.aiodatadist} on {ran.runtime} ({ran.strictness or "-"}), transport {ran.transport}.
+NIXL (over UCX) and process_vm (plain Python that calls `process_vm_readv`) run as they come. Their memory is private, as
+`user` memory is.
+
+## Many blocks at a time
+
+128 MiB in scattered blocks of 8 tensors. `pool` is memory of the library's, or of `aiodatadist.empty`; `user` is arrays of
+the caller's. GB/s; behind another library's: how many times as fast this one is.
+
+{table(large_head, large_lines(large.rows))}
+
+![Bytes per second by the size of a block](performance.svg)
+
+```console
+$ {LARGE_COMMAND}
+```
+
+## One small transfer at a time
+
+Awaited one behind the other, of two tensors; microseconds.
+
+{table(small_head, small_lines(small.rows))}
+
+```console
+$ {SMALL_COMMAND}
+```
+
+## Where others are faster
+
+{chr(10).join(losses([large, small])) or "- nowhere in this run"}
+"""
+
+
+async def measured(options: BenchOptions) -> BenchReport:
+    found = await measure_cases(options, options.cases())
+    wrong = [line for row in found.rows for line in row.wrong or ()]
+    if found.failure is not None or wrong:
+        raise SystemExit(found.failure or "\n".join(wrong))
+    return found
+
+
+async def both(seconds: float | None) -> tuple[BenchReport, BenchReport]:
+    large, small = LARGE, SMALL
+    if seconds is not None:
+        lengths = Lengths(seconds=seconds)
+        large, small = replace(large, lengths=lengths), replace(small, lengths=lengths)
+    return await measured(large), await measured(small)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of transfers for each row (2 and 1)")
+    parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
+    given = parser.parse_args()
+    check_plot()
+    large, small = asyncio.run(both(given.seconds))
+    given.into.joinpath("performance.md").write_text(page(large, small), encoding="utf-8")
+    draw(large, given.into / "performance.svg")
+
+
+if __name__ == "__main__":
+    main()
