@@ -70,8 +70,9 @@ _stuck: list[StreamTransfer] = []
 
 _uint64s = partial(ffi.from_buffer, ffi.typeof("uint64_t[]"))
 
-Clean = Callable[["StreamTransfer", Callable[[], None]], object]
-"""Does away with the requests that a transfer left in its communicator, and then calls the function, which ends it."""
+Clean = Callable[["StreamTransfer", LLMException | None, Callable[[], None]], object]
+"""Does away with the requests that a transfer left in its communicator, and then calls the function, which ends it. Told, too,
+is what it failed with."""
 
 
 class StreamTransfer(TransferCompletion):
@@ -135,7 +136,7 @@ class StreamTransfer(TransferCompletion):
         error = completion_error(completion) if told else None
         if completion.unclean and self._clean is not None and state is not TransferState.STUCK:
             self._is_cleaned = True
-            self._clean(self, partial(self._finish, state, error))
+            self._clean(self, error, partial(self._finish, state, error))
         else:
             self._finish(state, error)
 

@@ -16,7 +16,16 @@ from aiodatadist.cache.names import Key
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.device import Program, RanAtOnce, Stream, StreamTransfer, TransferCompletion, TransferState
-from aiodatadist.errors import CacheNotFound, LinkClosed, LinkError, LLMStatusCode, NotLinked, PeerLost, StuckError
+from aiodatadist.errors import (
+    CacheNotFound,
+    LinkClosed,
+    LinkError,
+    LLMException,
+    LLMStatusCode,
+    NotLinked,
+    PeerLost,
+    StuckError,
+)
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
 from aiodatadist.link.cost_model import Estimate
 from aiodatadist.link.layer_events import LayerEvents
@@ -53,6 +62,11 @@ BROKEN_TIMEOUT = 30.0
 """Seconds for closing a channel on which a transfer was stopped half-way: the peer's transfers on it end first."""
 
 _DONE = {"get": "pulled", "put": "pushed"}
+
+
+def _is_suspect(error: LLMException | None) -> bool:
+    """The device says that the other end is what failed."""
+    return error is not None and error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
 
 
 class _Running:
@@ -300,9 +314,12 @@ class Session:
 
     # ---- over RDMA: a transfer that was stopped half-way ----
 
-    def _break_channel(self, transfer: StreamTransfer, finish: Callable[[], None]) -> None:
+    def _break_channel(self, transfer: StreamTransfer, error: LLMException | None, finish: Callable[[], None]) -> None:
         """Requests of it are left in its channel's queue, where the next request would start them. So none comes, and the
-        transfer ends, with its leases, when the channel is closed."""
+        transfer ends, with its leases, when the channel is closed. If the peer is what failed, no further channel is opened
+        with it: HCCL would wait for the peer, and no call could end that."""
+        if _is_suspect(error):
+            self._peer_failed(error)
         running = self._transfers[transfer]
         closed = Signal()
 
@@ -392,15 +409,20 @@ class Session:
                 transfer.replace_error(
                     CacheNotFound(f"cluster {self.cluster_id} took its cache back", peer=self.cluster_id)
                 )
-        suspect = transfer.error is not None and transfer.error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
+        suspect = _is_suspect(transfer.error)
         if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_error(self.copy_of_failure())
-        elif suspect and transfer.error is not None:
-            died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {transfer.error.args[0]}"
-            self.break_off(PeerLost(died))
-            transfer.replace_error(PeerLost(died, peer=self.cluster_id))
+        elif suspect:
+            transfer.replace_error(PeerLost(self._peer_failed(transfer.error), peer=self.cluster_id))
         elif transfer.error is not None:
             transfer.error.peer = self.cluster_id
+
+    def _peer_failed(self, error: LLMException | None) -> str:
+        """A transfer found that out before the connection or the heartbeats did: the link is over. Why, in words."""
+        words = "" if error is None else error.args[0]
+        died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
+        self.break_off(PeerLost(died))
+        return died
 
     def lose(self, entry: Entry) -> None:
         """It is not known when bytes stop to land in it: it is never used again."""
