@@ -21,10 +21,16 @@ from benchmarks.common import arguments
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PEERS = ("process_vm", "nixl")
+OWNER = ["--role", "prefill"]
 LARGE = BenchOptions(
-    ops=(Op.PULL, Op.PUSH), memories=(MemoryKind.POOL, MemoryKind.USER), against=PEERS, lengths=Lengths(seconds=2.0)
+    owner_arguments=OWNER,
+    ops=(Op.PULL, Op.PUSH),
+    memories=(MemoryKind.POOL, MemoryKind.USER),
+    against=PEERS,
+    lengths=Lengths(seconds=2.0),
 )
 SMALL = BenchOptions(
+    owner_arguments=OWNER,
     ops=(Op.PULL, Op.PUSH),
     blocks_of=(32, 2 << 10, 8 << 10),
     batch=1,

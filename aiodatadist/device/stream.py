@@ -71,8 +71,8 @@ _stuck: list[StreamTransfer] = []
 _uint64s = partial(ffi.from_buffer, ffi.typeof("uint64_t[]"))
 
 Clean = Callable[["StreamTransfer", LLMException | None, Callable[[], None]], object]
-"""Does away with the requests that a transfer left in its communicator, and then calls the function, which ends it. Told, too,
-is what it failed with."""
+"""Does away with the requests that a transfer, which failed with this, left in its communicator, and then calls the function,
+which ends it."""
 
 
 class StreamTransfer(TransferCompletion):
