@@ -373,10 +373,11 @@ def npu_nodes() -> list[str]:
 
 
 def _dlopen(names: tuple[str, ...], flags: int = 0) -> tuple[str, Any]:
+    """Open the first of some libraries that is there, for good: threads of a vendor's library may outlast the interpreter."""
     tried = []
     for name in names:
         try:
-            return name, ffi.dlopen(name, ffi.RTLD_NOW | flags)
+            return name, ffi.dlopen(name, ffi.RTLD_NOW | ffi.RTLD_NODELETE | flags)
         except OSError as error:
             tried.append(str(error))
     raise RuntimeUnavailable("; ".join(tried), hint="is CANN installed, and its lib64 on LD_LIBRARY_PATH?")
