@@ -1,8 +1,13 @@
-"""Another library, as the initiator sees it: a process that is told to move blocks for a while, and says how it went."""
+"""Another library, as the initiator sees it: a process that is told to move blocks for a while, and says how it went.
+
+It is stopped (SIGSTOP), with its owner, whenever it is not its turn: some libraries have threads that never sleep.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -53,7 +58,23 @@ class Contender:
         count = (await self._ask({"check": True}))["wrong"]
         return [f"{self.what}: {count} blocks"] if count else []
 
+    async def aclose(self) -> None:
+        self._signal(signal.SIGKILL)
+        await self._process.aclose()
+
     async def _ask(self, message: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        try:
+            return await self._answer(message, seconds)
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        """To both of its processes, which are a group."""
+        with suppress(ProcessLookupError):  # they ended
+            os.killpg(self._process.pid, number)
+
+    async def _answer(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             with anyio.fail_after(seconds + ANSWER_SECONDS):
@@ -90,18 +111,14 @@ async def open_contenders(names: Sequence[str], case: Case) -> AsyncIterator[lis
     Raises:
         CommandError: one cannot be installed, or does not work here.
     """
-    processes: list[Process] = []
+    contenders: list[Contender] = []
     try:
-        contenders = []
         for name in names:
             command = [await python_of(name), str(SCRIPT), name]
-            processes.append(await anyio.open_process(command, stderr=None))
-            contenders.append(Contender(name, processes[-1]))
+            contenders.append(Contender(name, await anyio.open_process(command, stderr=None, start_new_session=True)))
             await contenders[-1].prepare(case)
         yield contenders
     finally:
         with anyio.CancelScope(shield=True):  # bounded: a killed process ends
-            for process in processes:
-                with suppress(ProcessLookupError):  # it ended
-                    process.kill()
-                await process.aclose()
+            for contender in contenders:
+                await contender.aclose()

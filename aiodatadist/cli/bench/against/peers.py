@@ -11,6 +11,7 @@ import ctypes
 import json
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+PR_SET_PDEATHSIG = 1
 PAGE = 2 << 20
 """Buffers start with a huge page, as the library's own memory does."""
 
@@ -273,7 +275,13 @@ def check(mover: Mover, owner: Owner) -> dict[str, Any]:
     return owner.ask({"check": True})
 
 
+def end_with_parent() -> None:
+    """A stopped process does not see its stdin end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_parent()
     told = os.dup(1)
     os.dup2(2, 1)
     (own if len(sys.argv) > 2 else initiate)(sys.argv[1], told)
