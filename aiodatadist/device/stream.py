@@ -79,15 +79,18 @@ class StreamTransfer(TransferCompletion):
     """One program under way on a stream.
 
     Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
+
+    Attributes:
+        is_failing: it did not succeed, and ends when requests that it left in its communicator are done away with.
     """
 
-    __slots__ = ("_clean", "_id", "_is_cleaned", "_program", "_stream", "_watcher")
+    __slots__ = ("_clean", "_id", "_program", "_stream", "_watcher", "is_failing")
 
     def __init__(self, stream: Stream, number: int, program: Program, clean: Clean | None) -> None:
         super().__init__()
         self._watcher: Callable[[int], object] | None = None
         self._clean = clean
-        self._is_cleaned = False
+        self.is_failing = False
         self._stream = stream
         self._id = number
         self._program: Program | None = program
@@ -105,7 +108,7 @@ class StreamTransfer(TransferCompletion):
     @property
     def is_waiting(self) -> bool:
         """It was not handed to C so far."""
-        return not self.is_done and not self._is_cleaned and self._id not in self._stream._pending
+        return not self.is_done and not self.is_failing and self._id not in self._stream._pending
 
     def fail(self, error: LLMException) -> None:
         """It waits, and cannot be carried out."""
@@ -135,7 +138,7 @@ class StreamTransfer(TransferCompletion):
         told = completion.state not in {ring.RING_DONE, ring.RING_CANCELLED}
         error = completion_error(completion) if told else None
         if completion.unclean and self._clean is not None and state is not TransferState.STUCK:
-            self._is_cleaned = True
+            self.is_failing = True
             self._clean(self, error, partial(self._finish, state, error))
         else:
             self._finish(state, error)
@@ -322,7 +325,7 @@ class Stream:
         if transfer._id in self._pending:
             self._look_within(self.limits.patience + 2 * self.limits.grace)
             return bool(ring.ring_cancel(self._ring, transfer._id))
-        if transfer._is_cleaned:
+        if transfer.is_failing:
             return True
         transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
         return True

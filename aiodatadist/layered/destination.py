@@ -171,6 +171,8 @@ class Destination:
         is_last = self._ready == len(self.layers)
         if not waiting or len(self._transfers) >= MAX_IN_FLIGHT or (waiting < self.group and not is_last):
             return
+        if any(transfer.is_failing for transfer in self._transfers):
+            return
         if self._has_no_channel:
             self._reach()
             return
@@ -312,7 +314,8 @@ class Destination:
         self.ranges += transfer.ranges
         self.transfer_seconds += transfer.transfer_seconds
         if transfer.state is TransferState.DONE:
-            self._arrived(stop)
+            if not any(before < stop for before in self._transfers.values()):  # else that one failed, and will say so
+                self._arrived(stop)
             if self.is_open:
                 self._send()
         else:

@@ -8,7 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    CacheDesc,
+    DataType,
+    LinkError,
+    LLMStatusCode,
+    TransferWithCacheKeyConfig,
+)
 from aiodatadist.errors import LinkClosed, StuckError
 from aiodatadist.link import requester
 from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
@@ -141,3 +149,32 @@ async def peer_ends_first() -> None:
 def test_a_stopped_request_outlasts_what_this_end_has_on_the_channel() -> None:
     """The peer says that it has stopped when the channel is closed, for which this end's own transfers are waited for."""
     runner.run("roce", peer_ends_first)
+
+
+async def layer_behind_a_failed_one() -> None:
+    async with runner.pair(DESC, sync_kv_timeout=10000) as (one, two, mine, theirs):
+        manager, manager_there = one.datadist.cache_manager, two.datadist.cache_manager
+        await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
+        await manager_there.pull_blocks(BlocksCacheKey(1), theirs, [0], [0])
+        channels = manager._engine.find_link(2).channels
+        first = channels.current
+        synchronizer = AwaitableLayerSynchronizer(2)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=1500@1;HcclBatchPut:exec=507053@1")
+            other = manager_there.pull_blocks(BlocksCacheKey(1), theirs, [3], [3])  # keeps the channel open
+            config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
+            task = manager.transfer_cache_async(mine, synchronizer, [config], [5], [5])
+            synchronizer.ready(0)
+            with anyio.fail_after(10):
+                while channels._current in {None, first}:  # noqa: ASYNC110 - until the next one is open
+                    await anyio.sleep(0.001)
+                assert not other.done()
+                synchronizer.ready(1)
+                assert await task.get_results() == [LLMStatusCode.LLM_DEVICE_MEM_ERROR]
+                await other
+        assert [done.layer_index async for done in task.progress()] == []
+
+
+def test_a_layer_that_arrives_on_the_next_channel_does_not_make_good_one_that_failed() -> None:
+    """The failed one is told when its channel is closed; meanwhile the next channel would carry those behind it."""
+    runner.run("roce", layer_behind_a_failed_one)
