@@ -42,7 +42,6 @@ from aiodatadist.link import (
     LinkStatistics,
     Notification,
     NotificationInbox,
-    Wire,
     channel_name,
     connected,
     hear_first,
@@ -323,7 +322,7 @@ class Engine:
 
     async def _welcome(self, sock: socket.socket, first: Message, client: PendingClient, listener: Listener) -> Link:
         """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
-        link = Link(Wire(await Connection.over(sock)), self.device, self.transport, self)
+        link = Link((await Connection.over(sock)).wire(), self.device, self.transport, self)
         self._heartbeats.expect(link)
         try:
             handshake = Handshake("server", self._hello(listener.key), listener.key)
@@ -537,7 +536,7 @@ class Engine:
         return True
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
-        link = Link(Wire(await self._connect(address)), self.device, self.transport, self)
+        link = Link((await self._connect(address)).wire(), self.device, self.transport, self)
         handshake = Handshake("client", self._hello(key), key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT))
 

@@ -16,7 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.errors import LinkError, PeerLost, ProtocolError
-from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY
+from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
@@ -100,6 +100,10 @@ class Connection(anyio.abc.ByteStream):
             sock.close()
             raise
 
+    def wire(self) -> Wire:
+        """Messages over it."""
+        return Wire(self, self.send_at_once)
+
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
         """Raises EndOfStream, BrokenResourceError."""
         if self._may_hold_more:  # then reading does not wait, and a peer that sends much would keep the loop
@@ -121,6 +125,14 @@ class Connection(anyio.abc.ByteStream):
             await self._writer.drain()
         except OSError as error:
             raise anyio.BrokenResourceError from error
+
+    def send_at_once(self, data: bytes) -> bool:
+        """Whether it is on its way: not behind something that the kernel has not taken, nor when the connection is over."""
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        transport.write(data)
+        return True
 
     async def send_eof(self) -> None:
         with contextlib.suppress(OSError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import anyio
 import anyio.abc
@@ -25,11 +27,17 @@ class Wire:
     """Messages over a byte stream: one reader, and one writer at a time.
 
     While a link is made its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
-    waits, so a reaction to a message can answer it, and :meth:`pump` sends them in this order.
+    waits, so a reaction to a message can answer it, and :meth:`pump` sends them in this order. The first in a turn of the
+    loop does not wait for the pump, if it can be sent at once.
+
+    Args:
+        at_once: sends without waiting, or says that it cannot now.
     """
 
-    def __init__(self, stream: anyio.abc.ByteStream) -> None:
+    def __init__(self, stream: anyio.abc.ByteStream, at_once: Callable[[bytes], bool] = lambda _: False) -> None:
         self.stream = stream
+        self._at_once = at_once
+        self._has_had_its_turn = False
         self._decoder = Decoder(UNVERIFIED_BODY)
         self._ready: deque[Message] = deque()
         self._backlog: list[bytes] = []
@@ -54,9 +62,16 @@ class Wire:
     def post(self, message: Message) -> None:
         """Send it soon. Raises ProtocolError: it is larger than a frame may be; nothing was posted."""
         data = encode(message)
+        if not self._has_had_its_turn and not self._backlog_bytes and self._at_once(data):
+            self._has_had_its_turn = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+            return
         self._backlog.append(data)
         self._backlog_bytes += len(data)
         self._posted.set()
+
+    def _next_turn(self) -> None:
+        self._has_had_its_turn = False
 
     @property
     def is_congested(self) -> bool:
