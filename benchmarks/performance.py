@@ -17,6 +17,7 @@ from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import MemoryKind, Op
+from benchmarks import facade, scale
 from benchmarks.common import arguments
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -37,6 +38,9 @@ SMALL = BenchOptions(
     layers=1,
     against=PEERS,
     lengths=Lengths(seconds=1.0),
+)
+LAYERED = BenchOptions(
+    owner_arguments=OWNER, ops=(Op.PUSH, Op.LAYERED), blocks_of=(64 << 10, 1 << 20), lengths=Lengths(seconds=2.0)
 )
 LARGE_COMMAND = "aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl"
 SMALL_COMMAND = (
@@ -111,7 +115,52 @@ def losses(reports: Sequence[BenchReport]) -> list[str]:
     return lines
 
 
-def page(large: BenchReport, small: BenchReport) -> str:
+def layered_lines(rows: Sequence[Row]) -> list[list[str]]:
+    """A layered transfer, all of whose layers are ready, against one push of the same blocks."""
+    speeds = {(row.case.op, row.case.block): row.gigabytes_per_second.median for row in rows}
+    return [
+        [
+            f"a layered transfer without compute, blocks of {size_text(block)}: its time over one push's",
+            f"{speeds[Op.PUSH, block] / speeds[Op.LAYERED, block]:.2f}",
+            "at most 1.1",
+            "`aiodatadist bench --op push,layered --block 64KiB,1MiB`",
+        ]
+        for op, block in speeds
+        if op is Op.LAYERED
+    ]
+
+
+async def link_lines(times: int = 3) -> list[list[str]]:
+    seconds = sorted([await scale.seconds_to_link(512) for _ in range(times)])
+    first = await scale.seconds_of_first_pull(10, 100)
+    command = "`python -m benchmarks.scale`"
+    return [
+        [
+            "512 links to clusters in 8 processes, made at once",
+            f"{seconds[len(seconds) // 2]:.2f} s ({seconds[0]:.2f}..{seconds[-1]:.2f})",
+            "at most 2 s",
+            command,
+        ],
+        ["the first pull by a key, for which the peer is asked", f"{1e6 * first:.0f} us", "at most 100 us", command],
+    ]
+
+
+def facade_lines() -> list[list[str]]:
+    with facade.linked() as ends:
+        found = list(facade.submissions(ends, 2000))
+    return [
+        [
+            f"{row['what']}: median, p99",
+            f"{row['median us']}, {row['p99 us']} us",
+            f"p99 at most {row['budget us']} us",
+            "`python -m benchmarks.facade`",
+        ]
+        for row in found
+        if row["budget us"] != "-"
+    ]
+
+
+def page(large: BenchReport, small: BenchReport, others: Sequence[Sequence[str]] = ()) -> str:
     machine, ran = large.machine, large.ran
     large_head = ["what", "block", "GB/s", "of memcpy on one thread", *PEERS, "CPU s per GB"]
     small_head = ["what", "bytes", "median", "p99", "per second", *(f"{name}, median / p99" for name in PEERS)]
@@ -119,7 +168,7 @@ def page(large: BenchReport, small: BenchReport) -> str:
 
 Written by `python -m benchmarks.performance` from one run on {large.started:%Y-%m-%d}. Nothing of this is of an NPU:
 softnpu's copies are the processor's. Medians, with quartiles in parentheses; all contenders in turns in the same run, two
-processes on one machine, every byte checked.
+processes on one machine, every byte checked; another library's processes are stopped while it is not its turn.
 
 {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}; Python {machine.python},
 {machine.loop}; aiodatadist {machine.aiodatadist} on {ran.runtime} ({ran.strictness or "-"}), transport {ran.transport}.
@@ -149,6 +198,17 @@ Awaited one behind the other, of two tensors; microseconds.
 $ {SMALL_COMMAND}
 ```
 
+The median is what a call costs that never leaves C and its Python wrapper. About one transfer in ninety gives way to the
+event loop, which inline work may keep for a millisecond: the 99th percentile is that turn of the loop.
+
+## What else has a goal
+
+{table(["what", "here", "goal", "command"], others)}
+
+Where a goal is missed: links cost threads and handshakes, some milliseconds of processor time at each end; a first pull is
+two turns of two event loops; and a call of the facade waits for the interpreter's lock while the loop's thread has it, and
+then for the kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
+
 ## Where others are faster
 
 {chr(10).join(losses([large, small])) or "- nowhere in this run"}
@@ -171,6 +231,10 @@ async def both(seconds: float | None) -> tuple[BenchReport, BenchReport]:
     return await measured(large), await measured(small)
 
 
+async def other_lines() -> list[list[str]]:
+    return [*layered_lines((await measured(LAYERED)).rows), *await link_lines()]
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seconds", type=float, metavar="S", help="of transfers for each row (2 and 1)")
@@ -178,7 +242,8 @@ def main() -> None:
     given = parser.parse_args()
     check_plot()
     large, small = asyncio.run(both(given.seconds))
-    given.into.joinpath("performance.md").write_text(page(large, small), encoding="utf-8")
+    others = [*asyncio.run(other_lines()), *facade_lines()]
+    given.into.joinpath("performance.md").write_text(page(large, small, others), encoding="utf-8")
     draw(large, given.into / "performance.svg")
 
 

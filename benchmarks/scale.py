@@ -19,8 +19,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -125,9 +125,11 @@ def allocate_of(cluster: Cluster) -> Operation:
     return operation
 
 
-async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
+@contextmanager
+def hosted(count: int) -> Iterator[list[tuple[int, str, int]]]:
+    """So many peers, in other processes: cluster ids and addresses."""
     context = multiprocessing.get_context("spawn")
-    share = max(LINKS) // PROCESSES
+    share = count // PROCESSES
     ports, processes = [], []
     for i in range(PROCESSES):
         ours, theirs = context.Pipe()
@@ -135,9 +137,17 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
         process.start()
         ports.append(ours)
         processes.append(process)
-    addresses = [entry for port in ports for entry in port.recv()]
+    yield [entry for port in ports for entry in port.recv()]
+    for port in ports:
+        port.send(None)
+    for process in processes:
+        process.join(20)
+
+
+async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
     rows = []
     async with AsyncExitStack() as stack:
+        addresses = stack.enter_context(hosted(max(LINKS)))
         hubs = []
         for device, count in enumerate(LINKS):
             options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, "heartbeat_interval": 5000}
@@ -154,11 +164,28 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
             ("allocate and back", [allocate_of(hub) for hub, _, _ in hubs]),
         ):
             rows.append(row(what, LINKS, await compare(operations, rounds, batch)))
-    for port in ports:
-        port.send(None)
-    for process in processes:
-        process.join(20)
     return rows
+
+
+async def seconds_to_link(count: int) -> float:
+    """To make so many links at once."""
+    with hosted(count) as addresses:
+        async with open_cluster(1, heartbeat_interval=5000) as hub:
+            await hub.blocks(SMALL)
+            started = now()
+            await link_all(hub, addresses)
+            return now() - started
+
+
+async def seconds_of_first_pull(rounds: int, batch: int) -> float:
+    """Median of a pull by a key for which the peer has to be asked; both clusters are in this process."""
+    async with open_cluster(1, mem_pool_cfg=POOL) as hub, open_cluster(2, device_id=1, mem_pool_cfg=POOL) as peer:
+        cache = await hub.contiguous(SMALL)
+        await hub.datadist.link_clusters([cluster_info(peer)])
+        operation = forget_and_pull_of(hub, peer, cache)
+        await operation()
+        (seconds,) = await compare([operation], rounds, batch)
+        return seconds
 
 
 # ---- keys ----
