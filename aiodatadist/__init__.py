@@ -43,7 +43,7 @@ from aiodatadist.layered.synchronizers import (
     LayerSynchronizer,
     TorchNpuLayerSynchronizer,
 )
-from aiodatadist.link import LayerReceiver, LinkStatistics, Notification
+from aiodatadist.link import BlockLease, LayerReceiver, LeaseEnd, LinkStatistics, Notification
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,
@@ -60,6 +60,7 @@ from aiodatadist.values.descriptors import (
     RegisterMemStatus,
     Status,
 )
+from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __version__ = "0.1.0"
@@ -71,6 +72,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "AuthError",
     "AwaitableLayerSynchronizer",
+    "BlockLease",
     "BlocksCacheKey",
     "Cache",
     "CacheDesc",
@@ -95,6 +97,8 @@ __all__ = [
     "LayerDone",
     "LayerReceiver",
     "LayerSynchronizer",
+    "LeaseEnd",
+    "LeaseTicket",
     "LinkClosed",
     "LinkError",
     "LinkStatistics",
@@ -124,5 +128,6 @@ __all__ = [
     "TransferWithCacheKeyConfig",
     "__version__",
     "empty",
+    "new_lease_name",
     "torch_empty",
 ]

@@ -20,7 +20,7 @@ from aiodatadist.device import MAX_COPY_SECONDS, give_way, tensors
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.link import LayerReceiver, TransferSpec
+from aiodatadist.link import BlockLease, LayerReceiver, TransferSpec
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import (
@@ -35,6 +35,7 @@ from aiodatadist.values.descriptors import (
     check_cache_key,
 )
 from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.lease_ticket import LeaseTicket, check_lease_name
 from aiodatadist.values.selection import Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 Tensor = Any
 """An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
 
+LEASED_SECONDS = 60.0
+"""Seconds that a pull of leased blocks may take, unless its caller says otherwise."""
 _LISTS: Final = frozenset({list, tuple, range})
 """Of block numbers. Others take the long way."""
 
@@ -377,6 +380,99 @@ class CacheManager:
         link, engine = self._link(key), self._engine
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request=not engine.one_sided)
         return self._start(what, link, spec, notify)
+
+    # ---- blocks that are kept for a peer ----
+
+    def lease_blocks(
+        self, cache: Cache, blocks: Sequence[int], timeout_in_millis: int, *, name: str | None = None
+    ) -> BlockLease:
+        """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
+
+        The lease ends when a peer has the blocks, when it does not want them (its pull was cancelled, or
+        :meth:`release_lease`), when the link to the peer that was pulling ends, or after the timeout; if a pull is under way
+        then, with that. Nothing but the caller keeps the blocks from being overwritten meanwhile, who learns of the end by
+        :meth:`BlockLease.wait_ended` or a callback.
+
+        Args:
+            timeout_in_millis: for a peer to begin.
+            name: 32 hexadecimal digits, for a caller that has written the ticket before; made up if omitted.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: an argument is wrong, or there is a lease of this name.
+            CacheNotFound: the cache is not known.
+        """
+        entry = self._local(cache, "cache")
+        if not entry.blocks:
+            raise ParamInvalid("cache is a contiguous cache: lease_blocks keeps blocks")
+        numbers = indexes(blocks, "blocks")
+        if not numbers:
+            raise ParamInvalid("blocks is empty: there is nothing to keep")
+        check_below(numbers, entry.pieces, "blocks", "cache")
+        checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
+        self._engine.check_here()
+        self._engine.check_running()
+        engine, seconds = self._engine, timeout_in_millis / 1000
+        return engine.block_leases.open(engine.cluster_id, entry, numbers, seconds, check_lease_name(name))
+
+    def pull_leased(
+        self,
+        ticket: LeaseTicket | Mapping[str, Any],
+        dst_cache: Cache,
+        dst_blocks: Sequence[int],
+        *,
+        first: int = 0,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        timeout_in_millis: int | None = None,
+        patience_in_millis: int = 0,
+    ) -> CacheTask:
+        """Read blocks that a peer keeps: ``ticket.blocks[first + i]`` goes to ``dst_blocks[i]``, in every tensor.
+
+        When the task succeeds the owner kept the blocks until the last byte was here, and is told that it need not any more.
+        When it is cancelled the owner is told that the blocks are not wanted. After a failure they are kept as before, for
+        another attempt, or :meth:`release_lease`.
+
+        Args:
+            first: leaves out blocks at the beginning, which this end has.
+            timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
+            patience_in_millis: in which a lease that the owner does not know yet may come to be.
+
+        Errors as :meth:`pull_blocks`, and awaiting raises CacheNotFound if the owner does not keep the blocks (any more), or
+        another peer pulls them.
+        """
+        kept = LeaseTicket.of(ticket)
+        entry = self._destination(dst_cache, "dst_cache")
+        if not entry.blocks:
+            raise ParamInvalid("dst_cache is a contiguous cache: pull_leased fills blocks")
+        if not 0 <= checks.integer(first, "first", checks.INT64) < len(kept.blocks):
+            raise ParamInvalid(f"first is {first}: the ticket has {len(kept.blocks)} blocks")
+        sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(dst_blocks)], dst_blocks)
+        check_below(targets, entry.pieces, "dst_blocks", "destination")
+        layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        layers.of_target(entry)
+        engine, link = self._engine, self._link(kept.key)
+        seconds = max(LEASED_SECONDS, 2 * engine.timeout)
+        if timeout_in_millis is not None:
+            if checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) == 0:
+                raise ParamInvalid("timeout_in_millis is 0: it has to be at least 1")
+            seconds = timeout_in_millis / 1000
+        patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
+        selection = Selection(layers, sources, targets)
+        spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request=not engine.one_sided)
+        pull = link.start_leased(spec, kept.lease, seconds, patience, "pull_leased")
+        return CacheTask("pull_leased", link.cluster_id, pull, engine.check_here, spec)
+
+    async def release_lease(self, ticket: LeaseTicket | Mapping[str, Any]) -> None:
+        """Tell the owner that its blocks are not wanted. One that this end pulls just now is left alone: cancel that.
+
+        Raises:
+            TypeError, ParamInvalid: it is no ticket.
+            NotLinked, PeerLost, LinkClosed: there is no link to the owner (any more).
+        """
+        kept = LeaseTicket.of(ticket)
+        self._link(kept.key).release_lease(kept.lease)
+        await give_way()
 
     # ---- pushing ----
 

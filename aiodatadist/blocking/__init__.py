@@ -12,6 +12,7 @@ The engine is the awaitable one, on an event loop in a thread that the first ``L
 Warnings are one line each on stderr, unless the script configured logging.
 """
 
+from aiodatadist.blocking.block_lease import BlockLease
 from aiodatadist.blocking.cache_manager import CacheManager
 from aiodatadist.blocking.cache_task import CacheTask
 from aiodatadist.blocking.config import LLMConfig, LlmConfig
@@ -24,6 +25,7 @@ from aiodatadist.blocking.stats import Stats
 from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
+from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,
@@ -40,11 +42,13 @@ from aiodatadist.values.descriptors import (
     RegisterMemStatus,
     Status,
 )
+from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 _show_warnings()
 
 __all__ = [
+    "BlockLease",
     "BlocksCacheKey",
     "Cache",
     "CacheDesc",
@@ -69,6 +73,8 @@ __all__ = [
     "LayerReceiver",
     "LayerSynchronizer",
     "LayersHandle",
+    "LeaseEnd",
+    "LeaseTicket",
     "LlmConfig",
     "MemInfo",
     "Memtype",

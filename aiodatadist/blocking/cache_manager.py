@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from aiodatadist import cache_manager as awaitable
+from aiodatadist.blocking.block_lease import BlockLease
 from aiodatadist.blocking.facade import blocking, moving, starting
 from aiodatadist.blocking.layers import LayerReceiver, LayersHandle
 from aiodatadist.blocking.submitted import Handle, Submissions
@@ -65,6 +66,18 @@ class CacheManager:
     arrays = blocking(awaitable.CacheManager.arrays)
     tensors = blocking(awaitable.CacheManager.tensors)
     pool_usage = blocking(awaitable.CacheManager.pool_usage)
+    pull_leased = moving(awaitable.CacheManager.pull_leased)
+    release_lease = blocking(awaitable.CacheManager.release_lease)
+
+    def lease_blocks(
+        self, cache: Cache, blocks: Sequence[int], timeout_in_millis: int, *, name: str | None = None
+    ) -> BlockLease:
+        """Keep blocks of a cache for one peer, as :meth:`aiodatadist.CacheManager.lease_blocks`."""
+
+        async def make() -> BlockLease:
+            return BlockLease(self._thread, self._inner.lease_blocks(cache, blocks, timeout_in_millis, name=name))
+
+        return self._thread.call(make)
 
     def receive_layers(self, cluster_id: int, cache: Cache) -> LayerReceiver:
         """``with manager.receive_layers(1, cache) as receiver:`` watch a cache being filled by a peer's layered transfer.

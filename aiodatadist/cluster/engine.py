@@ -37,6 +37,7 @@ from aiodatadist.errors import (
 from aiodatadist.layered import LayeredTransfer
 from aiodatadist.link import (
     DRAIN_TIMEOUT,
+    BlockLeases,
     Connection,
     Link,
     LinkStatistics,
@@ -132,6 +133,7 @@ class Engine:
         self.registry: CacheRegistry
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox()
+        self.block_leases = BlockLeases()
         self.layered: set[LayeredTransfer] = set()
         self.serving_a_request = serving_a_request
         self._owner = owner
@@ -185,6 +187,7 @@ class Engine:
         self._stopping.set()
         self._linked.set()
         self.notification_inbox.close()
+        self.block_leases.end()
         for transfer in list(self.layered):
             transfer.fail(LinkClosed("the cluster was finalized"))
         for listener in list(self._listeners):

@@ -3,12 +3,14 @@
 ``session`` is what all its parts share, and ``link`` the life of it, ``link_handshake`` its beginning; ``connection`` and
 ``wire`` carry its messages, ``questions`` those that are answered; ``channels`` reach memory, and ``leases`` say what of
 this end's the peer may reach; ``requester`` and ``responder`` are transfers for which the peer has to be asked, and those
-that it asks for; ``notifications``, and ``layer_events`` for layers that have come.
+that it asks for; ``block_leases`` keeps blocks for a peer, and ``leased_pull`` is a pull of such; ``notifications``, and
+``layer_events`` for layers that have come.
 
 Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
 more. Refuses to know: other links.
 """
 
+from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
 from aiodatadist.link.layer_events import LayerReceiver
@@ -21,8 +23,11 @@ from aiodatadist.link.wire import Wire
 
 __all__ = [
            "DRAIN_TIMEOUT",
+           "BlockLease",
+           "BlockLeases",
            "Connection",
            "LayerReceiver",
+           "LeaseEnd",
            "Link",
            "LinkCounters",
            "LinkHost",

@@ -25,6 +25,8 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
+from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
+from aiodatadist.link.leased_pull import LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import decode
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
@@ -39,6 +41,8 @@ from aiodatadist.wire.messages import (
     Broken,
     Bye,
     CacheEntry,
+    Claim,
+    Claimed,
     Connect,
     Disconnect,
     Found,
@@ -63,6 +67,7 @@ from aiodatadist.wire.messages import (
     Revoked,
     Stop,
     Taken,
+    Unclaim,
     Watch,
 )
 
@@ -163,6 +168,16 @@ class Link(Session):
             self.learn_shortcut(spec)
         return transfer
 
+    def start_leased(self, spec: TransferSpec, lease: str, seconds: float, patience: float, what: str) -> LeasedPull:
+        """Start a pull of blocks that the peer keeps under this name, and claim them. ``seconds``: for all of it."""
+        pull = LeasedPull(self, lease, seconds, patience, what)
+        pull.follow(self.start(spec, what))
+        return pull
+
+    def release_lease(self, lease: str) -> None:
+        """Blocks that the peer keeps are not wanted."""
+        self._wire.post(Unclaim(call=0, lease=lease, end="released"))
+
     # ---- words ----
 
     async def ping(self, seconds: float = math.inf) -> None:
@@ -236,6 +251,9 @@ class Link(Session):
             Pong: self._on_answer,
             Own: self._on_own,
             Owned: self._on_answer,
+            Claim: self._on_claim,
+            Claimed: self._on_answer,
+            Unclaim: self._on_unclaim,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
             Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id),
@@ -263,7 +281,19 @@ class Link(Session):
         with suppress(LinkError):
             await self.disconnect("it belongs to neither end", DRAIN_TIMEOUT)
 
-    def _on_answer(self, message: Found | Pulled | Pong | Owned) -> None:
+    def _on_claim(self, message: Claim) -> None:
+        def answer(is_kept: bool) -> None:
+            if self.is_open:
+                self._wire.post(Claimed(call=message.call, kept=is_kept))
+
+        claim = PeerClaim(self, message.call, message.seconds, answer)
+        self._host.block_leases.claim(message.lease, claim, message.patience)
+
+    def _on_unclaim(self, message: Unclaim) -> None:
+        why = None if message.end == "failed" else LeaseEnd(message.end)
+        self._host.block_leases.unclaim(self, message.call, message.lease, why)
+
+    def _on_answer(self, message: Found | Pulled | Pong | Owned | Claimed) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
         question = self.questions.find(message)
         if isinstance(message, Owned):
@@ -450,6 +480,7 @@ class Link(Session):
             self.end_unclean()
             self.requester.end(self.copy_of_failure())
             self._end_peer_leases()
+            self._host.block_leases.peer_gone(self)
             self.layer_events.end(self.copy_of_failure())
             self._closed.set()
 

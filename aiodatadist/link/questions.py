@@ -10,9 +10,9 @@ import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.messages import Found, Message, Owned, Pong, Pulled
+from aiodatadist.wire.messages import Claimed, Found, Message, Owned, Pong, Pulled
 
-Answer = Found | Pulled | Pong | Owned
+Answer = Found | Pulled | Pong | Owned | Claimed
 
 
 class Question:

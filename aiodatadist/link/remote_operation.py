@@ -110,10 +110,13 @@ class RemoteOperation(TransferCompletion):
             transfer.cancel()
 
     def _take_over(self, transfer: TransferCompletion) -> None:
+        self._take_figures(transfer)
+        self._finish(transfer.state, transfer.error)
+
+    def _take_figures(self, transfer: TransferCompletion) -> None:
         self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
         self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
         self._transfer = None
-        self._finish(transfer.state, transfer.error)
 
     def finish(self, state: TransferState, error: LLMException | None = None) -> None:
         self._finish(state, error)

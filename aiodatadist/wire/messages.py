@@ -27,6 +27,7 @@ Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_SECONDS = 864_000.0
 """The longest duration that is told to a peer."""
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+LeaseName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 MAX_REASON = 2048
@@ -266,6 +267,34 @@ class Pulled(_Message):
     transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
 
 
+class Claim(_Message):
+    """The sender begins to pull blocks that the receiver keeps under this name, which takes it so long at most. The receiver
+    answers ``claimed``; if it does not know the name it waits for ``patience`` seconds first."""
+
+    type: Literal["claim"] = "claim"
+    call: CallId
+    lease: LeaseName
+    seconds: Seconds
+    patience: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+
+
+class Claimed(_Message):
+    """Whether the blocks are kept for the receiver, until it says ``unclaim``."""
+
+    type: Literal["claimed"] = "claimed"
+    call: CallId
+    kept: bool
+
+
+class Unclaim(_Message):
+    """The sender's pull ended; ``call``: its claim, or 0 where it never pulled. After a failure it may try again."""
+
+    type: Literal["unclaim"] = "unclaim"
+    call: Annotated[int, Field(ge=0, lt=2**63)]
+    lease: LeaseName
+    end: Literal["taken", "released", "failed"]
+
+
 class Note(_Message):
     """A notification; everything that was pushed before it is in place. ``payload`` is base64."""
 
@@ -372,5 +401,6 @@ Message = (
     Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
+    | Claim | Claimed | Unclaim
 )  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

@@ -22,6 +22,7 @@ from aiodatadist.blocking import (
     CacheKey,
     CacheKeyByIdAndIndex,
     DataType,
+    LeaseEnd,
     LLMClusterInfo,
     LLMConfig,
     LLMDataDist,
@@ -80,6 +81,18 @@ def test_notifications_are_taken_one_by_one_and_within_a_time(pair: Pair) -> Non
     assert (note.cluster_id, note.payload) == (2, b"request 7")
     pair.source.datadist.notify(2, b"thanks")
     assert pair.target.datadist.next_notification(5) == aiodatadist.Notification(1, b"thanks")
+
+
+def test_blocks_are_kept_until_a_peer_has_them(pair: Pair) -> None:
+    lease = pair.source.manager.lease_blocks(pair.source.cache, [3, 9], 60_000)
+    assert lease.wait_ended(0) is None
+    pair.target.manager.pull_leased(lease.ticket().model_dump(mode="json"), pair.target.cache, [0, 1])
+    pair.target.check({0: (0, 3), 1: (0, 9)})
+    assert lease.wait_ended(5) is lease.ended is LeaseEnd.TAKEN
+    other = pair.source.manager.lease_blocks(pair.source.cache, [4], 60_000)
+    pair.target.manager.release_lease(other.ticket())
+    assert other.wait_ended(5) is LeaseEnd.RELEASED
+    assert pair.source.manager.lease_blocks(pair.source.cache, [4], 60_000).withdraw() is LeaseEnd.WITHDRAWN
 
 
 def table() -> str:

@@ -14,14 +14,14 @@ from aiodatadist import errors
 
 PUBLIC: dict[str, str] = {
     "aiodatadist": """
-        __version__ AuthError AwaitableLayerSynchronizer BlocksCacheKey Cache CacheDesc CacheKey
+        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlocksCacheKey Cache CacheDesc CacheKey
         CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataType DeviceError EventLayerSynchronizer
         FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer
-        LinkClosed LinkError LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
+        LeaseEnd LeaseTicket LinkClosed LinkError LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         PeerLost Placement PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
         Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError TransferReport
-        TransferTimeout TransferWithCacheKeyConfig empty torch_empty
+        TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
@@ -40,9 +40,9 @@ PUBLIC: dict[str, str] = {
         Tensor TensorDesc
     """,
     "aiodatadist.blocking": """
-        BlocksCacheKey Cache CacheDesc CacheKey CacheKeyByIdAndIndex CacheManager CacheTask CapacityState
+        BlockLease BlocksCacheKey Cache CacheDesc CacheKey CacheKeyByIdAndIndex CacheManager CacheTask CapacityState
         DataType Handle HandleState KvCache KvCacheManager LayerReceiver LayersHandle LayerSynchronizer
-        LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMModel LLMReq LLMRole LLMStatusCode
+        LeaseEnd LeaseTicket LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMModel LLMReq LLMRole LLMStatusCode
         MemInfo Memtype ModelConfig ModelRunner Placement PushType QueueFull RegisterMemStatus Stats Status
         Tensor TensorDesc TransferConfig TransferWithCacheKeyConfig
     """,

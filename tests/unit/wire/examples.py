@@ -14,6 +14,8 @@ from aiodatadist.wire.messages import (
     Broken,
     Bye,
     CacheEntry,
+    Claim,
+    Claimed,
     Connect,
     Disconnect,
     EndpointInfo,
@@ -42,6 +44,7 @@ from aiodatadist.wire.messages import (
     Revoked,
     Stop,
     Taken,
+    Unclaim,
     Watch,
 )
 
@@ -129,6 +132,9 @@ EACH: list[Message] = [
     Pong(call=1),
     Own(call=1, on=True),
     Owned(call=1, on=False),
+    Claim(call=1, lease="0" * 32, seconds=1.5, patience=0.0),
+    Claimed(call=1, kept=True),
+    Unclaim(call=0, lease="f" * 32, end="taken"),
     Renew(channel="channel", seconds=1.0),
     Renewed(channel="channel", epoch=1),
     Retire(channel="channel"),
@@ -142,6 +148,7 @@ EACH: list[Message] = [
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 ids = st.integers(1, 2**63 - 1)
+lease_names = st.text("0123456789abcdef", min_size=32, max_size=32)
 hexes = st.text(string.hexdigits[:16], min_size=64, max_size=64)
 names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 channels = st.text(string.ascii_letters + string.punctuation, min_size=1, max_size=127)
@@ -228,6 +235,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Pong, call=ids),
     st.builds(Own, call=ids, on=st.booleans()),
     st.builds(Owned, call=ids, on=st.booleans()),
+    st.builds(Claim, call=ids, lease=lease_names, seconds=seconds, patience=st.floats(0, 864_000)),
+    st.builds(Claimed, call=ids, kept=st.booleans()),
+    st.builds(Unclaim, call=ids, lease=lease_names, end=st.sampled_from(["taken", "released", "failed"])),
     st.builds(Renew, channel=channels, seconds=seconds),
     st.builds(Renewed, channel=channels, epoch=uint32, reason=names),
     st.builds(Retire, channel=channels),

@@ -1,0 +1,266 @@
+"""Blocks that this cluster keeps for a peer until it has them, does not want them, is gone, or takes too long.
+
+A peer claims a lease while it begins to pull. A claim that arrives while the lease lasts tells that the blocks were kept so
+far, and from then on they are kept until the peer says how its pull ended: so a claim costs a pull no time.
+
+::
+
+    puller                                     owner
+    claim    ->                                the blocks are kept until the pull's own time is over, if they still are
+    reads the blocks meanwhile
+             <-  claimed
+    unclaim  ->   taken, released or failed    failed: as before the claim, another attempt may be made
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.device import give_way
+from aiodatadist.errors import ParamInvalid
+from aiodatadist.link.leases import SLACK_SECONDS
+from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.table import Entry
+
+MAX_REMEMBERED = 4096
+"""Leases that ended, whose claims are refused at once."""
+MAX_EARLY = 4096
+"""Claims of leases that are not known yet: further ones are refused at once."""
+
+
+class LeaseEnd(StrEnum):
+    """Why blocks are not kept any more.
+
+    ``TAKEN``: a peer has them. ``RELEASED``: a peer does not want them. ``PEER_LOST``: the link to the peer that was pulling
+    them ended. ``EXPIRED``: no peer claimed them in time, or the one that did said nothing within the time of its pull.
+    ``WITHDRAWN``: this cluster took them back, or was finalized.
+    """
+
+    TAKEN = "taken"
+    RELEASED = "released"
+    PEER_LOST = "peer_lost"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+class PeerClaim:
+    """A peer that pulls, or wants to.
+
+    Args:
+        peer, call: its link, and its number for this.
+        seconds: that its pull may take.
+        answer: is told whether the blocks are kept for it.
+    """
+
+    def __init__(self, peer: object, call: int, seconds: float, answer: Callable[[bool], object]) -> None:
+        self.peer, self.call, self.seconds, self.answer = peer, call, seconds, answer
+        self.timer: asyncio.TimerHandle | None = None
+
+    def is_of(self, peer: object, call: int) -> bool:
+        return self.peer is peer and self.call == call
+
+    def within(self, seconds: float, then: Callable[[], object]) -> None:
+        """``then`` is called after so long, unless it is settled, or there is another limit."""
+        self.settled()
+        self.timer = asyncio.get_running_loop().call_later(seconds, then)
+
+    def settled(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class BlockLease:
+    """Blocks of a cache that are kept for a peer. ``CacheManager.lease_blocks`` makes it.
+
+    It keeps nothing from being overwritten: it tells this end's allocator when the blocks may be used again.
+
+    Attributes:
+        name: what peers call it.
+        blocks: their numbers.
+        ended: why it ended; None: the blocks are to be left alone.
+    """
+
+    def __init__(self, name: str, cluster_id: int, entry: Entry, blocks: array[int], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._cluster_id = cluster_id
+        self._cache_id = entry.cache_id
+        self._over = Signal()
+        self._callbacks: list[Callable[[BlockLease], object]] = []
+        self._deadline = loop.time() + seconds
+        self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
+        self._claim: PeerClaim | None = None
+        self._closed: LeaseEnd | None = None
+        self.name = name
+        self.blocks: Sequence[int] = blocks
+        self.ended: LeaseEnd | None = None
+
+    def ticket(self) -> LeaseTicket:
+        """What a peer needs to pull them. Raises ParamInvalid: no peer may claim them any more."""
+        if self._closed is not None:
+            raise ParamInvalid(f"lease {self.name} is {self._closed}: there is nothing to pull")
+        return LeaseTicket(
+            cluster_id=self._cluster_id,
+            lease=self.name,
+            cache_id=self._cache_id,
+            blocks=tuple(self.blocks),
+            seconds=max(self._deadline - asyncio.get_running_loop().time(), 0.0),
+        )
+
+    async def wait_ended(self) -> LeaseEnd:
+        """Until the blocks may be used again, and why. If cancelled, nothing changes."""
+        await self._over.wait()
+        assert self.ended is not None
+        return self.ended
+
+    async def withdraw(self) -> LeaseEnd:
+        """Take the blocks back: from now on no peer may claim them. A pull that is under way is waited for, as long as it may
+        take. If cancelled, they are taken back all the same."""
+        self._close(LeaseEnd.WITHDRAWN)
+        await give_way()
+        return await self.wait_ended()
+
+    def add_done_callback(self, callback: Callable[[BlockLease], object]) -> None:
+        """Call it on the event loop when the lease has ended; at once if it has."""
+        if self.ended is None:
+            self._callbacks.append(callback)
+        else:
+            callback(self)
+
+    # ---- by the peers ----
+
+    def claim(self, claim: PeerClaim) -> None:
+        """One pulls at a time."""
+        is_kept = self._closed is None and self._claim is None
+        if is_kept:
+            self._claim = claim
+            claim.within(claim.seconds + SLACK_SECONDS, lambda: self._end(LeaseEnd.EXPIRED))
+        claim.answer(is_kept)
+
+    def unclaim(self, peer: object, call: int, why: LeaseEnd | None) -> None:
+        """A peer has what it wants, or wants nothing. None: it failed, and may try again. One that does not pull may not end
+        what another one pulls."""
+        if self._claim is not None:
+            if not self._claim.is_of(peer, call):
+                return
+            self._claim.settled()
+            self._claim = None
+        if why is not None or self._closed is not None:
+            self._end(why or self._closed or LeaseEnd.EXPIRED)
+
+    def peer_gone(self, peer: object) -> None:
+        if self._claim is not None and self._claim.peer is peer:
+            self._end(LeaseEnd.PEER_LOST)
+
+    def _close(self, why: LeaseEnd) -> None:
+        """No further claim. It ends with the one that there is."""
+        self._closed = self._closed or why
+        if self._claim is None:
+            self._end(self._closed)
+
+    def _end(self, why: LeaseEnd) -> None:
+        if self.ended is not None:
+            return
+        self.ended = why
+        self._closed = self._closed or why
+        self._timer.cancel()
+        if self._claim is not None:
+            self._claim.settled()
+        self._over.set()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def end(self) -> None:
+        """The cluster is finalized."""
+        self._end(LeaseEnd.WITHDRAWN)
+
+    def __repr__(self) -> str:
+        state = self.ended or ("being pulled" if self._claim is not None else "kept")
+        return f"<BlockLease {self.name}: {len(self.blocks)} blocks of cache {self._cache_id}, {state}>"
+
+
+class BlockLeases:
+    """All of one cluster, on its event loop."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[str, BlockLease] = {}
+        self._past: OrderedDict[str, None] = OrderedDict()
+        self._early: dict[PeerClaim, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._lasting)
+
+    def open(
+        self, cluster_id: int, entry: Entry, blocks: array[int], seconds: float, name: str | None = None
+    ) -> BlockLease:
+        """Raises ParamInvalid: there is a lease of this name."""
+        name = name or new_lease_name()
+        if name in self._lasting:
+            raise ParamInvalid(f"name is {name}: there is a lease of this name")
+        lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds)
+        lease.add_done_callback(self._ended)
+        if name in self._past:  # its peer released it before it came to be
+            lease.unclaim(None, 0, LeaseEnd.RELEASED)
+        for claim in [claim for claim, wanted in self._early.items() if wanted == name]:
+            del self._early[claim]
+            claim.settled()
+            lease.claim(claim)
+        return lease
+
+    def _ended(self, lease: BlockLease) -> None:
+        self._lasting.pop(lease.name, None)
+        self._remember(lease.name)
+
+    def _remember(self, name: str) -> None:
+        self._past[name] = None
+        if len(self._past) > MAX_REMEMBERED:
+            self._past.popitem(last=False)
+
+    def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
+        """``patience``: seconds in which a lease that is not known may come to be."""
+        lease = self._lasting.get(name)
+        if lease is not None:
+            lease.claim(claim)
+        elif name in self._past or not patience or len(self._early) >= MAX_EARLY:
+            claim.answer(False)
+        else:
+            self._early[claim] = name
+            claim.within(patience, lambda: self._too_early(claim))
+
+    def _too_early(self, claim: PeerClaim) -> None:
+        del self._early[claim]
+        claim.answer(False)
+
+    def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None) -> None:
+        """See :meth:`BlockLease.unclaim`."""
+        self._forget_early(lambda claim: claim.is_of(peer, call))
+        lease = self._lasting.get(name)
+        if lease is not None:
+            lease.unclaim(peer, call, why)
+        elif why is not None:
+            self._remember(name)
+
+    def peer_gone(self, peer: object) -> None:
+        """Nothing of that peer's pulls any more."""
+        self._forget_early(lambda claim: claim.peer is peer)
+        for lease in list(self._lasting.values()):
+            lease.peer_gone(peer)
+
+    def _forget_early(self, is_one: Callable[[PeerClaim], bool]) -> None:
+        for claim in [claim for claim in self._early if is_one(claim)]:
+            claim.settled()
+            del self._early[claim]
+
+    def end(self) -> None:
+        """The cluster is finalized: nothing is kept."""
+        self._forget_early(lambda _: True)
+        for lease in list(self._lasting.values()):
+            lease.end()

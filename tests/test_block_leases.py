@@ -1,0 +1,278 @@
+"""Blocks that are kept for a peer until it has them, does not want them, is gone, or takes too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist import (
+    BlockLease,
+    Cache,
+    CacheDesc,
+    CacheManager,
+    CacheNotFound,
+    DataType,
+    LeaseEnd,
+    LeaseTicket,
+    LinkError,
+    LLMStatusCode,
+    NotLinked,
+    ParamInvalid,
+    TransferError,
+    TransferTimeout,
+    new_lease_name,
+)
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, verify
+
+DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
+BLOCKS, TARGETS = [3, 9, 4], [1, 2, 7]
+MINUTE = 60_000
+
+
+class Pair:
+    """Cluster 1, which pulls, and 2, which keeps."""
+
+    def __init__(self, one: Cluster, two: Cluster, mine: Cache, theirs: Cache) -> None:
+        self.one, self.two, self.mine, self.theirs = one, two, mine, theirs
+        self.puller: CacheManager = one.datadist.cache_manager
+        self.owner: CacheManager = two.datadist.cache_manager
+
+    def lease(self, timeout: int = MINUTE, **options: Any) -> BlockLease:
+        return self.owner.lease_blocks(self.theirs, BLOCKS, timeout, **options)
+
+    def verify(self, blocks: list[int] = BLOCKS, targets: list[int] = TARGETS) -> None:
+        moved = [(t, b, 2, a) for t in range(2) for a, b in zip(blocks, targets, strict=True)]
+        verify(self.one.memory(self.mine), self.mine, moved)
+
+
+@pytest.fixture(params=[True, False], ids=["one_sided", "requests"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with pair_of(enable_remote_cache_accessible=request.param) as made:
+        yield made
+
+
+@asynccontextmanager
+async def pair_of(**options: Any) -> AsyncIterator[Pair]:
+    async with open_cluster(1, **options) as one, open_cluster(2, device_id=1, **options) as two:
+        mine, theirs = await one.blocks(DESC), await two.blocks(DESC)
+        assert (await one.datadist.link_clusters([cluster_info(two)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
+        await two.datadist.wait_linked(1)
+        yield Pair(one, two, mine, theirs)
+
+
+async def ended(lease: BlockLease) -> LeaseEnd:
+    with anyio.fail_after(10):
+        return await lease.wait_ended()
+
+
+async def test_a_peer_has_them(pair: Pair) -> None:
+    lease = pair.lease()
+    ticket = json.loads(json.dumps(lease.ticket().model_dump(mode="json")))
+    assert 59 < ticket["seconds"] <= 60
+    report = await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
+    assert report.bytes == 2 * 3 * 4096
+    pair.verify()
+    assert await ended(lease) is LeaseEnd.TAKEN
+    assert len(pair.two.datadist._running().block_leases) == 0
+    with pytest.raises(CacheNotFound, match="keeps no blocks"):
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
+    with pytest.raises(ParamInvalid, match="taken"):
+        lease.ticket()
+
+
+async def test_a_peer_needs_the_last_ones_only(pair: Pair) -> None:
+    lease = pair.lease()
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS[1:], first=1)
+    pair.verify(BLOCKS[1:], TARGETS[1:])
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_a_pull_that_is_cancelled_releases_them(pair: Pair) -> None:
+    lease = pair.lease()
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:delay=300;HcclBatchPut:delay=300")
+        task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+        await anyio.sleep(0.05)
+        assert lease.ended is None
+        task.cancel()
+        await task.synchronize()
+    assert task.cancelled()
+    assert await ended(lease) is LeaseEnd.RELEASED
+
+
+async def test_a_peer_does_not_want_them(pair: Pair) -> None:
+    lease = pair.lease()
+    await pair.puller.release_lease(lease.ticket())
+    assert await ended(lease) is LeaseEnd.RELEASED
+
+
+async def test_a_pull_that_fails_may_be_tried_again(pair: Pair) -> None:
+    lease = pair.lease()
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:exec=507053;HcclBatchPut:exec=507053")
+        with pytest.raises(TransferError):
+            await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+    assert lease.ended is None
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+    pair.verify()
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_no_peer_comes(pair: Pair) -> None:
+    lease = pair.lease(50)
+    ticket = lease.ticket()
+    assert await ended(lease) is LeaseEnd.EXPIRED
+    with pytest.raises(CacheNotFound, match="keeps no blocks"):
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=5000)
+
+
+async def test_a_pull_outlasts_the_lease_that_it_began_in() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease(200)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=600")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await anyio.sleep(0.4)
+            assert lease.ended is None
+            with pytest.raises(ParamInvalid, match="expired"):
+                lease.ticket()
+            await task
+        pair.verify()
+        assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_the_owner_takes_them_back(pair: Pair) -> None:
+    lease = pair.lease()
+    ticket = lease.ticket()
+    assert await lease.withdraw() is LeaseEnd.WITHDRAWN
+    with pytest.raises(CacheNotFound, match="keeps no blocks"):
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
+
+
+async def test_what_is_taken_back_waits_for_a_pull_that_is_under_way() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await anyio.sleep(0.05)
+            with anyio.fail_after(10):
+                assert await lease.withdraw() is LeaseEnd.TAKEN
+            await task
+        pair.verify()
+
+
+async def test_one_pulls_at_a_time() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300@1")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await anyio.sleep(0.05)
+            await pair.puller.release_lease(lease.ticket())  # of no effect: it is being pulled
+            with pytest.raises(CacheNotFound, match="another pull"):
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await task
+        pair.verify()
+        assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_the_link_to_the_peer_that_pulls_ends() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease, other = pair.lease(), pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=2000")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await anyio.sleep(0.05)
+            await pair.two.datadist.unlink_clusters([cluster_info(pair.one)], 5000, force=True)
+            with pytest.raises(LinkError):
+                await task
+        assert await ended(lease) in {LeaseEnd.PEER_LOST, LeaseEnd.RELEASED}
+        assert other.ended is None
+        with pytest.raises((NotLinked, LinkError)):
+            pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)
+
+
+async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=2000")
+            with pytest.raises(TransferTimeout, match=r"0\.2 s of the call"):
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=200)
+        assert lease.ended is None
+
+
+async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
+    """A router is faster than a worker that is told of its scheduler's decision with the next step."""
+    name = new_lease_name()
+    ticket = LeaseTicket(cluster_id=2, lease=name, cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
+    task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000)
+    await anyio.sleep(0.05)
+    assert not task.done()
+    lease = pair.lease(name=name)
+    await task
+    pair.verify()
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_a_peer_that_comes_too_early_is_told_after_its_patience(pair: Pair) -> None:
+    ticket = LeaseTicket(
+        cluster_id=2, lease=new_lease_name(), cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60
+    )
+    with anyio.fail_after(10), pytest.raises(CacheNotFound, match="keeps no blocks"):
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=50)
+
+
+async def test_what_is_released_before_it_comes_to_be_ends_at_once(pair: Pair) -> None:
+    name = new_lease_name()
+    ticket = LeaseTicket(cluster_id=2, lease=name, cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
+    await pair.puller.release_lease(ticket)
+    await pair.one.datadist.notify(2, b"behind it")
+    await anext(pair.two.datadist.notifications())
+    assert pair.lease(name=name).ended is LeaseEnd.RELEASED
+
+
+async def test_a_cluster_that_is_finalized_keeps_nothing() -> None:
+    async with pair_of() as pair:
+        lease = pair.lease()
+        told: list[BlockLease] = []
+        lease.add_done_callback(told.append)
+    assert lease.ended is LeaseEnd.WITHDRAWN
+    assert told == [lease]
+
+
+async def test_bad_arguments(pair: Pair) -> None:
+    owner, puller = pair.owner, pair.puller
+    with pytest.raises(ParamInvalid, match="has 16 blocks"):
+        owner.lease_blocks(pair.theirs, [16], MINUTE)
+    with pytest.raises(ParamInvalid, match="empty"):
+        owner.lease_blocks(pair.theirs, [], MINUTE)
+    with pytest.raises(ParamInvalid, match="32 hexadecimal"):
+        owner.lease_blocks(pair.theirs, [1], MINUTE, name="mine")
+    lease = pair.lease()
+    with pytest.raises(ParamInvalid, match="there is a lease"):
+        pair.lease(name=lease.name)
+    good = lease.ticket().model_dump()
+    for change, words in (
+        ({"lease": "no"}, "lease"),
+        ({"blocks": []}, "blocks"),
+        ({"seconds": "soon"}, "seconds"),
+        ({"other": 1}, "other"),
+    ):
+        with pytest.raises(ParamInvalid, match=words):
+            puller.pull_leased({**good, **change}, pair.mine, TARGETS)
+    with pytest.raises(TypeError):
+        puller.pull_leased("ticket", pair.mine, TARGETS)  # type: ignore[arg-type]
+    with pytest.raises(ParamInvalid, match="as many"):
+        puller.pull_leased(good, pair.mine, [1, 2, 3, 4])
+    with pytest.raises(ParamInvalid, match="first is 3"):
+        puller.pull_leased(good, pair.mine, [1], first=3)
+    with pytest.raises(NotLinked):
+        puller.pull_leased({**good, "cluster_id": 9}, pair.mine, TARGETS)
+    assert lease.ended is None
