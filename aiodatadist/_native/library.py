@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from aiodatadist._native import _declarations
@@ -14,5 +15,21 @@ FOLDER = Path(__file__).resolve().parent
 """Where the build puts our shared libraries, and the module that cffi makes of the headers."""
 
 ffi: Any = _declarations.ffi
-ring: Any = ffi.dlopen(str(FOLDER / "libring.so"))
 SOFTNPU = FOLDER / "libsoftnpu.so"
+
+
+def _contents(library: Any) -> SimpleNamespace:
+    """What a library has of all that is declared. The library itself raises where its ``__dict__`` is asked for, because some
+    of it is in other libraries, and serving engines do ask that of whatever a module has."""
+    found = {}
+    for name in dir(library):
+        try:
+            found[name] = getattr(library, name)
+        except ffi.error:
+            continue
+    return SimpleNamespace(**found)
+
+
+_opened = [ffi.dlopen(str(FOLDER / "libring.so"))]  # for as long as the process lives
+ring: Any = _contents(_opened[0])
+ring_copy: Any = ffi.addressof(_opened[0], "ring_copy")

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from aiodatadist._native.library import SOFTNPU, Handle, ffi, ring
+from aiodatadist._native.library import SOFTNPU, Handle, ffi, ring, ring_copy
 from aiodatadist.errors import (
     DeviceError,
     FeatureNotEnabled,
@@ -302,7 +302,7 @@ class Runtime:
         driver = ffi.new("ring_driver *")
         for slot, name in names.items():
             setattr(driver, slot, self._pointer(self.acl, name))
-        driver.copy = ffi.addressof(ring, "ring_copy")
+        driver.copy = ring_copy
         if self.has_notifies:
             driver.wait_notify = self._pointer(self.acl, "aclrtWaitAndResetNotify")
             driver.record_notify = self._pointer(self.acl, "aclrtRecordNotify")
