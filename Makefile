@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -40,14 +40,15 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) sniffio oldest torch
+	AIODATADIST_NIGHTLY=1 $(MAKE) vllm
 
 # What runs on strict softnpu alone belongs to those lanes.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
-	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone' --ignore=tests/strict --ignore=tests/test_hardware_suite.py \
+	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
 		--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
 
 alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs
-	@$(PYTEST) -m alone
+	@$(PYTEST) -m alone --ignore=tests/engines
 
 # What moves bytes between two processes or two devices, where softnpu does as HCCL does between cards and between servers.
 STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
@@ -64,6 +65,9 @@ packaging: $(STAMP)  ## the wheel, where nothing else is installed
 
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
 	$(BIN)/python -m tests.lanes torch
+
+vllm: $(STAMP)  ## vLLM engines that pull from each other; vLLM is installed in .cache/venvs/vllm, some GB
+	$(BIN)/python -m tests.lanes vllm
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .

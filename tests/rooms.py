@@ -37,6 +37,7 @@ ROOMS = (
     "context_caching",
     "",  # the package itself: the public names
     "blocking",
+    "adapters",
     "testing",
     "cli",
     "__main__",

@@ -248,6 +248,7 @@ class Channels:
 
     async def _have_renewed(self, mine: int, theirs: int) -> None:
         """The server's part: ask for it, and wait until the client has tried."""
+        self._failure = ""
         with anyio.move_on_after(RENEWAL_TIMEOUT):
             await self._questions.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
         if self.find(mine, theirs) is None:

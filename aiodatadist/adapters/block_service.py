@@ -1,0 +1,416 @@
+"""Blocks of one worker's KV cache, kept for peers and pulled from them, for a busy loop that may not wait.
+
+::
+
+    the engine's thread                         the loop's thread
+    pull(order)            -> posted ->         link if there is none, then pull_leased
+    keep(request, ...)     -> posted ->         lease_blocks
+    take()                 <- what ended <-
+
+Every order comes out of :meth:`BlockService.take` exactly once, however it ended: then its blocks are the engine's again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import anyio
+import anyio.abc
+from pydantic import BaseModel, ConfigDict, Field
+
+from aiodatadist.blocking import shared_loop
+from aiodatadist.cache_manager import CacheManager
+from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.config.llm_config import LLMConfig, TransportName
+from aiodatadist.datadist import LLMDataDist
+from aiodatadist.errors import (
+    IncompatiblePeer,
+    InternalError,
+    LinkTimeout,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    PeerLost,
+)
+from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
+from aiodatadist.values.lease_ticket import LeaseTicket
+
+logger = logging.getLogger(__name__)
+
+MAX_SAMPLES = 1024
+"""Durations that are kept between two calls of :meth:`BlockService.take`'s reader; further ones are counted only."""
+
+
+class Settings(BaseModel):
+    """What an engine's user may say of transfers.
+
+    Attributes:
+        host: the address on which peers reach this worker.
+        port: a free one if 0. A worker of rank r takes ``port + r``.
+        auth_key_file: a secret that all workers have; needed for any ``host`` but a loopback address.
+        device_id: the device of rank 0; rank r has ``device_id + r``.
+        transport: see :class:`~aiodatadist.LLMConfig`.
+        lease_seconds: that finished blocks are kept for a peer to begin.
+        pull_seconds: that one request's blocks may take to arrive, whatever they wait for.
+        link_seconds: that linking to a peer may take.
+        patience_seconds: in which a peer may hear of its own finished request.
+        sync_kv_timeout: milliseconds for one transfer, once it runs.
+        heartbeat_interval, heartbeat_misses: see :class:`~aiodatadist.LLMConfig`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    auth_key_file: Path | None = None
+    device_id: int = Field(default=0, ge=0)
+    transport: TransportName = "hccl"
+    lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    link_seconds: float = Field(default=10.0, gt=0, le=3600)
+    patience_seconds: float = Field(default=5.0, ge=0, le=3600)
+    sync_kv_timeout: int = Field(default=10_000, ge=1)
+    heartbeat_interval: int = 2000
+    heartbeat_misses: int = 3
+
+    def config(self, rank: int) -> LLMConfig:
+        """Of the worker of this rank. Raises OSError, ParamInvalid: an option is wrong, or there is no such file."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return LLMConfig(
+            device_id=self.device_id + rank,
+            listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
+            auth_key=self.auth_key_file.read_bytes().strip() if self.auth_key_file is not None else None,
+            sync_kv_timeout=self.sync_kv_timeout,
+            transport=self.transport,
+            heartbeat_interval=self.heartbeat_interval,
+            heartbeat_misses=self.heartbeat_misses,
+        )
+
+
+class WorkerAddress(BaseModel):
+    """Where a worker's blocks are, as JSON carries it.
+
+    Attributes:
+        layout: what has to be the same at both ends, in words and numbers.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster_id: int
+    host: str
+    port: int
+    cache_id: int
+    layout: dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class PullOrder:
+    """Blocks that a peer keeps, to be pulled.
+
+    Attributes:
+        request: the engine's name for it.
+        source: where they are.
+        lease: their lease's name there.
+        blocks, into: their numbers there, and the local ones, as many.
+    """
+
+    request: str
+    source: WorkerAddress
+    lease: str
+    blocks: tuple[int, ...]
+    into: tuple[int, ...]
+
+
+@dataclass
+class Ended:
+    """What ended since the last time.
+
+    Attributes:
+        sent: requests whose blocks no peer needs any more.
+        received: requests whose blocks are here, or are not to come.
+        failed: blocks that are not here, by request; those requests are in ``received``, too.
+        counters: pulls and leases by how they ended, bytes.
+        pull_seconds: of pulls that succeeded.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    pull_seconds: list[float] = field(default_factory=list)
+
+    def let_go(self, request: str, how: str) -> None:
+        """No peer needs its blocks."""
+        self.sent.add(request)
+        self.counters[how] += 1
+
+
+class BlockService:
+    """One worker's. All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
+
+    Args:
+        rank: of the worker among those that share the settings.
+    """
+
+    def __init__(self, settings: Settings, rank: int = 0) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._ended = Ended()
+        self._thread = shared_loop.acquire()
+        self._life: _Life | None = None
+        self._is_closed = False
+
+    def open(self, tensors: Sequence[Any], blocks: int, layout: dict[str, str | int]) -> WorkerAddress:
+        """Register the KV cache, and listen.
+
+        Args:
+            tensors: torch tensors or arrays of equal size, each of them ``blocks`` blocks, one behind the other.
+
+        Raises:
+            ParamInvalid: they are not, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
+        """
+        sizes = {int(tensor.nbytes) for tensor in tensors}
+        if len(sizes) != 1 or next(iter(sizes)) % blocks:
+            raise ParamInvalid(
+                f"tensors have {sorted(sizes)} bytes: all have to have the same, a multiple of {blocks} blocks"
+            )
+        desc = CacheDesc(len(tensors), [blocks, next(iter(sizes)) // blocks], DataType.DT_UINT8)
+        life = _Life(self._settings, self._rank, self._tell)
+        addresses = [tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data for tensor in tensors]
+        opened: WorkerAddress = self._thread.call(lambda: life.open(desc, addresses, layout))
+        self._life = life
+        return opened
+
+    def keep(self, request: str, lease: str, blocks: Sequence[int], seconds: float | None = None) -> None:
+        """Keep a finished request's blocks for a peer. It comes out in ``sent``."""
+        life, kept = self._running(), list(blocks)
+        self._thread.post(lambda: life.keep(request, lease, kept, seconds or self._settings.lease_seconds))
+
+    def pull(self, order: PullOrder) -> None:
+        """Begin. It comes out in ``received``."""
+        life = self._running()
+        self._thread.post(lambda: life.pull(order))
+
+    def release(self, source: WorkerAddress, lease: str) -> None:
+        """Tell a peer that its blocks are not needed, as well as that is possible. Nothing comes out."""
+        life = self._running()
+        self._thread.post(lambda: life.release(source, lease))
+
+    def cancel(self, request: str) -> None:
+        """Stop a pull; it comes out when no byte of it can land any more. One that has ended is left alone."""
+        life = self._running()
+        self._thread.post(lambda: life.cancel(request))
+
+    def take(self) -> Ended:
+        """What ended since the last time. Never waits."""
+        with self._lock:
+            ended, self._ended = self._ended, Ended()
+        return ended
+
+    def close(self) -> None:
+        """Stop what is under way, end all links, and give the memory back. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        life, self._life = self._life, None
+        try:
+            if life is not None:
+                self._thread.call(life.close)
+        finally:
+            shared_loop.release(self._thread)
+
+    def _running(self) -> _Life:
+        if self._life is None:
+            raise LLMException("this BlockService is not open", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        return self._life
+
+    def _tell(self, change: Callable[[Ended], object]) -> None:
+        with self._lock:
+            change(self._ended)
+
+
+def _refusal(misuse: Misuse, reason: str | None) -> Exception:
+    return InternalError(f"block service: {reason or misuse.value}")
+
+
+class _Life:
+    """On the loop: an LLMDataDist, a cache, and the tasks of orders."""
+
+    def __init__(self, settings: Settings, rank: int, tell: Callable[[Callable[[Ended], object]], None]) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._datadist = LLMDataDist(LLMRole.MIX, secrets.randbits(62), settings.config(rank))
+        self._resident: Resident
+        self._manager: CacheManager
+        self._cache: Cache
+        self._layout: dict[str, str | int] = {}
+        self._tasks: Spawner
+        self._links: dict[int, anyio.Lock] = {}
+        self._linked: set[int] = set()
+        self._pulls: dict[str, Scope] = {}
+
+    # ---- life ----
+
+    async def open(self, desc: CacheDesc, addresses: list[int], layout: dict[str, str | int]) -> WorkerAddress:
+        self._resident = Resident(
+            "aiodatadist block service", _refusal, what="block service", unfinished="a BlockService was not closed"
+        )
+        self._layout = layout
+
+        async def live(started: asyncio.Future[None]) -> None:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._datadist)
+                self._manager = self._datadist.cache_manager
+                key = BlocksCacheKey(self._datadist.cluster_id)
+                self._cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
+                group = await stack.enter_async_context(anyio.create_task_group())
+                self._tasks = Spawner(group)
+                started.set_result(None)
+                await self._resident.stopping.wait()
+                group.cancel_scope.cancel()
+
+        await self._resident.start(live)
+        address = self._datadist.listen_address
+        assert address is not None
+        return WorkerAddress(
+            cluster_id=self._datadist.cluster_id,
+            host=self._settings.host,
+            port=address[1],
+            cache_id=self._cache.cache_id,
+            layout=layout,
+        )
+
+    async def close(self) -> None:
+        await self._resident.stop()
+        self._resident.result()
+
+    # ---- keeping ----
+
+    def keep(self, request: str, lease: str, blocks: list[int], seconds: float) -> None:
+        def over(how: str) -> None:
+            self._tell(lambda ended: ended.let_go(request, f"lease_{how}"))
+
+        try:
+            kept = self._manager.lease_blocks(self._cache, blocks, max(1, round(1000 * seconds)), name=lease)
+        except LLMException as error:
+            logger.warning("request %s: its blocks are not kept: %s", request, error)
+            over("failed")
+        else:
+            kept.add_done_callback(lambda lease: over(str(lease.ended)))
+
+    # ---- pulling ----
+
+    def pull(self, order: PullOrder) -> None:
+        scope = self._pulls[order.request] = Scope()
+        self._tasks.start_soon(self._pull, order, scope)
+
+    def cancel(self, request: str) -> None:
+        scope = self._pulls.get(request)
+        if scope is not None:
+            scope.cancel()
+
+    async def _pull(self, order: PullOrder, scope: Scope) -> None:
+        """Whatever happens, the order comes out, and the owner is told if it can be."""
+        began, is_here, is_reachable, outcome = perf_counter(), False, True, "pull_cancelled"
+        try:
+            with scope:
+                await self._carry_out(order)
+                is_here, outcome = True, "pull_done"
+        except LLMException as error:
+            outcome, is_reachable = "pull_failed", not isinstance(error, (PeerLost, LinkTimeout))
+            logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
+        finally:
+            self._pulls.pop(order.request, None)
+            self._tell(lambda e: self._count(e, order, is_here, outcome, perf_counter() - began))
+        if not is_here and is_reachable:
+            await self._release(order.source, order.lease)
+
+    def _count(self, ended: Ended, order: PullOrder, is_here: bool, outcome: str, seconds: float) -> None:
+        ended.received.add(order.request)
+        ended.counters[outcome] += 1
+        if is_here:
+            ended.counters["pulled_blocks"] += len(order.into)
+            ended.counters["pulled_bytes"] += len(order.into) * self._cache.cache_desc.num_tensors * self._block_bytes
+            if len(ended.pull_seconds) < MAX_SAMPLES:
+                ended.pull_seconds.append(seconds)
+        else:
+            ended.failed[order.request] = order.into
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._cache.cache_desc.shape[1]
+
+    async def _carry_out(self, order: PullOrder) -> None:
+        self._check_layout(order.source)
+        await self._link(order.source)
+        ticket = LeaseTicket(
+            cluster_id=order.source.cluster_id,
+            lease=order.lease,
+            cache_id=order.source.cache_id,
+            blocks=order.blocks,
+            seconds=0.0,
+        )
+        await self._manager.pull_leased(
+            ticket,
+            self._cache,
+            order.into,
+            timeout_in_millis=round(1000 * self._settings.pull_seconds),
+            patience_in_millis=round(1000 * self._settings.patience_seconds),
+        )
+
+    def _check_layout(self, source: WorkerAddress) -> None:
+        """Raises IncompatiblePeer: names both values."""
+        for name in self._layout.keys() | source.layout.keys():
+            mine, theirs = self._layout.get(name), source.layout.get(name)
+            if mine != theirs:
+                raise IncompatiblePeer(f"{name} is {mine} here and {theirs} at {source.host}:{source.port}")
+
+    async def _link(self, source: WorkerAddress) -> None:
+        """Until there is a link. Raises LinkTimeout: there is none within ``link_seconds``."""
+        number = source.cluster_id
+        async with self._links.setdefault(number, anyio.Lock()):
+            if number in self._linked:
+                return
+            info = LLMClusterInfo(number)
+            info.append_remote_ip_info(source.host, source.port)
+            status, _ = await self._datadist.link_clusters([info], round(1000 * self._settings.link_seconds))
+            if status not in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
+                raise LinkTimeout(f"no link to {source.host}:{source.port}: {status.name}", status_code=status)
+            self._linked.add(number)
+            self._tasks.start_soon(self._watch, number)
+
+    async def _watch(self, number: int) -> None:
+        try:
+            await self._datadist.wait_link_closed(number)
+        except LLMException:  # it was over already
+            logger.debug("the link to cluster %d was over before it was watched", number)
+        self._linked.discard(number)
+
+    def release(self, source: WorkerAddress, lease: str) -> None:
+        self._tasks.start_soon(self._release, source, lease)
+
+    async def _release(self, source: WorkerAddress, lease: str) -> None:
+        """As well as that is possible: the owner gives its blocks back in any case, when their time is over."""
+        ticket = LeaseTicket(
+            cluster_id=source.cluster_id, lease=lease, cache_id=source.cache_id, blocks=(0,), seconds=0.0
+        )
+        with anyio.move_on_after(self._settings.link_seconds, shield=True):
+            try:
+                await self._link(source)
+                await self._manager.release_lease(ticket)
+            except LLMException as error:
+                logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

@@ -1,0 +1,145 @@
+"""vLLM's connector class over the two halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+
+from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.vllm.orders import Address, Orders
+from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide
+from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
+from aiodatadist.adapters.vllm.worker_side import WorkerSide
+
+
+class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
+    """Decode engines pull a finished request's blocks from the prefill engine, which keeps them until then.
+
+    ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.block_service.Settings`. Models with one group of KV
+    caches; tensor-parallel sizes, block sizes, types and layouts have to be equal, or the pull fails and names both values.
+    What a failed pull means for its request is vLLM's ``kv_load_failure_policy``.
+
+    Raises:
+        ValueError: a setting is wrong, or the model has several groups.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        try:
+            settings = Settings.model_validate(self._kv_transfer_config.kv_connector_extra_config)
+        except ValidationError as error:
+            raise ValueError(f"kv_connector_extra_config: {error}") from None
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise ValueError(
+                f"the model has {len(groups)} groups of KV caches: AioDataDistConnector can move one; "
+                "--disable-hybrid-kv-cache-manager makes one of them, if the model allows that"
+            )
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1:
+            raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: it has to be 1 here")
+        block_size = groups[0].kv_cache_spec.block_size
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(settings, block_size)
+        else:
+            rank = vllm_config.parallel_config.rank % parallel.tensor_parallel_size
+            blocks = kv_cache_config.num_blocks
+            self._worker = WorkerSide(settings, rank, parallel.tensor_parallel_size, blocks, block_size)
+
+    @property
+    def _deciding(self) -> SchedulerSide:
+        assert self._scheduler is not None, "this is a worker's connector"
+        return self._scheduler
+
+    @property
+    def _moving(self) -> WorkerSide:
+        assert self._worker is not None, "this is a scheduler's connector"
+        return self._worker
+
+    # ---- worker ----
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._moving.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Address | None:
+        address = self._moving.address
+        return None if address is None else Address(address.model_dump_json())
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, Orders)
+        self._moving.carry_out(orders)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are over before their request is scheduled."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Decode engines pull: nothing is saved layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        results = self._moving.take_results()
+        return results.sent or None, results.received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = self._moving.take_results()
+        return KVConnectorTransferResults(finished_sending=results.sent, finished_recving=results.received)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._moving.take_failed_blocks()
+
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        return None if self._worker is None else self._worker.take_stats()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    # ---- scheduler ----
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        addresses = {rank: WorkerAddress.model_validate_json(found.text) for rank, found in metadata.items()}
+        self._deciding.meet(addresses)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._deciding.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._deciding.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Orders:
+        return self._deciding.take_orders()
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._deciding.received(connector_output.finished_recving or ())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._deciding.finished(request, block_ids)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._deciding.finished(request, block_ids[0])
+
+    # ---- figures ----
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,0 +1,97 @@
+"""The half that lives beside vLLM's scheduler: decides, moves nothing, waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.vllm.offer import Offer
+from aiodatadist.adapters.vllm.orders import Keep, Load, Orders
+from aiodatadist.values.lease_ticket import new_lease_name
+
+_WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
+
+
+class SchedulerSide:
+    """One engine's.
+
+    Args:
+        block_size: tokens of a block.
+    """
+
+    def __init__(self, settings: Settings, block_size: int) -> None:
+        self._settings = settings
+        self._block_size = block_size
+        self._workers: tuple[WorkerAddress, ...] = ()
+        self._orders = Orders()
+        self._loading: set[str] = set()
+
+    def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
+        """The workers, by rank."""
+        self._workers = tuple(addresses[rank] for rank in sorted(addresses))
+
+    # ---- decode ----
+
+    def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        """How many tokens more than ``computed`` are to be had, and that they come by and by."""
+        offer = Offer.of(request.request_id, request.kv_transfer_params)
+        count = 0 if offer is None else self._offered(request, offer) - computed
+        return (count, True) if count > 0 else (0, False)
+
+    @staticmethod
+    def _offered(request: Any, offer: Offer) -> int:
+        return min(offer.remote_num_tokens, int(request.num_prompt_tokens))
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+        """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
+        offer = Offer.of(request.request_id, request.kv_transfer_params)
+        if offer is None:
+            return
+        request.kv_transfer_params["do_remote_prefill"] = False
+        if not external_tokens:  # this engine has all of it
+            self._orders.releases.append(offer)
+            return
+        stop = self._offered(request, offer)
+        first, last = (stop - external_tokens) // self._block_size, -(-stop // self._block_size)
+        load = Load(
+            request.request_id, offer, offer.remote_block_ids[first:last], tuple(map(int, block_ids[first:last]))
+        )
+        self._orders.loads.append(load)
+        self._loading.add(request.request_id)
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        self._loading.difference_update(request_ids)
+
+    # ---- prefill, and the end of a request ----
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the blocks are kept, and what the next engine is to be told."""
+        request_id, params = request.request_id, request.kv_transfer_params or {}
+        offer = Offer.of(request_id, params)
+        if offer is not None:  # it was never scheduled here
+            self._orders.releases.append(offer)
+        if request_id in self._loading:
+            self._orders.cancels.append(request_id)
+        if not params.get("do_remote_decode") or request.status not in _WHOLE or not block_ids:
+            return False, None
+        tokens = int(request.num_computed_tokens)
+        blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
+        made = Offer(
+            remote_request_id=request_id,
+            remote_block_ids=blocks,
+            remote_num_tokens=tokens,
+            remote_block_size=self._block_size,
+            lease=new_lease_name(),
+            lease_seconds=self._settings.lease_seconds,
+            workers=self._workers,
+        )
+        self._orders.keeps.append(Keep(request_id, made.lease, blocks))
+        return True, made.model_dump(mode="json")
+
+    def take_orders(self) -> Orders:
+        """Those of this step."""
+        orders, self._orders = self._orders, Orders()
+        return orders

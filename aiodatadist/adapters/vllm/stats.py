@@ -1,0 +1,93 @@
+"""Figures of transfers, as vLLM collects them from workers, logs them, and exposes them to Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import fmean
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from aiodatadist.adapters.block_service import Ended
+
+COUNTERS = {
+    "pull_done": ("num_successful_transfers", "Pulls of a request's blocks that succeeded."),
+    "pull_failed": ("num_failed_transfers", "Pulls of a request's blocks that failed."),
+    "pull_cancelled": ("num_cancelled_transfers", "Pulls of a request's blocks that were cancelled."),
+    "pulled_bytes": ("bytes_transferred", "Bytes that were pulled."),
+    "pulled_blocks": ("blocks_transferred", "Blocks that were pulled."),
+    "lease_taken": ("num_kv_taken_reqs", "Finished requests whose blocks a decode engine has."),
+    "lease_released": ("num_kv_released_reqs", "Finished requests whose blocks a decode engine did not want."),
+    "lease_peer_lost": ("num_kv_lost_reqs", "Finished requests whose decode engine was lost while it pulled."),
+    "lease_expired": ("num_kv_expired_reqs", "Finished requests whose blocks no decode engine came for in time."),
+}
+"""Of :class:`Ended`: name in Prometheus behind ``vllm:aiodatadist_``, and what it is."""
+SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
+
+
+class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
+    """``data`` has a number for each counter, and ``seconds`` of each pull that succeeded."""
+
+    data: dict[str, Any]
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        super().__init__(data if data is not None else {"counters": {}, "seconds": []})
+
+    def add(self, ended: Ended) -> None:
+        """Of a worker."""
+        self._add(ended.counters, ended.pull_seconds)
+
+    def _add(self, counters: dict[str, int], seconds: list[float]) -> None:
+        self.data["counters"] = dict(Counter(self.data["counters"]) + Counter(counters))
+        self.data["seconds"] += seconds
+
+    def reset(self) -> None:
+        self.data = {"counters": {}, "seconds": []}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        self._add(other.data["counters"], other.data["seconds"])
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        counters, seconds = self.data["counters"], self.data["seconds"]
+        summary: dict[str, int | float] = {
+            name: counters[key] for key, (name, _) in COUNTERS.items() if key in counters
+        }
+        if seconds:
+            summary["avg_transfer_ms"] = round(1000 * fmean(seconds), 3)
+            summary["max_transfer_ms"] = round(1000 * max(seconds), 3)
+        return summary
+
+    def is_empty(self) -> bool:
+        return not self.data["counters"]
+
+
+class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """``vllm:aiodatadist_*``."""
+
+    def __init__(
+        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
+        self._seconds = self._each(
+            self._histogram_cls,
+            name="vllm:aiodatadist_xfer_time_seconds",
+            documentation="Seconds from the order to pull a request's blocks until they were there.",
+            buckets=SECONDS,
+        )
+        self._counters = {
+            key: self._each(self._counter_cls, name=f"vllm:aiodatadist_{name}", documentation=words)
+            for key, (name, words) in COUNTERS.items()
+        }
+
+    def _each(self, kind: Any, **options: Any) -> dict[int, Any]:
+        """The metric, with the labels of each engine."""
+        metric = kind(labelnames=self._labelnames, **options)
+        return {index: metric.labels(*values) for index, values in self.per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for key, number in transfer_stats_data["counters"].items():
+            if key in self._counters:
+                self._counters[key][engine_idx].inc(number)
+        for seconds in transfer_stats_data["seconds"]:
+            self._seconds[engine_idx].observe(seconds)

@@ -1,0 +1,122 @@
+"""The half that lives beside a worker: hands orders to a BlockService, and tells what ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.vllm.offer import Offer
+from aiodatadist.adapters.vllm.orders import Orders
+from aiodatadist.adapters.vllm.stats import TransferStats
+from aiodatadist.errors import ParamInvalid
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Results:
+    """Of one step: requests that were sent and received, those of them that failed, and the blocks of these."""
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class WorkerSide:
+    """One worker's.
+
+    Args:
+        rank, ranks: of it among the tensor-parallel workers.
+        blocks: of the engine's KV cache, per layer.
+        block_size: tokens of one.
+    """
+
+    def __init__(self, settings: Settings, rank: int, ranks: int, blocks: int, block_size: int) -> None:
+        self._service = BlockService(settings, rank)
+        self._rank, self._ranks = rank, ranks
+        self._blocks, self._block_size = blocks, block_size
+        self._address: WorkerAddress | None = None
+        self._failed_blocks: set[int] = set()
+        self._stats = TransferStats()
+
+    @property
+    def address(self) -> WorkerAddress | None:
+        """Where its blocks are; None before :meth:`register`."""
+        return self._address
+
+    def register(self, kv_caches: Mapping[str, Any]) -> None:
+        """The KV cache, layer by layer: one tensor, or two for keys and values.
+
+        Raises:
+            ParamInvalid: it has a shape that is not known here. LLMException, OSError: see :meth:`BlockService.open`.
+        """
+        tensors = [part for name, kv in kv_caches.items() for part in self._parts(name, kv)]
+        first = tensors[0]
+        layout: dict[str, str | int] = {
+            "block_size": self._block_size,
+            "layers": len(kv_caches),
+            "tensors": len(tensors),
+            "dtype": str(first.dtype),
+            "block_shape": "x".join(map(str, first.shape[1:])),
+            "tensor_parallel_size": self._ranks,
+        }
+        self._address = self._service.open(tensors, self._blocks, layout)
+
+    def _parts(self, name: str, kv: Any) -> list[Any]:
+        """Tensors whose first dimension is the block."""
+        if isinstance(kv, (list, tuple)):
+            return [part for each in kv for part in self._parts(name, each)]
+        if not kv.is_contiguous():
+            raise ParamInvalid(f"the KV cache of {name} is not contiguous: its strides are {kv.stride()}")
+        if kv.shape[0] == self._blocks:
+            return [kv]
+        if len(kv.shape) > 1 and kv.shape[1] == self._blocks:  # keys and values, one behind the other
+            return list(kv)
+        raise ParamInvalid(
+            f"the KV cache of {name} has the shape {tuple(kv.shape)}: the first or second dimension has to be the "
+            f"{self._blocks} blocks"
+        )
+
+    # ---- each step ----
+
+    def carry_out(self, orders: Orders) -> None:
+        """Begin what the scheduler decided. Never waits."""
+        for keep in orders.keeps:
+            self._service.keep(keep.request_id, keep.lease, keep.blocks)
+        for load in orders.loads:
+            source = self._source(load.offer)
+            self._service.pull(PullOrder(load.request_id, source, load.offer.lease, load.blocks, load.into))
+        for request_id in orders.cancels:
+            self._service.cancel(request_id)
+        for offer in orders.releases:
+            self._service.release(self._source(offer), offer.lease)
+
+    def _source(self, offer: Offer) -> WorkerAddress:
+        """This worker's counterpart. Where the two engines differ in their number of workers its layout says so."""
+        return offer.workers[self._rank % len(offer.workers)]
+
+    def take_results(self) -> Results:
+        """What ended since the last step."""
+        ended = self._service.take()
+        for blocks in ended.failed.values():
+            self._failed_blocks.update(blocks)
+        self._stats.add(ended)
+        return Results(ended.sent, ended.received, set(ended.failed))
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks of loads that failed, of those that were told as received."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_stats(self) -> TransferStats | None:
+        """Figures of the last interval; None: nothing happened."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, TransferStats()
+        return stats
+
+    def close(self) -> None:
+        self._service.close()

@@ -1,0 +1,1 @@
+"""What adapters for serving engines have in common, without an engine."""

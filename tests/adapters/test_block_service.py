@@ -1,0 +1,172 @@
+"""Blocks of a busy loop's KV cache: each order comes out once, however it ended, and no call waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodatadist import LLMException, ParamInvalid, new_lease_name
+from aiodatadist.adapters.block_service import BlockService, Ended, PullOrder, Settings, WorkerAddress
+from aiodatadist.testing import soft_fault, soft_faults_cleared
+
+BLOCKS, BYTES = 16, 4096
+LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+
+
+class End:
+    """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
+
+    def __init__(self, number: int, settings: Settings, layout: dict[str, str | int]) -> None:
+        self.service = BlockService(settings, number)
+        self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(2)]
+        for array in self.arrays:
+            array[:] = (16 * number + np.arange(BLOCKS))[:, None]
+        self.address = self.service.open(self.arrays, BLOCKS, layout)
+
+    def holds(self, block: int) -> set[int]:
+        return {int(value) for array in self.arrays for value in np.unique(array[block])}
+
+    def until(self, wanted: str, request: str, seconds: float = 10.0) -> Ended:
+        """All that came out up to a request's end."""
+        found, until = Ended(), time.monotonic() + seconds
+        while request not in getattr(found, wanted):
+            assert time.monotonic() < until, f"{request} did not come out: {found}"
+            ended = self.service.take()
+            found.sent |= ended.sent
+            found.received |= ended.received
+            found.failed |= ended.failed
+            found.counters += ended.counters
+            time.sleep(0.001)
+        return found
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    with ExitStack() as stack:
+        made = [End(n, Settings(link_seconds=5, patience_seconds=2, **FAST), LAYOUT) for n in range(2)]
+        for each in made:
+            stack.enter_context(closing(each.service))
+        yield made[0], made[1]
+
+
+FAST: dict[str, Any] = {"heartbeat_interval": 100}
+
+
+def order(request: str, lease: str, source: WorkerAddress, **changes: Any) -> PullOrder:
+    return PullOrder(
+        **{"request": request, "source": source, "lease": lease, "blocks": (3, 9), "into": (0, 1), **changes}
+    )
+
+
+def test_blocks_that_are_kept_are_pulled(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    puller.service.pull(order("r", lease, owner.address))  # a router is faster than a scheduler's next step
+    owner.service.keep("r", lease, [3, 9])
+    ended = puller.until("received", "r")
+    assert ended.failed == {}
+    assert ended.counters == {"pull_done": 1, "pulled_blocks": 2, "pulled_bytes": 2 * 2 * BYTES}
+    assert (puller.holds(0), puller.holds(1), puller.holds(2)) == ({3}, {9}, {18})
+    assert owner.until("sent", "r").counters == {"lease_taken": 1}
+    assert puller.service.take().received == set()
+
+
+def test_a_pull_that_fails_names_its_blocks_and_releases_the_owners(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9])
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:exec=507053")
+        puller.service.pull(order("r", lease, owner.address))
+        ended = puller.until("received", "r")
+    assert ended.failed == {"r": (0, 1)}
+    assert ended.counters == {"pull_failed": 1}
+    assert owner.until("sent", "r").counters == {"lease_released": 1}
+
+
+def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9])
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:delay=500")
+        puller.service.pull(order("r", lease, owner.address))
+        puller.service.cancel("r")
+        ended = puller.until("received", "r")
+    assert ended.failed == {"r": (0, 1)}
+    assert ended.counters == {"pull_cancelled": 1}
+    assert owner.until("sent", "r").counters == {"lease_released": 1}
+    puller.service.cancel("r")  # it has ended
+
+
+def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    puller.service.release(owner.address, lease)  # before the owner's scheduler has said so
+    owner.service.keep("r", lease, [3, 9])
+    assert owner.until("sent", "r").counters == {"lease_released": 1}
+
+
+def test_no_engine_comes(ends: tuple[End, End]) -> None:
+    owner, _ = ends
+    owner.service.keep("r", new_lease_name(), [3, 9], 0.05)
+    assert owner.until("sent", "r").counters == {"lease_expired": 1}
+
+
+def test_an_owner_that_is_gone(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    owner.service.close()
+    puller.service.pull(order("r", new_lease_name(), owner.address))
+    assert puller.until("received", "r", 20).failed == {"r": (0, 1)}
+
+
+def test_layouts_that_differ_are_refused_by_name(ends: tuple[End, End], caplog: pytest.LogCaptureFixture) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9])
+    other = owner.address.model_copy(update={"layout": {**LAYOUT, "dtype": "float16"}})
+    puller.service.pull(order("r", lease, other))
+    assert puller.until("received", "r").failed == {"r": (0, 1)}
+    assert f"dtype is uint8 here and float16 at 127.0.0.1:{owner.address.port}" in caplog.text
+    assert owner.until("sent", "r").counters == {"lease_released": 1}
+
+
+def test_what_cannot_be_kept_or_pulled_comes_out_all_the_same(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    owner.service.keep("k", new_lease_name(), [BLOCKS])
+    assert owner.until("sent", "k").counters == {"lease_failed": 1}
+    puller.service.pull(order("r", new_lease_name(), owner.address, into=(0, BLOCKS)))
+    assert puller.until("received", "r").failed == {"r": (0, BLOCKS)}
+
+
+def test_many_requests(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    leases = {f"r{i}": new_lease_name() for i in range(200)}
+    for i, (request, lease) in enumerate(leases.items()):
+        owner.service.keep(request, lease, [i % BLOCKS])
+        puller.service.pull(order(request, lease, owner.address, blocks=(i % BLOCKS,), into=(i % BLOCKS,)))
+    received: set[str] = set()
+    sent: set[str] = set()
+    until = time.monotonic() + 20
+    while (len(received), len(sent)) != (200, 200) and time.monotonic() < until:
+        received |= puller.service.take().received
+        sent |= owner.service.take().sent
+        time.sleep(0.001)
+    assert received == sent == set(leases)
+    assert [puller.holds(block) for block in range(BLOCKS)] == [{block} for block in range(BLOCKS)]
+
+
+def test_a_service_that_is_not_open_or_badly_set_up() -> None:
+    with closing(BlockService(Settings())) as service:
+        with pytest.raises(LLMException, match="not open"):
+            service.keep("r", new_lease_name(), [1])
+        with pytest.raises(ParamInvalid, match="the same"):
+            service.open([np.zeros((4, 8), np.uint8), np.zeros((4, 9), np.uint8)], 4, {})
+    with closing(BlockService(Settings(host="0.0.0.0"))) as service, pytest.raises(LLMException, match="auth_key"):
+        service.open([np.zeros((4, 8), np.uint8)], 4, {})
+    service.close()

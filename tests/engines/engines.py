@@ -1,0 +1,179 @@
+"""vLLM engines in processes of their own, and a router between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("vllm_engine.py")
+BLOCK = 128
+"""Tokens of a block: vLLM's on a CPU."""
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
+}  # fmt: skip
+ANSWER_SECONDS = 120.0
+
+Answer = dict[str, Any]
+
+
+def write_model(folder: Path) -> Path:
+    """A model without weights: those of one seed are the same in each process."""
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return folder
+
+
+class Engine:
+    """One process. Its words are in ``log``."""
+
+    def __init__(self, model: Path, log: Path, transfer: Answer | None, **options: Any) -> None:
+        config: Answer = dict(options)
+        if transfer is not None:
+            config["transfer"] = {
+                "kv_connector": "AioDataDistConnector",
+                "kv_connector_module_path": "aiodatadist.adapters.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": transfer,
+            }
+        self.log = log
+        self._said: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, PROGRAM, model, json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "AIODATADIST_RUNTIME": "soft"},
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.put(json.loads(line))
+        self._said.put(None)
+
+    def say(self, **command: Any) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+
+    def hear(self, seconds: float = ANSWER_SECONDS) -> Answer:
+        """Raises AssertionError: it ended, with its last words; queue.Empty: it says nothing."""
+        answer = self._said.get(timeout=seconds)
+        assert answer is not None, self.log.read_text()[-4000:]
+        return answer
+
+    def poll(self) -> Answer | None:
+        """What it said, if it said something."""
+        try:
+            return self.hear(0.001)
+        except queue.Empty:
+            return None
+
+    def generate(self, request: str, prompt: list[int], tokens: int, params: Answer | None = None) -> Answer:
+        self.say(op="add", id=request, prompt=prompt, max_tokens=tokens, params=params)
+        return self.hear()
+
+    def prefill(self, request: str, prompt: list[int]) -> Answer:
+        """What the next engine is to be told."""
+        params: Answer = self.generate(request, prompt, 1, {"do_remote_decode": True})["params"]
+        return params
+
+    def state(self) -> Answer:
+        """Free blocks, requests, descriptors, threads, and what its connector counted."""
+        self.say(op="state")
+        return self.hear()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Raises AssertionError: it did not end well, and was not killed."""
+        with self._process, suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                code = self._process.wait(60)
+            finally:
+                self._process.kill()
+                self._reader.join()
+        assert code in {0, -signal.SIGKILL}, self.log.read_text()[-4000:]
+
+
+@contextmanager
+def opened(*engines: Engine) -> Iterator[None]:
+    """Until the block ends; they start side by side."""
+    with ExitStack() as stack:
+        for each in engines:
+            stack.callback(each.close)
+        for each in engines:
+            assert each.hear() == {"ready": True}
+        yield
+
+
+def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 20.0) -> None:
+    """An engine does not say when it is done with what no request waits for."""
+    until = time.monotonic() + seconds
+    while (found := look()) != wanted and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found == wanted
+
+
+def prompts(count: int, seed: int, most: int = 20 * BLOCK) -> list[list[int]]:
+    """Of one token to so many."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 512) for _ in range(rng.randrange(1, most))] for _ in range(count)]
+
+
+@dataclass
+class Router:
+    """Requests go to the prefill engine, and with what it says to the decode engine, ``window`` at a time."""
+
+    prefill: Engine
+    decode: Engine
+    window: int = 8
+    answers: dict[str, Answer] = field(default_factory=dict)
+    on_decode: Callable[[str], object] = lambda _: None
+
+    def serve(self, name: str, wanted: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """The tokens of each."""
+        waiting = {f"{name}{i}": prompt for i, prompt in enumerate(wanted)}
+        order, under_way = list(waiting), 0
+        until = time.monotonic() + ANSWER_SECONDS
+        while len(self.answers) < len(waiting):
+            assert time.monotonic() < until, f"{len(self.answers)} of {len(waiting)} requests ended"
+            while order and under_way < self.window:
+                request = order.pop(0)
+                under_way += 1
+                self.prefill.say(
+                    op="add", id=request, prompt=waiting[request], max_tokens=1, params={"do_remote_decode": True}
+                )
+            if (first := self.prefill.poll()) is not None:
+                request = first["id"]
+                self.decode.say(
+                    op="add", id=request, prompt=waiting[request], max_tokens=tokens, params=first["params"]
+                )
+                self.on_decode(request)
+            if (done := self.decode.poll()) is not None:
+                self.answers[done["id"]] = done
+                under_way -= 1
+        return [self.answers[request]["tokens"] for request in waiting]

@@ -1,0 +1,165 @@
+"""vLLM engines: one prefills, another decodes, and the tokens are those of one engine that does both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import BLOCK, Engine, Router, eventually, opened, prompts, write_model
+
+REQUESTS = 200 if os.environ.get("AIODATADIST_NIGHTLY") else 60
+TOKENS = 8
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 41}
+"""A KV cache that is too small for all that a test asks for at a time."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def trio(model: Path) -> Iterator[tuple[Engine, Engine, Engine]]:
+    alone = Engine(model, model / "alone.log", None)
+    prefill = Engine(model, model / "prefill.log", {})
+    decode = Engine(model, model / "decode.log", {"device_id": 1}, **SMALL)
+    with opened(alone, prefill, decode):
+        yield alone, prefill, decode
+
+
+@pytest.fixture
+def alone(trio: tuple[Engine, Engine, Engine]) -> Engine:
+    """One that prefills and decodes."""
+    return trio[0]
+
+
+@pytest.fixture
+def pair(trio: tuple[Engine, Engine, Engine]) -> tuple[Engine, Engine]:
+    """One that prefills, and one that decodes."""
+    return trio[1:]
+
+
+def expected(alone: Engine, wanted: list[list[int]], tokens: int = TOKENS) -> list[list[int]]:
+    for i, prompt in enumerate(wanted):
+        alone.say(op="add", id=f"{i}", prompt=prompt, max_tokens=tokens, params=None)
+    answers = {answer["id"]: answer["tokens"] for answer in (alone.hear() for _ in wanted)}
+    return [answers[f"{i}"] for i in range(len(wanted))]
+
+
+class Watch:
+    """What two engines have when nothing runs, and what they counted since."""
+
+    def __init__(self, *engines: Engine) -> None:
+        self._engines = engines
+        self._before = [each.state() for each in engines]
+
+    def counted(self, name: str) -> int:
+        return sum(
+            each.state()["counted"].get(name, 0) - before["counted"].get(name, 0)
+            for each, before in zip(self._engines, self._before, strict=True)
+        )
+
+    def nothing_is_kept(self) -> None:
+        """Blocks and requests are given back at both ends; neither descriptors nor threads pile up."""
+        eventually(lambda: [each.state()["requests"] for each in self._engines], [0] * len(self._engines))
+        for each, before in zip(self._engines, self._before, strict=True):
+            now = each.state()
+            assert now["free"] >= before["free"]
+            assert now["descriptors"] <= before["descriptors"] + 12, "a link has some"
+            assert now["threads"] <= before["threads"] + 4
+
+
+def test_the_tokens_are_those_of_one_engine(alone: Engine, pair: tuple[Engine, Engine]) -> None:
+    wanted = prompts(REQUESTS, 1)
+    watch = Watch(*pair)
+    assert Router(*pair).serve("r", wanted, TOKENS) == expected(alone, wanted)
+    watch.nothing_is_kept()
+    assert watch.counted("pull_done") == watch.counted("lease_taken") == REQUESTS
+    blocks = sum(-(-len(prompt) // BLOCK) for prompt in wanted)
+    assert watch.counted("pulled_blocks") == blocks
+    assert watch.counted("pull_failed") == 0
+
+
+def test_a_pull_that_fails_is_computed_again(alone: Engine, pair: tuple[Engine, Engine]) -> None:
+    wanted = prompts(6, 2)
+    watch = Watch(*pair)
+    pair[1].say(op="fault", what="HcclBatchGet:exec=507053@2;HcclBatchGet:exec=507053@4")
+    assert Router(*pair, window=1).serve("f", wanted, TOKENS) == expected(alone, wanted)
+    pair[1].say(op="fault", what="")
+    watch.nothing_is_kept()
+    assert watch.counted("pull_failed") >= 1
+    assert watch.counted("pull_failed") + watch.counted("pull_done") == len(wanted)
+    assert watch.counted("lease_released") == watch.counted("pull_failed")
+
+
+def test_an_aborted_request_frees_its_blocks_at_both_ends(pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    watch = Watch(*pair)
+    decode.say(op="fault", what="HcclBatchGet:delay=300@*")
+    for i, prompt in enumerate(prompts(4, 3)):
+        decode.say(op="add", id=f"a{i}", prompt=prompt, max_tokens=TOKENS, params=prefill.prefill(f"a{i}", prompt))
+        decode.say(op="abort", id=f"a{i}")
+    watch.nothing_is_kept()
+    decode.say(op="fault", what="")
+    assert watch.counted("lease_released") + watch.counted("lease_taken") == 4
+    while decode.poll() is not None:  # vLLM may answer an aborted request, or not
+        pass
+
+
+def test_preempted_requests(alone: Engine, pair: tuple[Engine, Engine]) -> None:
+    wanted = [prompt + prompt[:1] * (2 * BLOCK - 10 - len(prompt)) for prompt in prompts(24, 4, 2 * BLOCK - 20)]
+    watch = Watch(*pair)
+    before = pair[1].state()["preemptions"]
+    assert Router(*pair, window=24).serve("p", wanted, 300) == expected(alone, wanted, 300)
+    assert pair[1].state()["preemptions"] > before
+    watch.nothing_is_kept()
+
+
+def test_engines_that_do_not_fit_name_both_values(alone: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts(1, 5)
+    watch = Watch(*pair)
+    params = prefill.prefill("m", prompt)
+    params["workers"][0]["layout"]["dtype"] = "torch.float16"
+    assert decode.generate("m", prompt, TOKENS, params)["tokens"] == expected(alone, [prompt])[0]
+    assert "dtype is torch.float32 here and torch.float16 at 127.0.0.1" in decode.log.read_text()
+    watch.nothing_is_kept()
+    assert (watch.counted("pull_failed"), watch.counted("lease_released")) == (1, 1)
+    assert decode.generate("n", prompt, TOKENS, {"do_remote_prefill": True})["reason"] == "length"
+    assert "request n" in decode.log.read_text()
+
+
+def test_a_prefill_engine_that_is_killed_and_started_anew(
+    alone: Engine, pair: tuple[Engine, Engine], model: Path
+) -> None:
+    decode = pair[1]
+    wanted = prompts(6, 6)
+    tokens = expected(alone, wanted)
+    watch = Watch(decode)
+    other = Engine(model, model / "killed.log", {})
+    with opened(other):
+        params = [other.prefill(f"k{i}", prompt) for i, prompt in enumerate(wanted)]
+        assert decode.generate("k0", wanted[0], TOKENS, params[0])["tokens"] == tokens[0]
+        decode.say(op="fault", what="HcclBatchGet:delay=200@*")
+        for i in (1, 2, 3):
+            decode.say(op="add", id=f"k{i}", prompt=wanted[i], max_tokens=TOKENS, params=params[i])
+        other.kill()
+        answers = {answer["id"]: answer["tokens"] for answer in (decode.hear() for _ in range(3))}
+        assert answers == {f"k{i}": tokens[i] for i in (1, 2, 3)}
+        decode.say(op="fault", what="")
+        assert decode.generate("k4", wanted[4], TOKENS, params[4])["tokens"] == tokens[4]
+    assert watch.counted("pull_done") + watch.counted("pull_failed") == 5
+    assert watch.counted("pull_failed") >= 3
+    other = Engine(model, model / "anew.log", {"lease_seconds": 4})
+    with opened(other):
+        fresh = Watch(other)
+        assert Router(other, decode).serve("n", wanted, TOKENS) == tokens
+        other.prefill("forgotten", wanted[0])  # no decode engine comes for it
+        fresh.nothing_is_kept()
+        assert fresh.counted("lease_expired") == 1
+        assert fresh.counted("lease_taken") == len(wanted)
+    watch.nothing_is_kept()

@@ -1,0 +1,148 @@
+"""A vLLM engine in a process of its own: ``vllm_engine.py MODEL CONFIG``. Commands and answers are lines of JSON.
+
+``add`` a request, ``abort`` one, ask for its ``state``, have softnpu do ``fault``. A finished request is answered by its id,
+tokens, reason and what its connector says to the next engine. It steps as a server's loop does, also when nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TextIO
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+OPTIONS: dict[str, Any] = {
+    "skip_tokenizer_init": True, "load_format": "dummy", "enforce_eager": True, "dtype": "float32", "max_model_len": 4096,
+    "max_num_seqs": 16, "seed": 0, "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+class Program:
+    """The engine, and what it was told."""
+
+    def __init__(self, model: str, config: dict[str, Any], out: TextIO) -> None:
+        self._vllm = import_module("vllm")
+        transfer = config.pop("transfer", None)
+        options = {**OPTIONS, "model": model, **config}
+        if transfer is not None:
+            options["kv_transfer_config"] = import_module("vllm.config").KVTransferConfig(**transfer)
+        self._engine = self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**options))
+        self._core = self._engine.engine_core.engine_core
+        self._out = out
+        self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._counted: Counter[str] = Counter()
+        self._preemptions = 0
+        self._count_preemptions()
+        self._watch_stats()
+
+    def _count_preemptions(self) -> None:
+        scheduler = self._core.scheduler
+        preempt = scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._preemptions += 1
+            return preempt(*args, **kwargs)
+
+        scheduler._preempt_request = counted
+
+    def _watch_stats(self) -> None:
+        """As vLLM's own loggers do: what the connector gives each step."""
+        scheduler = self._core.scheduler
+        update = scheduler.update_from_output
+
+        def watched(scheduled: Any, output: Any) -> Any:
+            told = output.kv_connector_output
+            if told is not None and told.kv_connector_stats is not None:
+                self._counted.update(told.kv_connector_stats.data["counters"])
+            return update(scheduled, output)
+
+        scheduler.update_from_output = watched
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        self._say({"ready": True})
+        while True:
+            try:
+                command = self._commands.get(timeout=0.001 if self._core.scheduler.has_requests() else None)
+            except queue.Empty:
+                command = {"op": "step"}
+            if command is None:
+                break
+            self._do(command)
+            for output in self._engine.step():
+                if output.finished:
+                    self._finished(output)
+        self._core.shutdown()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._commands.put(json.loads(line))
+        self._commands.put(None)
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=self._out)
+
+    def _do(self, command: dict[str, Any]) -> None:
+        match command["op"]:
+            case "add":
+                params = command["params"]
+                sampling = self._vllm.SamplingParams(
+                    max_tokens=command["max_tokens"],
+                    temperature=0,
+                    ignore_eos=True,
+                    detokenize=False,
+                    extra_args={"kv_transfer_params": params} if params is not None else None,
+                )
+                self._engine.add_request(command["id"], {"prompt_token_ids": command["prompt"]}, sampling)
+            case "abort":
+                self._engine.abort_request([command["id"]])
+            case "fault":
+                import_module("aiodatadist.testing").soft_fault(command["what"])
+            case "state":
+                self._say(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        scheduler = self._core.scheduler
+        return {
+            "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "requests": len(scheduler.requests),
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": threading.active_count(),
+            "counted": dict(self._counted),
+            "preemptions": self._preemptions,
+        }
+
+    def _finished(self, output: Any) -> None:
+        done = output.outputs[0]
+        self._say(
+            {
+                "id": output.request_id,
+                "tokens": list(done.token_ids),
+                "params": output.kv_transfer_params,
+                "reason": done.finish_reason,
+            }
+        )
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    Program(sys.argv[1], json.loads(sys.argv[2]), out).run()
+
+
+if __name__ == "__main__":
+    main()
