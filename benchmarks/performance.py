@@ -5,6 +5,7 @@ It takes some minutes, needs a package index once, and a machine with nothing el
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import MemoryKind, Op
-from benchmarks import facade, scale
+from benchmarks import copies, facade, scale
 from benchmarks.common import arguments
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -128,6 +129,38 @@ def layered_lines(rows: Sequence[Row]) -> list[list[str]]:
         for op, block in speeds
         if op is Op.LAYERED
     ]
+
+
+def copier_lines(rows: Sequence[Row], copies: Sequence[float]) -> list[list[str]]:
+    """Pool memory pulled, against what two threads copy without anything else, measured before and after."""
+    wanted = [row for row in rows if (row.by, row.case.op, row.case.memory) == (OURS, Op.PULL, MemoryKind.POOL)]
+    best = statistics.median(copies)
+    found = [(row, row.gigabytes_per_second.median / best) for row in wanted if row.case.block in {64 << 10, 1 << 20}]
+    return [
+        [
+            f"pull, pool, blocks of {size_text(row.case.block)}: of two threads' non-temporal copies, {best:.1f} GB/s",
+            f"{share:.2f}",
+            "at least 0.85",
+            "`python -m benchmarks.copies`",
+        ]
+        for row, share in found
+    ]
+
+
+def user_lines(rows: Sequence[Row]) -> list[list[str]]:
+    """Memory of the caller's against a pool's."""
+    speeds = {
+        (row.case.op, row.case.memory, row.case.block): row.gigabytes_per_second.median
+        for row in rows
+        if row.by == OURS
+    }
+    shares = {
+        block: speeds[op, MemoryKind.USER, block] / speeds[op, memory, block]
+        for op, memory, block in speeds
+        if op is Op.PULL and memory is MemoryKind.POOL
+    }
+    text = ", ".join(f"{share:.2f} ({size_text(block)})" for block, share in shares.items())
+    return [["pull, user: of a pool's memory, by the block", text, "at least 0.6", f"`{LARGE_COMMAND}`"]]
 
 
 async def link_lines(times: int = 3) -> list[list[str]]:
@@ -241,8 +274,15 @@ def main() -> None:
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
     check_plot()
+    rates = copies.gigabytes_per_second()
     large, small = asyncio.run(both(given.seconds))
-    others = [*asyncio.run(other_lines()), *facade_lines()]
+    rates += copies.gigabytes_per_second()
+    others = [
+        *copier_lines(large.rows, rates),
+        *user_lines(large.rows),
+        *asyncio.run(other_lines()),
+        *facade_lines(),
+    ]
     given.into.joinpath("performance.md").write_text(page(large, small, others), encoding="utf-8")
     draw(large, given.into / "performance.svg")
 

@@ -31,5 +31,7 @@ def _contents(library: Any) -> SimpleNamespace:
 
 
 _opened = [ffi.dlopen(str(FOLDER / "libring.so"))]  # for as long as the process lives
+DECLARED = tuple(dir(_opened[0]))
+"""Names of all functions and constants that the headers declare, whichever library has them."""
 ring: Any = _contents(_opened[0])
 ring_copy: Any = ffi.addressof(_opened[0], "ring_copy")

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from aiodatadist._native.library import SOFTNPU, Handle, ffi, ring, ring_copy
+from aiodatadist._native.library import DECLARED, SOFTNPU, Handle, ffi, ring, ring_copy
 from aiodatadist.errors import (
     DeviceError,
     FeatureNotEnabled,
@@ -70,7 +70,7 @@ ACL_UNSUPPORTED = frozenset(
 )
 ACL_REPEAT_INITIALIZE = ring.ACL_ERROR_REPEAT_INITIALIZE
 
-FUNCTIONS = tuple(sorted(name for name in dir(ring) if name.startswith(("acl", "Hccl"))))
+FUNCTIONS = tuple(sorted(name for name in DECLARED if name.startswith(("acl", "Hccl"))))
 """The vendor's functions that are declared; libraries of an older CANN lack some."""
 
 HCCL_NAMES = {

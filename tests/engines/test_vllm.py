@@ -119,6 +119,23 @@ def test_preempted_requests(alone: Engine, pair: tuple[Engine, Engine]) -> None:
     watch.nothing_is_kept()
 
 
+def test_what_the_decode_engine_has_is_not_pulled(alone: Engine, pair: tuple[Engine, Engine]) -> None:
+    prefill, decode = pair
+    (prompt,) = prompts(1, 7)
+    prompt = (prompt * 700)[: 5 * BLOCK + 10]
+    (tokens,) = expected(alone, [prompt])
+    watch = Watch(*pair)
+    for i, blocks in enumerate((6, 7, 8)):
+        assert decode.generate(f"h{i}", prompt, TOKENS, prefill.prefill(f"h{i}", prompt))["tokens"] == tokens
+        assert watch.counted("pulled_blocks") == blocks
+    params = prefill.prefill("less", prompt)
+    params["remote_num_tokens"] = 2 * BLOCK  # all of which the decode engine has
+    assert decode.generate("less", prompt, TOKENS, params)["tokens"] == tokens
+    watch.nothing_is_kept()
+    assert watch.counted("pulled_blocks") == 8
+    assert (watch.counted("lease_taken"), watch.counted("lease_released")) == (3, 1)
+
+
 def test_engines_that_do_not_fit_name_both_values(alone: Engine, pair: tuple[Engine, Engine]) -> None:
     prefill, decode = pair
     (prompt,) = prompts(1, 5)

@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True, "load_format": "dummy", "enforce_eager": True, "dtype": "float32", "max_model_len": 4096,
-    "max_num_seqs": 16, "seed": 0, "enable_prefix_caching": False,
+    "max_num_seqs": 16, "seed": 0,
 }  # fmt: skip
 
 
