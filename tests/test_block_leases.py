@@ -208,6 +208,20 @@ async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
         assert lease.ended is None
 
 
+async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.two.datadist._running().block_leases, "claim", lambda *_: None)
+    link = pair.one.datadist._running().find_link(2)
+    for _ in range(3):
+        with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
+            await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)
+    task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
+    await anyio.sleep(0.05)
+    task.cancel()
+    await task.synchronize()
+    await anyio.sleep(0.01)
+    assert (len(link.questions), link.operations) == (0, set())
+
+
 async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
     """A router is faster than a worker that is told of its scheduler's decision with the next step."""
     name = new_lease_name()

@@ -399,6 +399,7 @@ class _Life:
         except LLMException:  # it was over already
             logger.debug("the link to cluster %d was over before it was watched", number)
         self._linked.discard(number)
+        self._links.pop(number, None)
 
     def release(self, source: WorkerAddress, lease: str) -> None:
         self._tasks.start_soon(self._release, source, lease)

@@ -61,14 +61,17 @@ class LeasedPull(RemoteOperation):
     # ---- what happens ----
 
     async def _claim(self) -> None:
-        if self.is_done:
-            return
         lease, seconds, patience = self._lease, min(self._seconds, MAX_SECONDS), self._patience_there
         claim = partial(Claim, lease=lease, seconds=seconds, patience=patience)
-        with self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
+        if self.is_done:
+            return
+        with self.scope, self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
             self._call = question.number
             await question.answered.wait()
-        self._is_kept = isinstance(question.answer, Claimed) and question.answer.kept
+            self._answered(question.answer)
+
+    def _answered(self, answer: object) -> None:
+        self._is_kept = isinstance(answer, Claimed) and answer.kept
         if self._is_here:
             self._conclude(TransferState.DONE, None)
         elif not self._is_kept and self._transfer is not None:
@@ -113,6 +116,7 @@ class LeasedPull(RemoteOperation):
         """It has ended: the first to know, before its callers."""
         session = self._session
         self._timer.cancel()
+        self.scope.cancel()
         session.operations.discard(self)
         if session.is_open and self._is_kept is not False and (self._call or self.state in _SAID):
             session.post(Unclaim(call=self._call, lease=self._lease, end=_SAID.get(self.state, "failed")))
