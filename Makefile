@@ -91,6 +91,8 @@ bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.pull_blocks
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.layers
+	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.context_cache
 
