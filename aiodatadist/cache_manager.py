@@ -583,8 +583,10 @@ class CacheManager:
         src_block_indices: Sequence[int] | None = None,
         dst_block_indices: Sequence[int] | None = None,
         dst_block_memory_size: int | None = None,
+        *,
+        tensor_num_per_layer: int = 2,
     ) -> CacheTask:
-        """Write a cache to one or more peers, each layer as soon as it is ready. A layer is two tensors.
+        """Write a cache to one or more peers, each layer as soon as it is ready.
 
         Args:
             layer_synchronizer: any object with ``synchronize_layer(layer_index, timeout_in_millis)``: see
@@ -595,6 +597,7 @@ class CacheManager:
             src_block_indices, dst_block_indices: of a blocks source; equally many, for all destinations alike. Without both,
                 one stride of it travels, which is block 0. With a contiguous source and destination blocks the slot is cut
                 into chunks of ``dst_block_memory_size``.
+            tensor_num_per_layer: tensors in a layer: one where keys and values are packed.
 
         Returns:
             The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has
@@ -609,7 +612,9 @@ class CacheManager:
         and what the destinations hold is undefined.
         """
         entry = self._local(src_cache, "src_cache")
-        request = LayeredRequest.of(entry, src_block_indices, dst_block_indices, dst_block_memory_size)
+        request = LayeredRequest.of(
+            entry, src_block_indices, dst_block_indices, dst_block_memory_size, tensor_num_per_layer
+        )
         if not callable(getattr(layer_synchronizer, "synchronize_layer", None)):
             raise TypeError(f"layer_synchronizer is {layer_synchronizer!r}: it has to have synchronize_layer()")
         kind: type[Any] = TransferWithCacheKeyConfig if self._engine.one_sided else TransferConfig
@@ -628,12 +633,14 @@ class CacheManager:
         )
 
     @asynccontextmanager
-    async def receive_layers(self, cluster_id: int, cache: Cache) -> AsyncIterator[LayerReceiver]:
+    async def receive_layers(
+        self, cluster_id: int, cache: Cache, *, tensor_num_per_layer: int = 2
+    ) -> AsyncIterator[LayerReceiver]:
         """Watch a local cache being filled layer by layer by a peer's ``transfer_cache_async``::
 
             async with manager.receive_layers(1, cache) as receiver:
                 ...                           # ask the peer to begin
-                await receiver.layer(0)       # its two tensors are complete
+                await receiver.layer(0)       # its tensors are complete
 
         When it is open the peer knows: a transfer that begins from then on is told whole. What landed before is not told.
 
@@ -641,10 +648,11 @@ class CacheManager:
             NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the peer answered.
             ParamInvalid: this cache is being watched already, or takes no part in transfers with peers.
         """
+        tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")
         link = self._engine.find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         link.check_ready()
-        receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // 2))
+        receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
         try:
             await link.ping()
             yield receiver

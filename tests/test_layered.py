@@ -833,6 +833,42 @@ async def test_each_layer_is_complete_when_it_is_told(one_sided: bool) -> None:
                     await receiver.layer(layer)
 
 
+@modes
+@pytest.mark.parametrize("is_gated", [False, True], ids=["said", "gated"])
+async def test_a_layer_of_one_tensor(one_sided: bool, is_gated: bool) -> None:
+    """Keys and values of a layer are packed in one."""
+    async with fan(one_sided=one_sided) as made, computing_stream(made) as compute:
+        before, manager = made.held(0), made.source.datadist.cache_manager
+        said = AwaitableLayerSynchronizer(2 * LAYERS)
+        gated = EventLayerSynchronizer(made.source.datadist.device, 2 * LAYERS)
+        config: Config
+        if one_sided:
+            config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2 * LAYERS), range(2 * LAYERS))
+        else:
+            config = TransferConfig(2, made.dsts[0].tensor_addrs)
+        receiving = made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0], tensor_num_per_layer=1)
+        async with receiving as receiver:
+            synchronizer = gated if is_gated else said
+            task = manager.transfer_cache_async(
+                made.src, synchronizer, [config], [1, 2, 9], [4, 5, 0], tensor_num_per_layer=1
+            )
+            for layer in range(2 * LAYERS):
+                assert receiver.landed == list(range(layer))
+                if is_gated:
+                    compute(layer // 2)
+                    gated.record(layer, compute.stream)  # type: ignore[attr-defined]
+                else:
+                    made.compute(layer // 2)
+                    said.ready(layer)
+                await receiver.layer(layer)
+            await task
+        assert made.held(0) == made.after_blocks(0, before)
+        with pytest.raises(ParamInvalid, match=f"{2 * LAYERS} tensors: a layer is 3 of them"):
+            manager.transfer_cache_async(made.src, said, [config], [1], [4], tensor_num_per_layer=3)
+        with pytest.raises(ParamInvalid, match="tensor_num_per_layer is 0"):
+            manager.transfer_cache_async(made.src, said, [config], [1], [4], tensor_num_per_layer=0)
+
+
 async def test_gated_layers_are_told_too() -> None:
     async with fan() as made, computing_stream(made) as compute:
         before = made.held(0)

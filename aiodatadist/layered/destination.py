@@ -18,7 +18,7 @@ from aiodatadist.errors import (
     LLMException,
     TransferError,
 )
-from aiodatadist.layered.request import TENSORS, Wanted
+from aiodatadist.layered.request import Wanted
 from aiodatadist.link.cost_model import group_size
 from aiodatadist.values.grid import Grid
 
@@ -130,7 +130,7 @@ class Destination:
 
     def _first_layer(self, remote: RemoteCache) -> int:
         if self._wanted.first is None and isinstance(self._wanted.key, AddressKey):
-            return remote.tensor_at(self._wanted.key.address) // TENSORS
+            return remote.tensor_at(self._wanted.key.address) // self._wanted.tensors
         return self._wanted.first or 0
 
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
@@ -199,7 +199,7 @@ class Destination:
         program = Program()
         if self._device_event is not None and not link_channel.channel.is_rdma:
             program.wait_number(self._device_event(self.layers.start + stop - 1))
-        link_channel.channel.add_put(program, _layers_of(grid, first, stop))
+        link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
         seconds = self._seconds * (stop - first)
         transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, "layers")
         self._transfers[transfer] = stop
@@ -283,7 +283,7 @@ class Destination:
     def _launch_gated(self, gate: Gate, seconds: float) -> None:
         link_channel, remote, grid = self._usable()
         program, count = Program(), len(self.layers)
-        layering = Layering(count, TENSORS, self.group, gate.notifies)
+        layering = Layering(count, self._wanted.tensors, self.group, gate.notifies)
         link_channel.channel.add_put(program, grid, layering)
         limit = (seconds + self._seconds) * self.group
         stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
@@ -382,10 +382,10 @@ class Destination:
             self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)
 
 
-def _layers_of(grid: Grid, first: int, stop: int) -> Grid:
+def _layers_of(grid: Grid, tensors: int, first: int, stop: int) -> Grid:
     """Some layers of a grid over all of them."""
-    if first == 0 and stop * TENSORS == len(grid.local):
+    if first == 0 and stop * tensors == len(grid.local):
         return grid
-    a, b = first * TENSORS, stop * TENSORS
+    a, b = first * tensors, stop * tensors
     return Grid(grid.local[a:b], grid.remote[a:b], grid.local_index, grid.remote_index,
                 grid.local_stride, grid.remote_stride, grid.nbytes, grid.tail)  # fmt: skip

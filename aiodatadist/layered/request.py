@@ -15,14 +15,11 @@ from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid, indexes
-from aiodatadist.values.selection import Geometry, Layers, Selection
+from aiodatadist.values.selection import Geometry, Layers, Selection, layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
     from aiodatadist.link import Link
-
-TENSORS = 2
-"""In a layer: K and V."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +58,11 @@ class Wanted:
     block_size: int
     addresses: array[int] | None = None
 
+    @property
+    def tensors(self) -> int:
+        """Of a layer."""
+        return self.selection.layers.tensors_per_layer
+
     def grid(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
         """All layers' ranges, once the peer's cache is known. Raises LLMException: they do not fit."""
         if source.blocks and not self.selection.src_blocks:
@@ -98,10 +100,11 @@ class LayeredRequest:
     src_blocks: array[int]
     dst_blocks: array[int]
     block_size: int
+    tensors: int
 
     @classmethod
     def of(
-        cls, entry: Entry, src: Sequence[int] | None, dst: Sequence[int] | None, block_size: int | None
+        cls, entry: Entry, src: Sequence[int] | None, dst: Sequence[int] | None, block_size: int | None, tensors: int
     ) -> LayeredRequest:
         """Raises TypeError, ValueError, ParamInvalid: they make no sense together."""
         sources = indexes(() if src is None else src, "src_block_indices")
@@ -109,8 +112,8 @@ class LayeredRequest:
         size = 0 if block_size is None else checks.integer(block_size, "dst_block_memory_size", checks.UINT64)
         if entry.placement is Placement.HOST:
             raise ParamInvalid("src_cache is in host memory: layered transfers start from device memory")
-        if len(entry.addresses) % TENSORS:
-            raise ParamInvalid(f"src_cache has {len(entry.addresses)} tensors: a layer is {TENSORS} of them")
+        if len(entry.addresses) % layers_of(None, None, tensors).tensors_per_layer:
+            raise ParamInvalid(f"src_cache has {len(entry.addresses)} tensors: a layer is {tensors} of them")
         if entry.blocks and (sources or targets):
             if not targets or len(sources) != len(targets):
                 raise ParamInvalid(
@@ -125,11 +128,11 @@ class LayeredRequest:
             raise ParamInvalid("dst_block_memory_size is missing: it says how large the destination's blocks are")
         elif size and not targets:
             raise ParamInvalid(f"dst_block_memory_size is {size}, but there are no dst_block_indices")
-        return cls(entry, sources, targets, size or (entry.stride if sources else 0))
+        return cls(entry, sources, targets, size or (entry.stride if sources else 0), tensors)
 
     def wanted(self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link]) -> Wanted:
         """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: the peer is not there."""
-        count = len(self.entry.addresses) // TENSORS
+        count = len(self.entry.addresses) // self.tensors
         layers = range(count) if config.src_layer_range is None else config.src_layer_range
         if layers.stop > count:
             raise ParamInvalid(f"src_layer_range is {layers}, but the cache has {count} layers")
@@ -142,7 +145,7 @@ class LayeredRequest:
                 raise ParamInvalid(
                     f"src_layer_range {layers} and dst_layer_range {dst_layers}: they have to be equally long"
                 )
-            selection = self._selection(slot, Layers(layers, dst_layers, TENSORS))
+            selection = self._selection(slot, Layers(layers, dst_layers, self.tensors))
             return Wanted(find_link(key), key, layers, dst_layers.start, selection, self.block_size)
         return self._wanted_by_address(config, layers, find_link)
 
@@ -151,10 +154,10 @@ class LayeredRequest:
 
     def _wanted_by_address(self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link]) -> Wanted:
         addresses = array("Q", config.dst_addrs)
-        if len(addresses) != TENSORS * len(layers):
+        if len(addresses) != self.tensors * len(layers):
             raise ParamInvalid(
-                f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {TENSORS} for each"
+                f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {self.tensors} for each"
             )
         key = AddressKey(config.dst_cluster_id, addresses[0])
-        selection = self._selection(config.src_batch_index, Layers(layers, None, TENSORS))
+        selection = self._selection(config.src_batch_index, Layers(layers, None, self.tensors))
         return Wanted(find_link(key), key, layers, None, selection, self.block_size, addresses)
