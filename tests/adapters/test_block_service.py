@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid, new_lease_name
-from aiodatadist.adapters.block_service import BlockService, Ended, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.ended import Ended
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 BLOCKS, BYTES = 16, 4096

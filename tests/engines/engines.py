@@ -7,10 +7,12 @@ import os
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -52,6 +54,7 @@ class Engine:
                 "kv_connector_extra_config": transfer,
             }
         self.log = log
+        self._aside: deque[Answer] = deque()
         self._said: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -78,6 +81,9 @@ class Engine:
 
     def hear(self, seconds: float = ANSWER_SECONDS) -> Answer:
         """Raises AssertionError: it ended, with its last words; queue.Empty: it says nothing."""
+        return self._aside.popleft() if self._aside else self._hear(seconds)
+
+    def _hear(self, seconds: float = ANSWER_SECONDS) -> Answer:
         answer = self._said.get(timeout=seconds)
         assert answer is not None, self.log.read_text()[-4000:]
         return answer
@@ -98,10 +104,16 @@ class Engine:
         params: Answer = self.generate(request, prompt, 1, {"do_remote_decode": True})["params"]
         return params
 
+    def finish(self, request: str, prompt: list[int], params: Answer) -> None:
+        """Compute a prompt that another engine has asked for, or will."""
+        self.say(op="add", id=request, prompt=prompt, max_tokens=1, params={"do_remote_decode": True, **params})
+
     def state(self) -> Answer:
         """Free blocks, requests, descriptors, threads, and what its connector counted."""
         self.say(op="state")
-        return self.hear()
+        while "requests" not in (answer := self._hear()):
+            self._aside.append(answer)  # a request ended meanwhile
+        return answer
 
     def kill(self) -> None:
         self._process.kill()
@@ -142,6 +154,51 @@ def prompts(count: int, seed: int, most: int = 20 * BLOCK) -> list[list[int]]:
     """Of one token to so many."""
     rng = random.Random(seed)
     return [[rng.randrange(3, 512) for _ in range(rng.randrange(1, most))] for _ in range(count)]
+
+
+def free_port() -> int:
+    """One that no process listens on just now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@dataclass
+class PushRouter:
+    """Requests go to both engines at once, and the prefill engine pushes them.
+
+    Attributes:
+        address: where the prefill engine listens.
+    """
+
+    prefill: Engine
+    decode: Engine
+    address: Answer
+    window: int = 8
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def start(self, request: str, prompt: list[int], tokens: int) -> None:
+        params = {"do_remote_prefill": True, "transfer_id": request, "prefill": self.address}
+        self.decode.say(op="add", id=request, prompt=prompt, max_tokens=tokens, params=params)
+        self.prefill.finish(request, prompt, {"transfer_id": request})
+
+    def serve(self, name: str, wanted: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """The tokens of each."""
+        waiting = {f"{name}{i}": prompt for i, prompt in enumerate(wanted)}
+        order, under_way, prefilled = list(waiting), 0, 0
+        until = time.monotonic() + ANSWER_SECONDS
+        while len(self.answers) < len(waiting) or prefilled < len(waiting):
+            assert time.monotonic() < until, f"{len(self.answers)} of {len(waiting)} requests ended"
+            while order and under_way < self.window:
+                request = order.pop(0)
+                under_way += 1
+                self.start(request, waiting[request], tokens)
+            prefilled += self.prefill.poll() is not None
+            if (done := self.decode.poll()) is not None:
+                self.answers[done["id"]] = done
+                under_way -= 1
+        return [self.answers[request]["tokens"] for request in waiting]
 
 
 @dataclass

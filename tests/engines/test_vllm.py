@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.engines.engines import BLOCK, Engine, Router, eventually, opened, prompts, write_model
+from tests.engines.engines import BLOCK, Engine, Router, eventually, opened, prompts
 
 REQUESTS = 200 if os.environ.get("AIODATADIST_NIGHTLY") else 60
 TOKENS = 8
-SMALL: dict[str, Any] = {"num_gpu_blocks_override": 41}
-"""A KV cache that is too small for all that a test asks for at a time."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def trio(model: Path) -> Iterator[tuple[Engine, Engine, Engine]]:
-    alone = Engine(model, model / "alone.log", None)
-    prefill = Engine(model, model / "prefill.log", {})
-    decode = Engine(model, model / "decode.log", {"device_id": 1}, **SMALL)
-    with opened(alone, prefill, decode):
-        yield alone, prefill, decode
-
-
-@pytest.fixture
-def alone(trio: tuple[Engine, Engine, Engine]) -> Engine:
-    """One that prefills and decodes."""
-    return trio[0]
-
-
-@pytest.fixture
-def pair(trio: tuple[Engine, Engine, Engine]) -> tuple[Engine, Engine]:
-    """One that prefills, and one that decodes."""
-    return trio[1:]
 
 
 def expected(alone: Engine, wanted: list[list[int]], tokens: int = TOKENS) -> list[list[int]]:

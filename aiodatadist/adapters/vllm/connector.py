@@ -20,7 +20,8 @@ from aiodatadist.adapters.vllm.worker_side import WorkerSide
 
 
 class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
-    """Decode engines pull a finished request's blocks from the prefill engine, which keeps them until then.
+    """Decode engines pull a finished request's blocks from the prefill engine, which keeps them until then; or the prefill
+    engine pushes them layer by layer while it computes them.
 
     ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.block_service.Settings`. Models with one group of KV
     caches; tensor-parallel sizes, block sizes, types and layouts have to be equal, or the pull fails and names both values.
@@ -74,6 +75,11 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         address = self._moving.address
         return None if address is None else Address(address.model_dump_json())
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, Orders)
+        self._moving.begin_step(connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         orders = self._get_connector_metadata()
         assert isinstance(orders, Orders)
@@ -83,10 +89,11 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         """Loads are over before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Decode engines pull: nothing is saved layer by layer."""
+        self._moving.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing is saved."""
+        """What travels are blocks that no later step writes to: there is nothing to wait for."""
+        self._moving.end_step()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self._moving.take_results()
@@ -119,7 +126,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self._deciding.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
-        return self._deciding.take_orders()
+        return self._deciding.take_orders(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._deciding.received(connector_output.finished_recving or ())
@@ -131,6 +138,11 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._deciding.finished(request, block_ids[0])
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Else the hooks of layers are not called."""
+        return bool(extra_config.get("push"))
 
     # ---- figures ----
 

@@ -1,4 +1,5 @@
-"""What a prefill engine says of a finished request, through the router, to the decode engine: ``kv_transfer_params``."""
+"""What engines are told of a request by the router, in ``kv_transfer_params``: what a prefill engine keeps of it, or that one
+pushes it while it is computed."""
 
 from __future__ import annotations
 
@@ -6,15 +7,32 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aiodatadist.adapters.block_service import WorkerAddress
+from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.push_messages import TransferName
 from aiodatadist.values.lease_ticket import LeaseName
 
 logger = logging.getLogger(__name__)
 
 
-class Offer(BaseModel):
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @classmethod
+    def read(cls, request_id: str, params: Mapping[str, Any]) -> Self | None:
+        """None: it makes no sense, which is logged."""
+        try:
+            return cls.model_validate(params)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            logger.warning("request %s: kv_transfer_params: %s: %s", request_id, where, first["msg"])
+            return None
+
+
+class Offer(_Params):
     """Blocks of a finished request that a prefill engine keeps. JSON-safe.
 
     Attributes:
@@ -28,8 +46,6 @@ class Offer(BaseModel):
         workers: by tensor-parallel rank.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
     remote_request_id: str
@@ -40,15 +56,39 @@ class Offer(BaseModel):
     lease_seconds: float
     workers: tuple[WorkerAddress, ...] = Field(min_length=1)
 
-    @classmethod
-    def of(cls, request_id: str, params: Mapping[str, Any] | None) -> Self | None:
-        """None: the request brings no blocks, or what it brings makes no sense, which is logged."""
-        if not params or not params.get("do_remote_prefill"):
-            return None
-        try:
-            return cls.model_validate(params)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            logger.warning("request %s: kv_transfer_params: %s: %s", request_id, where, first["msg"])
-            return None
+
+class PushOffer(_Params):
+    """A prefill engine computes this request at the same time, and pushes it. JSON-safe.
+
+    Attributes:
+        transfer_id: the router's name of the request, which it gives both engines, and no other request.
+        prefill: where rank 0 of that engine listens; rank r has the port and the cluster id behind it by r.
+    """
+
+    transfer_id: TransferName
+    prefill: PeerAddress
+
+    def worker(self, rank: int) -> PeerAddress:
+        rank0 = self.prefill
+        return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
+
+
+def offer_of(request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
+    """None: the request brings no blocks, or what it brings makes no sense, which is logged."""
+    if not params or not params.get("do_remote_prefill"):
+        return None
+    return (PushOffer if "transfer_id" in params else Offer).read(request_id, params)
+
+
+_NAME: TypeAdapter[str] = TypeAdapter(TransferName)
+
+
+def transfer_to_push(params: Mapping[str, Any] | None) -> str | None:
+    """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull."""
+    if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
+        return None
+    try:
+        return _NAME.validate_python(params["transfer_id"])
+    except ValidationError:
+        logger.warning("kv_transfer_params: transfer_id is %r: it is ignored", params["transfer_id"])
+        return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
-from aiodatadist.adapters.vllm.offer import Offer
+from aiodatadist.adapters.vllm.offer import Offer, PushOffer
 
 
 @dataclass
@@ -35,11 +35,41 @@ class Keep:
     blocks: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Push:
+    """Blocks ``first``, ``first + 1``, ... of a request, which this step completes."""
+
+    transfer: str
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Blocks ``first``, ``first + 1``, ... of a request, which another engine will push, belong into these."""
+
+    request_id: str
+    offer: PushOffer
+    first: int
+    into: tuple[int, ...]
+
+
 @dataclass
 class Orders(KVConnectorMetadata):  # type: ignore[misc]
-    """Of one step."""
+    """Of one step.
+
+    Attributes:
+        pushes: what it computes for other engines; ``pushed``: transfers and requests that have been computed whole;
+            ``abandons``: transfers that will not be.
+        expects: what other engines compute for this one; ``declines``: what is not needed of it.
+    """
 
     loads: list[Load] = field(default_factory=list)
     keeps: list[Keep] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     releases: list[Offer] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    pushed: list[tuple[str, str]] = field(default_factory=list)
+    abandons: list[str] = field(default_factory=list)
+    expects: list[Expect] = field(default_factory=list)
+    declines: list[PushOffer] = field(default_factory=list)

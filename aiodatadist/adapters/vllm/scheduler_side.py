@@ -8,8 +8,9 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from aiodatadist.adapters.block_service import Settings, WorkerAddress
-from aiodatadist.adapters.vllm.offer import Offer
-from aiodatadist.adapters.vllm.orders import Keep, Load, Orders
+from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer_to_push
+from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders
+from aiodatadist.adapters.vllm.pushes import PushedRequests
 from aiodatadist.values.lease_ticket import new_lease_name
 
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
@@ -28,6 +29,7 @@ class SchedulerSide:
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
+        self._pushed = PushedRequests(block_size)
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
         """The workers, by rank."""
@@ -37,30 +39,42 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """How many tokens more than ``computed`` are to be had, and that they come by and by."""
-        offer = Offer.of(request.request_id, request.kv_transfer_params)
+        offer = offer_of(request.request_id, request.kv_transfer_params)
         count = 0 if offer is None else self._offered(request, offer) - computed
         return (count, True) if count > 0 else (0, False)
 
     @staticmethod
-    def _offered(request: Any, offer: Offer) -> int:
-        return min(offer.remote_num_tokens, int(request.num_prompt_tokens))
+    def _offered(request: Any, offer: Offer | PushOffer) -> int:
+        tokens = int(request.num_prompt_tokens)
+        return tokens if isinstance(offer, PushOffer) else min(offer.remote_num_tokens, tokens)
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
-        offer = Offer.of(request.request_id, request.kv_transfer_params)
+        transfer = transfer_to_push(request.kv_transfer_params)
+        if transfer is not None:
+            self._pushed.add(request, transfer, block_ids)
+        offer = offer_of(request.request_id, request.kv_transfer_params)
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
         if not external_tokens:  # this engine has all of it
-            self._orders.releases.append(offer)
+            self._refuse(offer)
             return
         stop = self._offered(request, offer)
         first, last = (stop - external_tokens) // self._block_size, -(-stop // self._block_size)
-        load = Load(
-            request.request_id, offer, offer.remote_block_ids[first:last], tuple(map(int, block_ids[first:last]))
-        )
-        self._orders.loads.append(load)
-        self._loading.add(request.request_id)
+        request_id, into = request.request_id, tuple(map(int, block_ids[first:last]))
+        if isinstance(offer, PushOffer):
+            self._orders.expects.append(Expect(request_id, offer, first, into))
+        else:
+            self._orders.loads.append(Load(request_id, offer, offer.remote_block_ids[first:last], into))
+        self._loading.add(request_id)
+
+    def _refuse(self, offer: Offer | PushOffer) -> None:
+        """The other engine need not keep it."""
+        if isinstance(offer, PushOffer):
+            self._orders.declines.append(offer)
+        else:
+            self._orders.releases.append(offer)
 
     def received(self, request_ids: Iterable[str]) -> None:
         self._loading.difference_update(request_ids)
@@ -70,12 +84,16 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are kept, and what the next engine is to be told."""
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        offer = Offer.of(request_id, params)
+        offer = offer_of(request_id, params)
         if offer is not None:  # it was never scheduled here
-            self._orders.releases.append(offer)
+            self._refuse(offer)
         if request_id in self._loading:
             self._orders.cancels.append(request_id)
-        if not params.get("do_remote_decode") or request.status not in _WHOLE or not block_ids:
+        is_whole = request.status in _WHOLE and bool(block_ids)
+        transfer = transfer_to_push(params)
+        if transfer is not None:
+            return self._end_push(request_id, transfer, is_whole)
+        if not params.get("do_remote_decode") or not is_whole:
             return False, None
         tokens = int(request.num_computed_tokens)
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
@@ -91,7 +109,16 @@ class SchedulerSide:
         self._orders.keeps.append(Keep(request_id, made.lease, blocks))
         return True, made.model_dump(mode="json")
 
-    def take_orders(self) -> Orders:
-        """Those of this step."""
+    def _end_push(self, request_id: str, transfer: str, is_whole: bool) -> tuple[bool, dict[str, Any] | None]:
+        self._pushed.remove(request_id)
+        if is_whole:
+            self._orders.pushed.append((transfer, request_id))
+        else:
+            self._orders.abandons.append(transfer)
+        return is_whole, None
+
+    def take_orders(self, scheduled: Any) -> Orders:
+        """Those of this step, which is a scheduler's output."""
+        self._orders.pushes += self._pushed.portions(scheduled)
         orders, self._orders = self._orders, Orders()
         return orders

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from aiodatadist.adapters.block_service import Ended
+from aiodatadist.adapters.ended import Ended
 
 COUNTERS = {
     "pull_done": ("num_successful_transfers", "Pulls of a request's blocks that succeeded."),
@@ -16,6 +16,13 @@ COUNTERS = {
     "pull_cancelled": ("num_cancelled_transfers", "Pulls of a request's blocks that were cancelled."),
     "pulled_bytes": ("bytes_transferred", "Bytes that were pulled."),
     "pulled_blocks": ("blocks_transferred", "Blocks that were pulled."),
+    "push_arrived": ("num_received_transfers", "Requests that a prefill engine has pushed here."),
+    "push_missed": ("num_missed_transfers", "Requests that a prefill engine should have pushed here, and did not."),
+    "push_done": ("num_pushed_reqs", "Requests whose blocks this engine has pushed."),
+    "push_failed": ("num_failed_pushes", "Requests whose blocks this engine could not push."),
+    "push_stopped": ("num_stopped_pushes", "Requests that ended at either end before all was pushed."),
+    "push_expired": ("num_expired_pushes", "Computed requests for whose blocks no decode engine asked in time."),
+    "pushed_bytes": ("bytes_pushed", "Bytes that were pushed."),
     "lease_taken": ("num_kv_taken_reqs", "Finished requests whose blocks a decode engine has."),
     "lease_released": ("num_kv_released_reqs", "Finished requests whose blocks a decode engine did not want."),
     "lease_peer_lost": ("num_kv_lost_reqs", "Finished requests whose decode engine was lost while it pulled."),

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.adapters.push_out import Portion
 from aiodatadist.adapters.vllm.offer import Offer
 from aiodatadist.adapters.vllm.orders import Orders
 from aiodatadist.adapters.vllm.stats import TransferStats
+from aiodatadist.adapters.vllm.steps import LayerSteps
 from aiodatadist.errors import ParamInvalid
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class WorkerSide:
         self._rank, self._ranks = rank, ranks
         self._blocks, self._block_size = blocks, block_size
         self._address: WorkerAddress | None = None
+        self._steps = LayerSteps(())
         self._failed_blocks: set[int] = set()
         self._stats = TransferStats()
 
@@ -63,7 +67,8 @@ class WorkerSide:
             "block_shape": "x".join(map(str, first.shape[1:])),
             "tensor_parallel_size": self._ranks,
         }
-        self._address = self._service.open(tensors, self._blocks, layout)
+        self._steps = LayerSteps(tuple(kv_caches), str(getattr(first, "device", "cpu")))
+        self._address = self._service.open(tensors, self._blocks, layout, len(tensors) // len(kv_caches))
 
     def _parts(self, name: str, kv: Any) -> list[Any]:
         """Tensors whose first dimension is the block."""
@@ -82,8 +87,36 @@ class WorkerSide:
 
     # ---- each step ----
 
+    def begin_step(self, orders: Orders) -> None:
+        """Before the model computes: what of it is pushed."""
+        if orders.pushes:
+            synchronizer = self._steps.begin()
+            for push in orders.pushes:
+                self._service.push(push.transfer, Portion(push.first, push.blocks, synchronizer))
+
+    def layer_computed(self, name: str) -> None:
+        """It may travel."""
+        for synchronizer, layer in self._steps.computed(name):
+            self._service.layer_ready(synchronizer, layer)
+
+    def end_step(self) -> None:
+        """All layers may travel, also those that have no attention of their own."""
+        for synchronizer, layer in self._steps.end():
+            self._service.layer_ready(synchronizer, layer)
+
     def carry_out(self, orders: Orders) -> None:
         """Begin what the scheduler decided. Never waits."""
+        for transfer, request_id in orders.pushed:
+            self._service.pushed(transfer, request_id)
+        for transfer in orders.abandons:
+            self._service.abandon(transfer)
+        for expect in orders.expects:
+            peer = expect.offer.worker(self._rank)
+            self._service.expect(
+                ExpectOrder(expect.request_id, peer, expect.offer.transfer_id, expect.first, expect.into)
+            )
+        for declined in orders.declines:
+            self._service.decline(declined.worker(self._rank), declined.transfer_id)
         for keep in orders.keeps:
             self._service.keep(keep.request_id, keep.lease, keep.blocks)
         for load in orders.loads:

@@ -1,0 +1,49 @@
+"""What ended at a :class:`~aiodatadist.adapters.block_service.BlockService` since it was asked the last time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_SAMPLES = 1024
+"""Durations that are kept until they are taken; further ones are counted only."""
+
+
+@dataclass
+class Ended:
+    """What ended since the last time.
+
+    Attributes:
+        sent: requests whose blocks no peer needs any more.
+        received: requests whose blocks are here, or are not to come.
+        failed: blocks that are not here, by request; those requests are in ``received``, too.
+        counters: pulls, pushes and leases by how they ended, blocks, bytes.
+        pull_seconds: of pulls that succeeded.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    pull_seconds: list[float] = field(default_factory=list)
+
+    def let_go(self, request: str, how: str) -> None:
+        """No peer needs its blocks."""
+        self.sent.add(request)
+        self.counters[how] += 1
+
+    def came(self, request: str, how: str, missing: tuple[int, ...] = ()) -> None:
+        """Its blocks are here, or some are not to come."""
+        self.received.add(request)
+        self.counters[how] += 1
+        if missing:
+            self.failed[request] = missing
+
+    def took(self, seconds: float) -> None:
+        if len(self.pull_seconds) < MAX_SAMPLES:
+            self.pull_seconds.append(seconds)
+
+
+Tell = Callable[[Callable[[Ended], object]], None]
+"""Changes the :class:`Ended` that will be taken next."""

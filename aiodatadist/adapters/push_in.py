@@ -1,0 +1,190 @@
+"""The decode end of pushed requests: says where their blocks belong, and waits until they are there.
+
+What cancellation means
+    A request that is cancelled or late comes out when the prefill engine has said that no further byte lands; if it does not
+    say so, its link is ended, which has the same effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import anyio
+
+from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExpectOrder:
+    """Blocks that a peer will push.
+
+    Attributes:
+        request: the engine's name for it.
+        source: the worker that computes it.
+        transfer: the router's name, the same at both ends.
+        first: which of the request's blocks is the first that is wanted.
+        into: the local ones, for that one and those behind it.
+    """
+
+    request: str
+    source: PeerAddress
+    transfer: str
+    first: int
+    into: tuple[int, ...]
+
+
+@dataclass
+class _Arrival:
+    """What the peer answered. ``is_asked``: it knows where the blocks belong."""
+
+    cluster: int
+    is_asked: bool = False
+    answer: Sent | Refused | None = None
+    over: Signal = field(default_factory=Signal)
+
+    def settle(self, answer: Sent | Refused) -> None:
+        self.answer = self.answer or answer
+        self.over.set()
+
+
+class IncomingPushes:
+    """One worker's.
+
+    Args:
+        layout: what a peer's cache has to be like.
+        seconds: that a request's blocks may take, from when they are expected.
+        patience: seconds in which a peer answers that it has dropped a request.
+    """
+
+    def __init__(
+        self,
+        layout: dict[str, str | int],
+        seconds: float,
+        patience: float,
+        links: PeerLinks,
+        tasks: Spawner,
+        post: Callable[[int, PushMessage], Awaitable[None]],
+        tell: Tell,
+    ) -> None:
+        self._layout = layout
+        self._seconds = seconds
+        self._patience = patience
+        self._links = links
+        self._tasks = tasks
+        self._post = post
+        self._tell = tell
+        self._arrivals: dict[str, _Arrival] = {}
+        self._scopes: dict[str, Scope] = {}
+
+    # ---- what the engine says ----
+
+    def expect(self, order: ExpectOrder) -> None:
+        scope = self._scopes[order.request] = Scope()
+        self._tasks.start_soon(self._expect, order, scope)
+
+    def cancel(self, request: str) -> None:
+        scope = self._scopes.get(request)
+        if scope is not None:
+            scope.cancel()
+
+    def decline(self, source: PeerAddress, transfer: str) -> None:
+        """The blocks are not needed. The peer is told as well as that is possible; nothing comes out."""
+        self._tasks.start_soon(self._decline, source, transfer)
+
+    # ---- what peers say ----
+
+    def settle(self, cluster: int, answer: Sent | Refused) -> None:
+        arrival = self._arrivals.get(answer.transfer)
+        if arrival is not None and arrival.cluster == cluster:
+            arrival.settle(answer)
+
+    def lost(self, cluster: int) -> None:
+        """There is no link to this cluster any more: nothing lands from it."""
+        for transfer, arrival in self._arrivals.items():
+            if arrival.cluster == cluster and arrival.is_asked:
+                arrival.settle(Refused(transfer=transfer, reason="the link to the prefill engine is gone"))
+
+    # ---- one request ----
+
+    async def _expect(self, order: ExpectOrder, scope: Scope) -> None:
+        """Whatever happens, the request comes out."""
+        began, is_here, outcome = perf_counter(), False, "push_cancelled"
+        arrival = _Arrival(order.source.cluster_id)
+        try:
+            with scope:
+                await self._arrive(order, arrival)
+                is_here, outcome = True, "push_arrived"
+        except LLMException as error:
+            outcome = "push_missed"
+            logger.warning("request %s: its blocks do not come: %s", order.request, error)
+        finally:
+            try:
+                await self._call_off(order, arrival)
+            finally:
+                del self._scopes[order.request]
+                missing = () if is_here else order.into
+                self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
+        if outcome == "push_cancelled" and not arrival.is_asked:
+            await self._decline(order.source, order.transfer)
+
+    @staticmethod
+    def _came(ended: Ended, request: str, outcome: str, missing: tuple[int, ...], seconds: float) -> None:
+        ended.came(request, outcome, missing)
+        if not missing:
+            ended.took(seconds)
+
+    async def _arrive(self, order: ExpectOrder, arrival: _Arrival) -> None:
+        """Raises LLMException: the blocks do not come."""
+        if order.transfer in self._arrivals:
+            raise ParamInvalid(f"transfer_id is {order.transfer!r}: another request of this engine has it")
+        self._arrivals[order.transfer] = arrival
+        with anyio.move_on_after(self._seconds):
+            await self._links.link(order.source)
+            arrival.is_asked = True
+            want = Want(transfer=order.transfer, first=order.first, into=order.into, layout=self._layout)
+            await self._post(arrival.cluster, want)
+            await arrival.over.wait()
+        if arrival.answer is None:
+            raise TransferTimeout(f"the blocks are not here after {self._seconds:g} seconds")
+        if isinstance(arrival.answer, Refused):
+            raise TransferError(arrival.answer.reason)
+
+    async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
+        """Until no byte of it lands any more."""
+        if self._arrivals.get(order.transfer) is not arrival:
+            return
+        try:
+            if arrival.is_asked and arrival.answer is None:
+                with anyio.CancelScope(shield=True):
+                    await self._drop(order, arrival)
+        finally:
+            del self._arrivals[order.transfer]
+
+    async def _drop(self, order: ExpectOrder, arrival: _Arrival) -> None:
+        with anyio.move_on_after(self._patience):
+            try:
+                await self._post(arrival.cluster, Drop(transfer=order.transfer))
+            except LLMException:
+                return  # there is no link any more
+            await arrival.over.wait()
+        if arrival.answer is None:
+            logger.warning("request %s: %s does not answer: its link ends", order.request, order.source.place)
+            await self._links.end(order.source)
+
+    async def _decline(self, source: PeerAddress, transfer: str) -> None:
+        try:
+            await self._links.link(source)
+            await self._post(source.cluster_id, Drop(transfer=transfer))
+        except LLMException as error:
+            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, transfer, error)

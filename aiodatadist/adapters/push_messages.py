@@ -1,0 +1,73 @@
+"""What two workers say to each other of a request that is pushed while it is computed. JSON, in notifications of their link.
+
+::
+
+    decode                                  prefill
+      Want(where its blocks are)  ------->
+                                  <=======  layers, as they are computed
+                                  <-------  Sent | Refused(why)
+      Drop                        ------->                        (the request was aborted here, or takes too long)
+                                  <-------  Refused
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+MAX_NAME = 256
+TransferName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+"""The router's name of a request, the same for both engines."""
+BlockNumber = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    transfer: TransferName
+
+
+class Want(_Message):
+    """Blocks ``first``, ``first + 1``, ... of the request belong into these.
+
+    Attributes:
+        layout: of the asking end: both have to have the same.
+    """
+
+    kind: Literal["want"] = "want"
+    first: BlockNumber
+    into: tuple[BlockNumber, ...] = Field(min_length=1)
+    layout: dict[str, str | int]
+
+
+class Drop(_Message):
+    """The request's blocks are not wanted any more."""
+
+    kind: Literal["drop"] = "drop"
+
+
+class Sent(_Message):
+    """All blocks are in place."""
+
+    kind: Literal["sent"] = "sent"
+
+
+class Refused(_Message):
+    """The blocks do not come, and no further byte of them lands."""
+
+    kind: Literal["refused"] = "refused"
+    reason: str
+
+
+PushMessage = Want | Drop | Sent | Refused
+_ADAPTER: TypeAdapter[PushMessage] = TypeAdapter(Annotated[PushMessage, Field(discriminator="kind")])
+
+
+def encode(message: PushMessage) -> bytes:
+    return message.model_dump_json().encode()
+
+
+def decode(payload: bytes) -> PushMessage:
+    """Raises ValueError: it is none."""
+    return _ADAPTER.validate_json(payload)

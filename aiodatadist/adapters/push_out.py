@@ -1,0 +1,260 @@
+"""The prefill end of pushed requests: what a model computes goes out layer by layer, to where the decode engine wants it.
+
+Who owns what
+    A transfer has one task, from the first word of it until its end. The engine adds portions of its blocks, step by step,
+    and the decode engine says where they belong; either may come first. Portions go out one behind the other: what was
+    computed again after a preemption overwrites what was pushed before.
+
+What cancellation means
+    A transfer that is abandoned, dropped or cut off is answered with Refused when no further byte of it lands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aiodatadist.adapters.ended import Tell
+from aiodatadist.adapters.push_messages import PushMessage, Refused, Sent, Want
+from aiodatadist.cache_manager import CacheManager
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache
+from aiodatadist.values.transfer_config import TransferWithCacheKeyConfig
+from aiodatadist.wire.reasons import printable
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 4096
+"""Ends of transfers that are kept for those who ask late."""
+Post = Callable[[int, PushMessage], Awaitable[None]]
+"""Tells a cluster something. Raises LLMException: it cannot."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Blocks ``first``, ``first + 1``, ... of a request, which one step of the model completes, layer by layer."""
+
+    first: int
+    blocks: tuple[int, ...]
+    synchronizer: AwaitableLayerSynchronizer
+
+
+@dataclass
+class _Push:
+    """One transfer. ``request``: whose blocks are kept for it, when all portions are known."""
+
+    portions: deque[Portion] = field(default_factory=deque)
+    want: Want | None = None
+    cluster: int = 0
+    request: str | None = None
+    scope: Scope = field(default_factory=Scope)
+    news: Signal = field(default_factory=Signal)
+    reason: LLMException | None = None
+    sent: set[int] = field(default_factory=set)
+
+    def stop(self, reason: LLMException) -> None:
+        """The first reason counts."""
+        self.reason = self.reason or reason
+        self.scope.cancel()
+
+
+def _places(want: Want, portion: Portion) -> dict[int, tuple[int, int]]:
+    """Where a portion's blocks go: by their place in the request, from and to."""
+    numbered = enumerate(portion.blocks, portion.first - want.first)
+    return {place: (block, want.into[place]) for place, block in numbered if 0 <= place < len(want.into)}
+
+
+class OutgoingPushes:
+    """One worker's.
+
+    Args:
+        layers, tensors: of the cache: so many layers of so many tensors.
+        layout: what a peer's cache has to be like.
+        seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        cache: Cache,
+        tensors: int,
+        layout: dict[str, str | int],
+        seconds: float,
+        tasks: Spawner,
+        post: Post,
+        tell: Tell,
+    ) -> None:
+        self._manager = manager
+        self._cache = cache
+        self._tensors = tensors
+        self._layers = range(cache.cache_desc.num_tensors // tensors)
+        self._layout = layout
+        self._seconds = seconds
+        self._tasks = tasks
+        self._post = post
+        self._tell = tell
+        self._pushes: dict[str, _Push] = {}
+        self._over: OrderedDict[str, str] = OrderedDict()
+
+    # ---- what the engine says ----
+
+    def add(self, transfer: str, portion: Portion) -> None:
+        """A step of the model is about to compute this."""
+        push = self._find(transfer)
+        if push is not None:
+            push.portions.append(portion)
+            push.news.wake()
+
+    def complete(self, transfer: str, request: str) -> None:
+        """There are no more portions; the blocks are kept until the request comes out in ``sent``."""
+        push = self._find(transfer)
+        if push is None:
+            how = self._over[transfer]
+            self._tell(lambda ended: ended.let_go(request, how))
+            return
+        push.request = request
+        if push.want is None:
+            push.scope.deadline = asyncio.get_running_loop().time() + self._seconds
+        push.news.wake()
+
+    def abandon(self, transfer: str) -> None:
+        """The request ends without having been computed; its blocks are not kept."""
+        push = self._find(transfer)
+        if push is not None:
+            push.stop(ParamInvalid("the request was aborted at the prefill engine"))
+
+    # ---- what peers say ----
+
+    async def want(self, cluster: int, want: Want) -> None:
+        push = self._find(want.transfer)
+        if push is None:
+            reason = f"it is over: {self._over[want.transfer]}"
+            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+        elif push.want is not None:
+            await self._answer(cluster, Refused(transfer=want.transfer, reason="another request has this name"))
+        else:
+            push.want, push.cluster = want, cluster
+            push.scope.deadline = math.inf
+            push.news.wake()
+
+    async def drop(self, cluster: int, transfer: str) -> None:
+        """Answered in any case: the peer waits for it."""
+        push = self._find(transfer)
+        is_answered = push is not None and push.want is not None and push.cluster == cluster
+        if push is not None and (push.want is None or is_answered):
+            push.stop(LLMException("the decode engine dropped it"))
+        if not is_answered:
+            await self._answer(cluster, Refused(transfer=transfer, reason="it was dropped"))
+
+    def lost(self, cluster: int) -> None:
+        """There is no link to this cluster any more."""
+        for push in self._pushes.values():
+            if push.want is not None and push.cluster == cluster:
+                push.stop(LLMException("the link to the decode engine is gone"))
+
+    # ---- one transfer ----
+
+    def _find(self, transfer: str) -> _Push | None:
+        """None: it is over."""
+        if transfer in self._over:
+            return None
+        push = self._pushes.get(transfer)
+        if push is None:
+            push = self._pushes[transfer] = _Push()
+            self._tasks.start_soon(self._run, transfer, push)
+        return push
+
+    async def _run(self, transfer: str, push: _Push) -> None:
+        outcome: PushMessage = Refused(transfer=transfer, reason="the prefill engine ends")
+        how = "push_cancelled"
+        try:
+            outcome, how = await self._outcome(transfer, push)
+        finally:
+            self._end(transfer, push, how)
+        if push.want is not None:
+            await self._answer(push.cluster, outcome)
+
+    async def _outcome(self, transfer: str, push: _Push) -> tuple[PushMessage, str]:
+        is_done = False
+        try:
+            with push.scope:
+                await self._carry_out(push)
+                is_done = True
+        except LLMException as error:
+            push.reason = push.reason or error
+            logger.warning("transfer %s: its blocks cannot be pushed: %s", transfer, error)
+            return Refused(transfer=transfer, reason=printable(push.reason)), "push_failed"
+        if is_done:
+            return Sent(transfer=transfer), "push_done"
+        reason = push.reason or TransferTimeout(f"no engine asked for the blocks within {self._seconds:g} seconds")
+        how = "push_stopped" if push.reason else "push_expired"
+        return Refused(transfer=transfer, reason=printable(reason)), how
+
+    def _end(self, transfer: str, push: _Push, how: str) -> None:
+        del self._pushes[transfer]
+        self._over[transfer] = how
+        while len(self._over) > REMEMBERED:
+            self._over.popitem(last=False)
+        if push.request is not None:
+            request = push.request
+            self._tell(lambda ended: ended.let_go(request, how))
+
+    async def _carry_out(self, push: _Push) -> None:
+        want = await self._wanted(push)
+        self._check(want)
+        while push.portions or push.request is None:
+            if push.portions:
+                await self._send(push, want, push.portions.popleft())
+            else:
+                await push.news.wait()
+        missing = len(want.into) - len(push.sent)
+        if missing:
+            raise ParamInvalid(f"the peer wants {len(want.into)} blocks: {missing} of them were not computed here")
+
+    @staticmethod
+    async def _wanted(push: _Push) -> Want:
+        while True:
+            want = push.want
+            if want is not None:
+                return want
+            await push.news.wait()
+
+    def _check(self, want: Want) -> None:
+        """Raises IncompatiblePeer: names both values."""
+        for name in self._layout.keys() | want.layout.keys():
+            mine, theirs = self._layout.get(name), want.layout.get(name)
+            if mine != theirs:
+                raise IncompatiblePeer(f"{name} is {mine} at the prefill engine and {theirs} at the decode engine")
+
+    async def _send(self, push: _Push, want: Want, portion: Portion) -> None:
+        """Each layer when it is computed."""
+        places = _places(want, portion)
+        if not places:
+            return
+        sources, targets = zip(*places.values(), strict=True)
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(push.cluster), self._layers, self._layers)
+        await self._manager.transfer_cache_async(
+            self._cache, portion.synchronizer, [config], sources, targets, tensor_num_per_layer=self._tensors
+        )
+        push.sent.update(places)
+        self._count(len(places))
+
+    def _count(self, blocks: int) -> None:
+        desc = self._cache.cache_desc
+        nbytes = blocks * desc.num_tensors * desc.stride
+        self._tell(lambda ended: ended.counters.update(pushed_blocks=blocks, pushed_bytes=nbytes))
+
+    async def _answer(self, cluster: int, message: PushMessage) -> None:
+        """As well as that is possible: a peer without a link knows that nothing comes."""
+        try:
+            await self._post(cluster, message)
+        except LLMException as error:
+            logger.debug("cluster %d does not hear of %s: %s", cluster, message.transfer, error)

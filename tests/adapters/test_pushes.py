@@ -1,0 +1,296 @@
+"""Requests that are pushed while they are computed: layers travel as they become ready, and each request comes out once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodatadist import AwaitableLayerSynchronizer
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.adapters.push_out import Portion
+from aiodatadist.testing import soft_fault, soft_faults_cleared
+
+BLOCKS, BYTES, LAYERS = 16, 4096, 3
+LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+
+
+class End:
+    """A service and its arrays, one per layer; those of end ``n`` hold ``16 * n + block``."""
+
+    def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT, **settings: Any) -> None:
+        self.service = BlockService(Settings(**{**FAST, **settings}), number)
+        self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(LAYERS)]
+        for array in self.arrays:
+            array[:] = (16 * number + np.arange(BLOCKS))[:, None]
+        made = self.service.open(self.arrays, BLOCKS, layout)
+        self.address = PeerAddress(cluster_id=made.cluster_id, host=made.host, port=made.port)
+        self.found = Ended()
+
+    def holds(self, block: int, layer: int | None = None) -> set[int]:
+        arrays = self.arrays if layer is None else [self.arrays[layer]]
+        return {int(value) for array in arrays for value in np.unique(array[block])}
+
+    def take(self) -> Ended:
+        """All that came out so far."""
+        ended = self.service.take()
+        self.found.sent |= ended.sent
+        self.found.received |= ended.received
+        self.found.failed |= ended.failed
+        self.found.counters += ended.counters
+        return self.found
+
+    def until(self, is_so: Callable[[Ended], bool], seconds: float = 20.0) -> Ended:
+        until = time.monotonic() + seconds
+        while not is_so(self.take()):
+            assert time.monotonic() < until, self.found
+            time.sleep(0.001)
+        return self.found
+
+    def received(self, *requests: str) -> Ended:
+        return self.until(lambda ended: ended.received >= set(requests))
+
+    def sent(self, *requests: str) -> Ended:
+        return self.until(lambda ended: ended.sent >= set(requests))
+
+    def expect(self, request: str, source: PeerAddress, into: tuple[int, ...] = (0, 1), first: int = 0) -> None:
+        self.service.expect(ExpectOrder(request, source, request, first, into))
+
+    def step(self, transfer: str, blocks: tuple[int, ...] = (3, 9), first: int = 0, layers: int = LAYERS) -> Portion:
+        """A step of the model, or the beginning of one."""
+        portion = Portion(first, blocks, AwaitableLayerSynchronizer(LAYERS))
+        self.service.push(transfer, portion)
+        for layer in range(layers):
+            self.service.layer_ready(portion.synchronizer, layer)
+        return portion
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    """Prefill and decode."""
+    with ExitStack() as stack:
+        made = End(0), End(1)
+        for each in made:
+            stack.enter_context(closing(each.service))
+        yield made
+
+
+@pytest.fixture
+def make_end() -> Iterator[Callable[..., End]]:
+    with ExitStack() as stack:
+
+        def make(*words: Any, **settings: Any) -> End:
+            end = End(*words, **settings)
+            stack.enter_context(closing(end.service))
+            return end
+
+        yield make
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["decode first", "prefill first"])
+def test_a_request_in_one_step(ends: tuple[End, End], is_early: bool) -> None:
+    prefill, decode = ends
+    if is_early:
+        decode.expect("r", prefill.address)
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    if not is_early:
+        decode.expect("r", prefill.address)
+    assert decode.received("r").counters == {"push_arrived": 1}
+    assert (decode.holds(0), decode.holds(1), decode.holds(2)) == ({3}, {9}, {18})
+    ended = prefill.sent("p")
+    assert ended.counters == {"push_done": 1, "pushed_blocks": 2, "pushed_bytes": 2 * LAYERS * BYTES}
+
+
+def test_layers_travel_as_they_become_ready(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    portion = prefill.step("r", layers=0)
+    for layer in range(LAYERS):
+        assert decode.holds(0, layer) == {16}
+        prefill.arrays[layer][3] = 100 + layer
+        prefill.service.layer_ready(portion.synchronizer, layer)
+        until(lambda: decode.holds(0, layer) == {100 + layer})  # noqa: B023
+    assert decode.take().received == set()
+    prefill.service.pushed("r", "p")
+    decode.received("r")
+    prefill.sent("p")
+
+
+def test_portions_of_several_steps_and_blocks_that_the_decode_engine_has(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address, into=(4, 5, 6), first=1)
+    prefill.step("r", (7, 8))
+    prefill.step("r", (10, 11), first=2)
+    prefill.service.pushed("r", "p")
+    decode.received("r")
+    assert [decode.holds(block) for block in (4, 5, 6, 0, 7)] == [{8}, {10}, {11}, {16}, {23}]
+    assert prefill.sent("p").counters["pushed_blocks"] == 3
+
+
+def test_what_is_computed_again_after_a_preemption_counts(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    prefill.step("r", (3,))
+    until(lambda: decode.holds(0) == {3})
+    prefill.step("r", (12, 13))
+    prefill.service.pushed("r", "p")
+    assert decode.received("r").failed == {}
+    assert (decode.holds(0), decode.holds(1)) == ({12}, {13})
+
+
+def test_blocks_that_were_not_computed_are_missed(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address, into=(0, 1, 2))
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    assert decode.received("r").failed == {"r": (0, 1, 2)}
+    assert prefill.sent("p").counters["push_failed"] == 1
+
+
+def test_layouts_that_differ_name_both_values(make_end: Callable[..., End], caplog: pytest.LogCaptureFixture) -> None:
+    prefill, decode = make_end(0), make_end(1, {**LAYOUT, "dtype": "float16"})
+    decode.expect("r", prefill.address)
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    decode.received("r")
+    prefill.sent("p")
+    assert "dtype is uint8 at the prefill engine and float16 at the decode engine" in caplog.text
+    assert decode.holds(0) == {16}
+
+
+def test_an_abort_at_the_decode_engine(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    portion = prefill.step("r", layers=1)
+    until(lambda: decode.holds(0, 0) == {3})
+    decode.service.cancel("r")
+    assert decode.received("r").counters == {"push_cancelled": 1}
+    before = decode.holds(0, 1)
+    for layer in (1, 2):
+        prefill.service.layer_ready(portion.synchronizer, layer)
+    prefill.service.pushed("r", "p")
+    assert prefill.sent("p").counters["push_stopped"] == 1
+    assert decode.holds(0, 1) == before == {16}
+
+
+def test_an_abort_before_the_prefill_engine_has_heard_of_it(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    decode.service.cancel("r")
+    decode.received("r")
+    decode.service.decline(prefill.address, "q")
+    for name in ("r", "q"):
+        prefill.step(name)
+        prefill.service.pushed(name, name)
+    assert prefill.sent("r", "q").counters == {"push_stopped": 2}
+
+
+def test_an_abort_at_the_prefill_engine(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    for is_late in (False, True):
+        request = f"r{is_late}"
+        if not is_late:
+            decode.expect(request, prefill.address)
+            prefill.step(request, layers=1)
+        prefill.service.abandon(request)
+        if is_late:
+            decode.expect(request, prefill.address)
+        assert decode.received(request).failed[request] == (0, 1)
+    assert prefill.take().sent == set()
+
+
+def test_a_transfer_that_fails(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    with soft_faults_cleared():
+        soft_fault("HcclBatchPut:exec=507053")
+        prefill.step("r")
+        prefill.service.pushed("r", "p")
+        assert decode.received("r").failed == {"r": (0, 1)}
+        assert prefill.sent("p").counters["push_failed"] == 1
+    decode.expect("again", prefill.address)
+    prefill.step("again")
+    prefill.service.pushed("again", "a")
+    assert "again" not in decode.received("again").failed
+
+
+def test_no_engine_asks(make_end: Callable[..., End]) -> None:
+    prefill = make_end(0, lease_seconds=0.05)
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    assert prefill.sent("p").counters == {"push_expired": 1}
+
+
+def test_nothing_comes(make_end: Callable[..., End]) -> None:
+    prefill, decode = make_end(0), make_end(1, pull_seconds=0.2)
+    decode.expect("r", prefill.address)
+    assert decode.received("r").counters == {"push_missed": 1}
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    assert prefill.sent("p").counters == {"push_stopped": 1}
+    assert decode.holds(0) == {16}
+
+
+def test_one_end_is_gone(make_end: Callable[..., End]) -> None:
+    prefill, decode = make_end(0), make_end(1)
+    decode.expect("r", prefill.address)
+    prefill.step("r", layers=1)
+    until(lambda: decode.holds(0, 0) == {3})
+    prefill.service.close()
+    assert decode.received("r").failed == {"r": (0, 1)}
+    prefill = make_end(2)
+    decode.expect("s", prefill.address)
+    portion = prefill.step("s", layers=1)
+    until(lambda: decode.holds(0, 0) == {32 + 3})
+    decode.service.close()
+    for layer in (1, 2):
+        prefill.service.layer_ready(portion.synchronizer, layer)
+    prefill.service.pushed("s", "p")
+    prefill.sent("p")
+    decode = make_end(3)
+    decode.expect("refused", PeerAddress(cluster_id=7, host="127.0.0.1", port=1))
+    assert decode.received("refused").counters == {"push_missed": 1}
+
+
+def test_names_that_are_used_twice(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("r", prefill.address)
+    decode.service.expect(ExpectOrder("other", prefill.address, "r", 0, (5,)))
+    assert decode.received("other").failed == {"other": (5,)}
+    prefill.step("r")
+    prefill.service.pushed("r", "p")
+    assert "r" not in decode.received("r").failed
+    decode.expect("r", prefill.address)
+    until(lambda: "r" in decode.take().failed)
+
+
+def test_many_requests(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    names = [f"r{i}" for i in range(200)]
+    for i, name in enumerate(names):
+        block = i % BLOCKS
+        if i % 3:
+            decode.expect(name, prefill.address, (block,))
+        prefill.step(name, (block,))
+        prefill.service.pushed(name, name)
+        if not i % 3:
+            decode.expect(name, prefill.address, (block,))
+    assert decode.received(*names).failed == {}
+    assert prefill.sent(*names).counters["push_done"] == 200
+    assert [decode.holds(block) for block in range(BLOCKS)] == [{block} for block in range(BLOCKS)]

@@ -1,0 +1,47 @@
+"""Engines that several files share: three at most, since each takes half a minute to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import Answer, Engine, free_port, opened, write_model
+
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 41}
+"""A KV cache that is too small for all that a test asks for at a time."""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def address() -> Answer:
+    """Of the prefill engine."""
+    return {"host": "127.0.0.1", "port": free_port(), "cluster_id": 4711}
+
+
+@pytest.fixture(scope="session")
+def trio(model: Path, address: Answer) -> Iterator[tuple[Engine, Engine, Engine]]:
+    alone = Engine(model, model / "alone.log", None)
+    settings = {"port": address["port"], "cluster_id": address["cluster_id"], "push": True, "lease_seconds": 10}
+    prefill = Engine(model, model / "prefill.log", settings, max_num_batched_tokens=512, **SMALL)
+    decode = Engine(model, model / "decode.log", {"device_id": 1, "pull_seconds": 20}, **SMALL)
+    with opened(alone, prefill, decode):
+        yield alone, prefill, decode
+
+
+@pytest.fixture
+def alone(trio: tuple[Engine, Engine, Engine]) -> Engine:
+    """One that prefills and decodes."""
+    return trio[0]
+
+
+@pytest.fixture
+def pair(trio: tuple[Engine, Engine, Engine]) -> tuple[Engine, Engine]:
+    """One that prefills, in steps of 512 tokens, and one that decodes."""
+    return trio[1:]

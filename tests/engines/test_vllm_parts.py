@@ -1,0 +1,215 @@
+"""Parts of the connector beside vLLM's own classes, without an engine."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodatadist import ParamInvalid, new_lease_name
+from aiodatadist.adapters.block_service import Settings
+
+BLOCKS = 8
+LAYERS = 3
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+
+
+@pytest.fixture(scope="module")
+def vllm() -> SimpleNamespace:
+    """Modules that are there only where vLLM is."""
+    adapter, base = "aiodatadist.adapters.vllm", "vllm.distributed.kv_transfer.kv_connector"
+    names = {
+        "torch": "torch", "prometheus": "prometheus_client", "config": "vllm.config", "base": f"{base}.v1.base",
+        "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": adapter, "offer": f"{adapter}.offer",
+        "orders": f"{adapter}.orders", "steps": f"{adapter}.steps", "worker": f"{adapter}.worker_side",
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own packages
+        return SimpleNamespace(**{name: import_module(module) for name, module in names.items()})
+
+
+class Worker:
+    """A worker's half over a KV cache, whose block ``b`` of layer ``l`` holds ``100 * number + 10 * l + b``."""
+
+    def __init__(self, vllm: SimpleNamespace, number: int, cache: Callable[[Any], Any]) -> None:
+        self.side = vllm.worker.WorkerSide(Settings(device_id=number, **FAST), 0, 1, BLOCKS, 16)
+        self.layers = {f"layer.{i}": cache(vllm.torch) for i in range(LAYERS)}
+        for i, layer in enumerate(self.layers.values()):
+            for part in self.parts(layer):
+                for block in range(BLOCKS):
+                    part[block] = 100 * number + 10 * i + block
+        self.side.register(self.layers)
+        self.sent: set[str] = set()
+        self.received: set[str] = set()
+
+    @staticmethod
+    def parts(layer: Any) -> list[Any]:
+        if isinstance(layer, tuple):
+            return list(layer)
+        return [layer] if layer.shape[0] == BLOCKS else list(layer)
+
+    def holds(self, block: int) -> list[set[float]]:
+        """By layer."""
+        return [
+            {float(value) for part in self.parts(layer) for value in part[block].unique()}
+            for layer in self.layers.values()
+        ]
+
+    def until_over(self, request: str) -> None:
+        end = time.monotonic() + 20
+        while request not in self.sent | self.received:
+            assert time.monotonic() < end
+            results = self.side.take_results()
+            assert not results.failed
+            self.sent |= results.sent
+            self.received |= results.received
+            time.sleep(0.001)
+
+
+CACHES: dict[str, Callable[[Any], Any]] = {
+    "packed": lambda torch: torch.zeros(BLOCKS, 2, 16, 8),
+    "apart in one tensor": lambda torch: torch.zeros(2, BLOCKS, 16, 8),
+    "apart in two": lambda torch: (torch.zeros(BLOCKS, 16, 8), torch.zeros(BLOCKS, 16, 8)),
+}
+
+
+@pytest.fixture(params=CACHES)
+def pair(vllm: SimpleNamespace, request: pytest.FixtureRequest) -> Iterator[tuple[Worker, Worker]]:
+    """Prefill and decode."""
+    with ExitStack() as stack:
+        made = [Worker(vllm, number, CACHES[request.param]) for number in (0, 1)]
+        for each in made:
+            stack.enter_context(closing(each.side))
+        yield made[0], made[1]
+
+
+def layer_values(number: int, block: int) -> list[set[float]]:
+    return [{float(100 * number + 10 * i + block)} for i in range(LAYERS)]
+
+
+def test_keys_and_values_packed_and_apart_are_pulled(vllm: SimpleNamespace, pair: tuple[Worker, Worker]) -> None:
+    prefill, decode = pair
+    orders, lease = vllm.orders, new_lease_name()
+    prefill.side.carry_out(orders.Orders(keeps=[orders.Keep("r", lease, (2, 5))]))
+    offer = vllm.offer.Offer(
+        remote_request_id="r", remote_block_ids=(2, 5), remote_num_tokens=20, remote_block_size=16, lease=lease,
+        lease_seconds=60, workers=(prefill.side.address,),
+    )  # fmt: skip
+    decode.side.carry_out(orders.Orders(loads=[orders.Load("r", offer, (2, 5), (7, 0))]))
+    decode.until_over("r")
+    prefill.until_over("r")
+    assert (decode.holds(7), decode.holds(0)) == (layer_values(0, 2), layer_values(0, 5))
+    assert decode.holds(1) == layer_values(1, 1)
+
+
+def test_keys_and_values_packed_and_apart_are_pushed(vllm: SimpleNamespace, pair: tuple[Worker, Worker]) -> None:
+    prefill, decode = pair
+    orders, address = vllm.orders, prefill.side.address
+    where = {"cluster_id": address.cluster_id, "host": address.host, "port": address.port}
+    offer = vllm.offer.PushOffer(transfer_id="t", prefill=where)
+    decode.side.carry_out(orders.Orders(expects=[orders.Expect("r", offer, 0, (7, 0))]))
+    prefill.side.begin_step(orders.Orders(pushes=[orders.Push("t", 0, (2, 5))]))
+    end = time.monotonic() + 20
+    for i, name in enumerate(prefill.layers):
+        assert decode.holds(0)[i] == {100.0 + 10 * i}, "it is not computed yet"
+        prefill.side.layer_computed(name)
+        while decode.holds(0)[i] != {10.0 * i + 5}:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    prefill.side.end_step()
+    prefill.side.carry_out(orders.Orders(pushed=[("t", "p")]))
+    decode.until_over("r")
+    prefill.until_over("p")
+    assert (decode.holds(7), decode.holds(0)) == (layer_values(0, 2), layer_values(0, 5))
+    assert decode.holds(1) == layer_values(1, 1)
+
+
+def test_a_cache_of_another_shape_is_refused(vllm: SimpleNamespace) -> None:
+    with closing(vllm.worker.WorkerSide(Settings(), 0, 1, BLOCKS, 16)) as side:
+        with pytest.raises(ParamInvalid, match=r"KV cache of layer has the shape \(4, 4, 8\)"):
+            side.register({"layer": vllm.torch.zeros(4, 4, BLOCKS)})
+        with pytest.raises(ParamInvalid, match="is not contiguous"):
+            side.register({"layer": vllm.torch.zeros(16, BLOCKS).T})
+
+
+def test_layers_of_a_step_become_ready_once(vllm: SimpleNamespace) -> None:
+    steps = vllm.steps.LayerSteps(("a", "b", "c"))
+    assert list(steps.computed("a")) == [], "this step pushes nothing"
+    synchronizer = steps.begin()
+    assert list(steps.computed("b")) == [(synchronizer, 1)]
+    assert list(steps.computed("b")) == list(steps.computed("another")) == []
+    assert list(steps.end()) == [(synchronizer, 0), (synchronizer, 2)]
+    assert list(steps.end()) == []
+
+
+def transfer_config(vllm: SimpleNamespace, **extra: Any) -> Any:
+    return vllm.config.KVTransferConfig(
+        kv_connector="AioDataDistConnector", kv_connector_module_path="aiodatadist.adapters.vllm", kv_role="kv_both",
+        kv_connector_extra_config=extra,
+    )  # fmt: skip
+
+
+def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
+    config = SimpleNamespace(kv_transfer_config=transfer_config(vllm))
+    seen = vllm.metrics.KVConnectorProm(config, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
+    first = vllm.adapter.AioDataDistConnector.build_kv_connector_stats(
+        {"counters": {"pull_done": 3, "pulled_bytes": 4096, "what is not told": 1}, "seconds": [0.002, 0.2]}
+    )
+    second = vllm.adapter.AioDataDistConnector.build_kv_connector_stats(
+        {"counters": {"pull_done": 2}, "seconds": [7.0]}
+    )
+    stats = first.aggregate(second)
+    assert stats.reduce() == {
+        "num_successful_transfers": 5, "bytes_transferred": 4096, "avg_transfer_ms": 2400.667, "max_transfer_ms": 7000.0,
+    }  # fmt: skip
+    seen.observe(stats.data, 1)
+
+    def figure(name: str, engine: str) -> float | None:
+        value: float | None = vllm.prometheus.REGISTRY.get_sample_value(
+            f"vllm:aiodatadist_{name}", {"model_name": "m", "engine": engine}
+        )
+        return value
+
+    assert figure("num_successful_transfers_total", "1") == 5
+    assert figure("num_successful_transfers_total", "0") == 0
+    assert figure("bytes_transferred_total", "1") == 4096
+    assert figure("xfer_time_seconds_count", "1") == 3
+    assert figure("xfer_time_seconds_sum", "1") == pytest.approx(7.202)
+    assert figure("num_kv_expired_reqs_total", "1") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": 2}, "the model has 2 groups of KV caches"),
+        ({"pipeline": 2}, "pipeline_parallel_size is 2"),
+        ({"extra": {"prot": 1}}, "prot"),
+        ({"extra": {"port": 70000}}, "less than or equal to 65535"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_engine_starts(
+    vllm: SimpleNamespace, changes: dict[str, Any], message: str
+) -> None:
+    config = SimpleNamespace(
+        kv_transfer_config=transfer_config(vllm, **changes.get("extra", {})),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=changes.get("pipeline", 1), tensor_parallel_size=1, rank=0
+        ),
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
+    caches = SimpleNamespace(kv_cache_groups=[group] * changes.get("groups", 1), num_blocks=BLOCKS)
+    with pytest.raises(ValueError, match=message):
+        vllm.adapter.AioDataDistConnector(config, vllm.base.KVConnectorRole.SCHEDULER, caches)
+
+
+def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: SimpleNamespace) -> None:
+    found = vllm.factory.KVConnectorFactory.get_connector_class(transfer_config(vllm))
+    assert found is vllm.adapter.AioDataDistConnector
+    assert vllm.base.supports_hma(found)
+    assert [found.requires_piecewise_for_cudagraph(extra) for extra in ({}, {"push": True})] == [False, True]
