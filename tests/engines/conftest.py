@@ -26,22 +26,23 @@ def address() -> Answer:
 
 
 @pytest.fixture(scope="session")
-def trio(model: Path, address: Answer) -> Iterator[tuple[Engine, Engine, Engine]]:
-    alone = Engine(model, model / "alone.log", None)
+def engines(model: Path, address: Answer) -> Iterator[tuple[Engine, Engine]]:
     settings = {"port": address["port"], "cluster_id": address["cluster_id"], "push": True, "lease_seconds": 10}
     prefill = Engine(model, model / "prefill.log", settings, max_num_batched_tokens=512, **SMALL)
     decode = Engine(model, model / "decode.log", {"device_id": 1, "pull_seconds": 20}, **SMALL)
-    with opened(alone, prefill, decode):
-        yield alone, prefill, decode
+    with opened(prefill, decode):
+        yield prefill, decode
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path) -> Iterator[Engine]:
+    """One that prefills and decodes, and knows of no other."""
+    engine = Engine(model, model / "alone.log", None)
+    with opened(engine):
+        yield engine
 
 
 @pytest.fixture
-def alone(trio: tuple[Engine, Engine, Engine]) -> Engine:
-    """One that prefills and decodes."""
-    return trio[0]
-
-
-@pytest.fixture
-def pair(trio: tuple[Engine, Engine, Engine]) -> tuple[Engine, Engine]:
+def pair(alone: Engine, engines: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     """One that prefills, in steps of 512 tokens, and one that decodes."""
-    return trio[1:]
+    return engines

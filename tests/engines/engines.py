@@ -43,11 +43,13 @@ def write_model(folder: Path) -> Path:
 class Engine:
     """One process. Its words are in ``log``."""
 
-    def __init__(self, model: Path, log: Path, transfer: Answer | None, **options: Any) -> None:
+    def __init__(
+        self, model: Path, log: Path, transfer: Answer | None, connector: str = "AioDataDistConnector", **options: Any
+    ) -> None:
         config: Answer = dict(options)
         if transfer is not None:
             config["transfer"] = {
-                "kv_connector": "AioDataDistConnector",
+                "kv_connector": connector,
                 "kv_connector_module_path": "aiodatadist.adapters.vllm",
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",

@@ -19,10 +19,11 @@ def expected(alone: Engine, wanted: list[list[int]], tokens: int = TOKENS) -> li
 
 
 class Watch:
-    """What two engines have when nothing runs, and what they counted since."""
+    """What engines have when nothing runs, and what they counted since. ``descriptors``: of links, or of a pool's client."""
 
-    def __init__(self, *engines: Engine) -> None:
+    def __init__(self, *engines: Engine, descriptors: int = 12) -> None:
         self._engines = engines
+        self._descriptors = descriptors
         self._before = [each.state() for each in engines]
 
     def counted(self, name: str) -> int:
@@ -37,7 +38,7 @@ class Watch:
         for each, before in zip(self._engines, self._before, strict=True):
             now = each.state()
             assert now["free"] >= before["free"]
-            assert now["descriptors"] <= before["descriptors"] + 12, "a link has some"
+            assert now["descriptors"] <= before["descriptors"] + self._descriptors
             assert now["threads"] <= before["threads"] + 4
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.context_caching import EmsInvalidArgument
 
 BLOCKS = 8
 LAYERS = 3
@@ -28,6 +29,7 @@ def vllm() -> SimpleNamespace:
         "torch": "torch", "prometheus": "prometheus_client", "config": "vllm.config", "base": f"{base}.v1.base",
         "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": adapter, "offer": f"{adapter}.offer",
         "orders": f"{adapter}.orders", "steps": f"{adapter}.steps", "worker": f"{adapter}.worker_side",
+        "kinds": "vllm.v1.kv_cache_interface",
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own packages
@@ -148,9 +150,9 @@ def test_layers_of_a_step_become_ready_once(vllm: SimpleNamespace) -> None:
     assert list(steps.end()) == []
 
 
-def transfer_config(vllm: SimpleNamespace, **extra: Any) -> Any:
+def transfer_config(vllm: SimpleNamespace, connector: str = "AioDataDistConnector", **extra: Any) -> Any:
     return vllm.config.KVTransferConfig(
-        kv_connector="AioDataDistConnector", kv_connector_module_path="aiodatadist.adapters.vllm", kv_role="kv_both",
+        kv_connector=connector, kv_connector_module_path="aiodatadist.adapters.vllm", kv_role="kv_both",
         kv_connector_extra_config=extra,
     )  # fmt: skip
 
@@ -184,28 +186,61 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
     assert figure("num_kv_expired_reqs_total", "1") == 0
 
 
+def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:
+    """A scheduler's half, for a model and settings that are as usual but for the changes."""
+    kinds = vllm.kinds
+    full = kinds.FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=vllm.torch.float32)
+    window = kinds.SlidingWindowSpec(
+        block_size=16, num_kv_heads=2, head_size=8, dtype=vllm.torch.float32, sliding_window=64
+    )
+    config = SimpleNamespace(
+        kv_transfer_config=transfer_config(vllm, connector, **changes.get("extra", {})),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=changes.get("pipeline", 1), tensor_parallel_size=changes.get("ranks", 1), rank=0
+        ),
+        cache_config=SimpleNamespace(
+            prefix_caching_hash_algo=changes.get("algorithm", "sha256"), cache_dtype="auto", block_size=16
+        ),
+        model_config=SimpleNamespace(model="m", revision=None, dtype="float32"),
+    )
+    group = SimpleNamespace(kv_cache_spec=window if "window" in changes else full)
+    caches = SimpleNamespace(kv_cache_groups=[group] * changes.get("groups", 1), num_blocks=BLOCKS)
+    return getattr(vllm.adapter, connector)(config, vllm.base.KVConnectorRole.SCHEDULER, caches)
+
+
+@pytest.mark.parametrize("connector", ["AioDataDistConnector", "AioDataDistContextConnector"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"groups": 2}, "the model has 2 groups of KV caches"),
         ({"pipeline": 2}, "pipeline_parallel_size is 2"),
         ({"extra": {"prot": 1}}, "prot"),
-        ({"extra": {"port": 70000}}, "less than or equal to 65535"),
+        ({"extra": {"device_id": -1}}, "greater than or equal to 0"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_engine_starts(
-    vllm: SimpleNamespace, changes: dict[str, Any], message: str
+    vllm: SimpleNamespace, connector: str, changes: dict[str, Any], message: str
 ) -> None:
-    config = SimpleNamespace(
-        kv_transfer_config=transfer_config(vllm, **changes.get("extra", {})),
-        parallel_config=SimpleNamespace(
-            pipeline_parallel_size=changes.get("pipeline", 1), tensor_parallel_size=1, rank=0
-        ),
-    )
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
-    caches = SimpleNamespace(kv_cache_groups=[group] * changes.get("groups", 1), num_blocks=BLOCKS)
     with pytest.raises(ValueError, match=message):
-        vllm.adapter.AioDataDistConnector(config, vllm.base.KVConnectorRole.SCHEDULER, caches)
+        make(vllm, connector, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "xxhash"}, "prefix_caching_hash_algo is xxhash"),
+        ({"window": True}, "the KV cache is a SlidingWindowSpec"),
+        ({"ranks": 2}, "pool is memory:: it is in one process's memory"),
+        ({"extra": {"pool": "nothing://x"}}, "nothing"),
+    ],
+)
+def test_blocks_that_cannot_be_shared_are_refused(vllm: SimpleNamespace, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError, ParamInvalid, EmsInvalidArgument), match=message):
+        make(vllm, "AioDataDistContextConnector", changes)
+    made = make(vllm, "AioDataDistContextConnector", {"extra": {"pool": "memory:?bytes=1MiB"}})
+    assert not made.requires_kv_delivery
+    made.shutdown()
+    made.shutdown()
 
 
 def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: SimpleNamespace) -> None:

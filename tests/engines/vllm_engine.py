@@ -1,7 +1,8 @@
 """A vLLM engine in a process of its own: ``vllm_engine.py MODEL CONFIG``. Commands and answers are lines of JSON.
 
-``add`` a request, ``abort`` one, ask for its ``state``, have softnpu do ``fault``. A finished request is answered by its id,
-tokens, reason and what its connector says to the next engine. It steps as a server's loop does, also when nothing runs.
+``add`` a request, ``abort`` one, ask for its ``state``, ``forget`` its prefix cache, have softnpu do ``fault``. A finished
+request is answered by its id, tokens, reason and what its connector says to the next engine. It steps as a server's loop
+does, also when nothing runs.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class Program:
                 self._engine.abort_request([command["id"]])
             case "fault":
                 import_module("aiodatadist.testing").soft_fault(command["what"])
+            case "forget":
+                assert self._core.scheduler.reset_prefix_cache()
             case "state":
                 self._say(self._state())
 

@@ -1,4 +1,4 @@
-"""A KV connector for vLLM: decode engines pull the blocks of prefill engines.
+"""KV connectors for vLLM: decode engines get the blocks of prefill engines, or of a context cache.
 
 ::
 
@@ -6,9 +6,11 @@
                      kv_role="kv_both", kv_connector_extra_config={"host": "10.0.0.7", "auth_key_file": "/run/key"})
 
 ``offer`` is what travels through the router; ``scheduler_side`` and ``worker_side`` are the two halves, which vLLM may have
-in one process or in two; ``connector`` is vLLM's class over them, and ``stats`` its figures. It needs vLLM 0.32.
+in one process or in two; ``connector`` is vLLM's class over them, and ``stats`` its figures. ``context_connector`` is a class
+with halves of its own, over a context cache. vLLM 0.31 or 0.32.
 """
 
 from aiodatadist.adapters.vllm.connector import AioDataDistConnector
+from aiodatadist.adapters.vllm.context_connector import AioDataDistContextConnector
 
-__all__ = ["AioDataDistConnector"]
+__all__ = ["AioDataDistConnector", "AioDataDistContextConnector"]

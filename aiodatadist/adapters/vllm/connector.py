@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
@@ -13,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.vllm.model import Model, settings_of
 from aiodatadist.adapters.vllm.orders import Address, Orders
 from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide
 from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
@@ -33,28 +33,14 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        try:
-            settings = Settings.model_validate(self._kv_transfer_config.kv_connector_extra_config)
-        except ValidationError as error:
-            raise ValueError(f"kv_connector_extra_config: {error}") from None
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise ValueError(
-                f"the model has {len(groups)} groups of KV caches: AioDataDistConnector can move one; "
-                "--disable-hybrid-kv-cache-manager makes one of them, if the model allows that"
-            )
-        parallel = vllm_config.parallel_config
-        if parallel.pipeline_parallel_size > 1:
-            raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: it has to be 1 here")
-        block_size = groups[0].kv_cache_spec.block_size
+        settings = settings_of(self._kv_transfer_config, Settings)
+        model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, block_size)
+            self._scheduler = SchedulerSide(settings, model.block_size)
         else:
-            rank = vllm_config.parallel_config.rank % parallel.tensor_parallel_size
-            blocks = kv_cache_config.num_blocks
-            self._worker = WorkerSide(settings, rank, parallel.tensor_parallel_size, blocks, block_size)
+            self._worker = WorkerSide(settings, model.rank, model.ranks, model.blocks, model.block_size)
 
     @property
     def _deciding(self) -> SchedulerSide:

@@ -8,9 +8,9 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer_to_push
-from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders
-from aiodatadist.adapters.vllm.pushes import PushedRequests
+from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push
 from aiodatadist.values.lease_ticket import new_lease_name
 
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
@@ -29,7 +29,8 @@ class SchedulerSide:
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
-        self._pushed = PushedRequests(block_size)
+        self._pushed: dict[str, str] = {}
+        self._computed = ComputedBlocks(block_size)
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
         """The workers, by rank."""
@@ -52,7 +53,8 @@ class SchedulerSide:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
         transfer = transfer_to_push(request.kv_transfer_params)
         if transfer is not None:
-            self._pushed.add(request, transfer, block_ids)
+            self._pushed[request.request_id] = transfer
+            self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
         offer = offer_of(request.request_id, request.kv_transfer_params)
         if offer is None:
             return
@@ -110,7 +112,8 @@ class SchedulerSide:
         return True, made.model_dump(mode="json")
 
     def _end_push(self, request_id: str, transfer: str, is_whole: bool) -> tuple[bool, dict[str, Any] | None]:
-        self._pushed.remove(request_id)
+        self._pushed.pop(request_id, None)
+        self._computed.remove(request_id)
         if is_whole:
             self._orders.pushed.append((transfer, request_id))
         else:
@@ -119,6 +122,7 @@ class SchedulerSide:
 
     def take_orders(self, scheduled: Any) -> Orders:
         """Those of this step, which is a scheduler's output."""
-        self._orders.pushes += self._pushed.portions(scheduled)
+        for done in self._computed.completed(scheduled):
+            self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
         orders, self._orders = self._orders, Orders()
         return orders

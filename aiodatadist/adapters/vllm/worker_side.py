@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.push_out import Portion
+from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of
 from aiodatadist.adapters.vllm.offer import Offer
 from aiodatadist.adapters.vllm.orders import Orders
+from aiodatadist.adapters.vllm.results import FailedBlocks, Results
 from aiodatadist.adapters.vllm.stats import TransferStats
 from aiodatadist.adapters.vllm.steps import LayerSteps
-from aiodatadist.errors import ParamInvalid
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Results:
-    """Of one step: requests that were sent and received, those of them that failed, and the blocks of these."""
-
-    sent: set[str] = field(default_factory=set)
-    received: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
 
 
 class WorkerSide:
@@ -43,7 +34,7 @@ class WorkerSide:
         self._blocks, self._block_size = blocks, block_size
         self._address: WorkerAddress | None = None
         self._steps = LayerSteps(())
-        self._failed_blocks: set[int] = set()
+        self._failed = FailedBlocks()
         self._stats = TransferStats()
 
     @property
@@ -57,33 +48,11 @@ class WorkerSide:
         Raises:
             ParamInvalid: it has a shape that is not known here. LLMException, OSError: see :meth:`BlockService.open`.
         """
-        tensors = [part for name, kv in kv_caches.items() for part in self._parts(name, kv)]
-        first = tensors[0]
-        layout: dict[str, str | int] = {
-            "block_size": self._block_size,
-            "layers": len(kv_caches),
-            "tensors": len(tensors),
-            "dtype": str(first.dtype),
-            "block_shape": "x".join(map(str, first.shape[1:])),
-            "tensor_parallel_size": self._ranks,
-        }
-        self._steps = LayerSteps(tuple(kv_caches), str(getattr(first, "device", "cpu")))
-        self._address = self._service.open(tensors, self._blocks, layout, len(tensors) // len(kv_caches))
-
-    def _parts(self, name: str, kv: Any) -> list[Any]:
-        """Tensors whose first dimension is the block."""
-        if isinstance(kv, (list, tuple)):
-            return [part for each in kv for part in self._parts(name, each)]
-        if not kv.is_contiguous():
-            raise ParamInvalid(f"the KV cache of {name} is not contiguous: its strides are {kv.stride()}")
-        if kv.shape[0] == self._blocks:
-            return [kv]
-        if len(kv.shape) > 1 and kv.shape[1] == self._blocks:  # keys and values, one behind the other
-            return list(kv)
-        raise ParamInvalid(
-            f"the KV cache of {name} has the shape {tuple(kv.shape)}: the first or second dimension has to be the "
-            f"{self._blocks} blocks"
-        )
+        layers = layers_of(kv_caches, self._blocks)
+        tensors = [tensor for layer in layers for tensor in layer]
+        self._steps = LayerSteps(tuple(kv_caches), str(getattr(tensors[0], "device", "cpu")))
+        layout = layout_of(layers, self._block_size, self._ranks)
+        self._address = self._service.open(tensors, self._blocks, layout, len(layers[0]))
 
     # ---- each step ----
 
@@ -134,15 +103,12 @@ class WorkerSide:
     def take_results(self) -> Results:
         """What ended since the last step."""
         ended = self._service.take()
-        for blocks in ended.failed.values():
-            self._failed_blocks.update(blocks)
         self._stats.add(ended)
-        return Results(ended.sent, ended.received, set(ended.failed))
+        return self._failed.results(ended)
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks of loads that failed, of those that were told as received."""
-        failed, self._failed_blocks = self._failed_blocks, set()
-        return failed
+        return self._failed.take()
 
     def take_stats(self) -> TransferStats | None:
         """Figures of the last interval; None: nothing happened."""

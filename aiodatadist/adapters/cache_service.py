@@ -1,0 +1,378 @@
+"""Blocks of one worker's KV cache, saved to a ContextCache and loaded from it, for a busy loop that may not wait.
+
+::
+
+    the engine's thread                         the loop's thread
+    look_up(request, hashes) -> posted ->       ContextCache.exists
+    found(request)           <- how many <-
+    load(request, ...)       -> posted ->       ContextCache.load
+    save(request, ...)       -> posted ->       ContextCache.save
+    take()                   <- what ended <-
+
+A pool that is slow or gone makes misses, and is left alone for a while; it never holds the engine up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import anyio
+import anyio.abc
+from pydantic import BaseModel, ConfigDict, Field
+
+from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.blocking import shared_loop
+from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException, HealthGate, KVPool, open_pool
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
+
+logger = logging.getLogger(__name__)
+
+MIB = 1 << 20
+QUIET_SECONDS = 60.0
+"""That saves may take to let go of blocks which are about to be overwritten."""
+EMBEDDED = "memory:"
+
+
+class CacheSettings(BaseModel):
+    """What an engine's user may say of a context cache.
+
+    Attributes:
+        pool: a URL, as :func:`~aiodatadist.context_caching.open_pool` takes it. All engines of this process that have the
+            same ``memory:`` URL share one pool.
+        model_id: what the blocks were computed with; engines that share blocks have the same. None: the engine says it.
+        device_id: the device of rank 0; rank r has ``device_id + r``.
+        lookup_seconds: that a request waits at most to learn what there is of it.
+        load_seconds: that a request's blocks may take; what is not there by then is computed.
+        save_seconds: that saving what one step computed may take.
+        read_cache_bytes, bytes_in_flight: host memory, see :meth:`~aiodatadist.context_caching.ContextCache.open`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pool: str = EMBEDDED
+    model_id: str | None = Field(default=None, min_length=1, max_length=256)
+    device_id: int = Field(default=0, ge=0)
+    lookup_seconds: float = Field(default=0.5, gt=0, le=60)
+    load_seconds: float = Field(default=10.0, gt=0, le=3600)
+    save_seconds: float = Field(default=30.0, gt=0, le=3600)
+    read_cache_bytes: int = Field(default=0, ge=0)
+    bytes_in_flight: int = Field(default=256 * MIB, ge=1)
+
+
+@dataclass
+class _Saving:
+    """Saves of a request that are under way. ``is_over``: there will be no more, and the engine waits for their end."""
+
+    scopes: set[Scope] = field(default_factory=set)
+    is_over: bool = False
+    news: Signal = field(default_factory=Signal)
+
+
+class CacheService:
+    """One worker's, or a scheduler's, which only looks up.
+
+    All methods may be called from any thread but the loop's; only :meth:`open`, :meth:`let_go` and :meth:`close` wait.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._ended = Ended()
+        self._found: dict[str, int | None] = {}
+        self._thread = shared_loop.acquire()
+        self._life: _Life | None = None
+        self._is_closed = False
+
+    def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]] = ()) -> None:
+        """Open the cache, and register these layers' tensors, ``[blocks, tokens of one, ...]`` each; without any, only
+        :meth:`look_up` can be used. A pool that does not answer is tried again by and by.
+
+        Raises:
+            EmsException: the URL or a tensor is wrong, or the engine's extra is not installed.
+        """
+        life = _Life(self._settings, self._tell, self._answer)
+        self._thread.call(lambda: life.open(config, layers))
+        self._life = life
+
+    def look_up(self, request: str, hashes: Sequence[int]) -> None:
+        """Ask how many of these blocks are there, from the first, in the shards of all ranks."""
+        life, wanted = self._running(), list(hashes)
+        self._found[request] = None
+        self._thread.post(lambda: life.look_up(request, wanted))
+
+    def is_looked_up(self, request: str) -> bool:
+        """:meth:`look_up` was called, and :meth:`forget` not."""
+        return request in self._found
+
+    def found(self, request: str) -> int | None:
+        """How many there are; None: there is no answer so far."""
+        return self._found[request]
+
+    def forget(self, request: str) -> None:
+        """The answer is not needed any more."""
+        with self._lock:
+            self._found.pop(request, None)
+
+    def load(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
+        """Begin. It comes out in ``received``; blocks that are not there, in ``failed``."""
+        life, wanted, into = self._running(), list(hashes), tuple(blocks)
+        self._thread.post(lambda: life.load(request, wanted, into))
+
+    def save(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
+        """Begin. The blocks must not be written before :meth:`let_go`, or the request came out after :meth:`finish`."""
+        life, wanted, kept = self._running(), list(hashes), list(blocks)
+        self._thread.post(lambda: life.save(request, wanted, kept))
+
+    def finish(self, request: str) -> None:
+        """There are no more saves of this request. It comes out in ``sent`` when those that there were have ended."""
+        life = self._running()
+        self._thread.post(lambda: life.finish(request))
+
+    def cancel(self, request: str) -> None:
+        """Stop a load; it comes out when no byte of it can land any more. One that has ended is left alone."""
+        life = self._running()
+        self._thread.post(lambda: life.cancel(request))
+
+    def let_go(self, requests: Sequence[str]) -> None:
+        """Stop saves of these requests, and wait until their blocks are not read any more.
+
+        Raises:
+            LLMException: they do not end within :data:`QUIET_SECONDS`.
+        """
+        life, named = self._running(), list(requests)
+        if named:
+            self._thread.call(lambda: life.let_go(named))
+
+    def take(self) -> Ended:
+        """What ended since the last time. Never waits."""
+        with self._lock:
+            ended, self._ended = self._ended, Ended()
+        return ended
+
+    def close(self) -> None:
+        """Stop what is under way, and close the cache. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        life, self._life = self._life, None
+        try:
+            if life is not None:
+                self._thread.call(life.close)
+        finally:
+            shared_loop.release(self._thread)
+
+    def _running(self) -> _Life:
+        if self._life is None:
+            raise LLMException("this CacheService is not open", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        return self._life
+
+    def _tell(self, change: Callable[[Ended], object]) -> None:
+        with self._lock:
+            change(self._ended)
+
+    def _answer(self, request: str, count: int) -> None:
+        with self._lock:
+            if request in self._found:
+                self._found[request] = count
+
+
+def _refusal(misuse: Misuse, reason: str | None) -> Exception:
+    return InternalError(f"cache service: {reason or misuse.value}")
+
+
+class _EmbeddedPools:
+    """Pools in this process's memory, by URL. On the loop's thread."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, tuple[KVPool, int]] = {}
+
+    async def acquire(self, url: str) -> KVPool:
+        pool, users = self._pools.get(url) or (await open_pool(url), 0)
+        self._pools[url] = pool, users + 1
+        return pool
+
+    async def release(self, url: str) -> None:
+        pool, users = self._pools.pop(url)
+        if users > 1:
+            self._pools[url] = pool, users - 1
+        else:
+            await pool.aclose()
+
+
+_embedded = _EmbeddedPools()
+
+
+class _Life:
+    """On the loop: a ContextCache, and the tasks of orders."""
+
+    def __init__(self, settings: CacheSettings, tell: Tell, answer: Callable[[str, int], None]) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._answer = answer
+        self._resident: Resident
+        self._cache: ContextCache
+        self._block_size = 0
+        self._tasks: Spawner
+        self._loads: dict[str, Scope] = {}
+        self._saves: dict[str, _Saving] = {}
+
+    # ---- life ----
+
+    async def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]]) -> None:
+        self._resident = Resident(
+            "aiodatadist cache service", _refusal, what="cache service", unfinished="a CacheService was not closed"
+        )
+        if layers:
+            self._block_size = int(layers[0][0].shape[1])
+
+        async def live(started: asyncio.Future[None]) -> None:
+            async with AsyncExitStack() as stack:
+                self._cache = await stack.enter_async_context(await self._open_cache(stack, config))
+                if layers:
+                    await self._cache.register_kvcache(layers)
+                group = await stack.enter_async_context(anyio.create_task_group())
+                self._tasks = Spawner(group)
+                started.set_result(None)
+                await self._resident.stopping.wait()
+                group.cancel_scope.cancel()
+
+        await self._resident.start(live)
+
+    async def _open_cache(self, stack: AsyncExitStack, config: CcConfig_v1) -> ContextCache:
+        settings = self._settings
+        pool: KVPool | str = settings.pool
+        gate: HealthGate | None = HealthGate()
+        if settings.pool.startswith(EMBEDDED):
+            pool, gate = await _embedded.acquire(settings.pool), None
+            stack.push_async_callback(_embedded.release, settings.pool)
+        return await ContextCache.open(
+            config, pool, settings.read_cache_bytes, bytes_in_flight=settings.bytes_in_flight, gate=gate
+        )
+
+    async def close(self) -> None:
+        await self._resident.stop()
+        self._resident.result()
+
+    # ---- looking up ----
+
+    def look_up(self, request: str, hashes: list[int]) -> None:
+        self._tasks.start_soon(self._look_up, request, hashes)
+
+    async def _look_up(self, request: str, hashes: list[int]) -> None:
+        count = 0
+        try:
+            found = await self._cache.exists(hashes, timeout=self._settings.lookup_seconds, all_ranks=True)
+            count = found.success
+        except EmsException as error:
+            logger.warning("request %s: nothing is found: %s", request, error)
+        finally:
+            self._answer(request, count)
+
+    # ---- loading ----
+
+    def load(self, request: str, hashes: list[int], into: tuple[int, ...]) -> None:
+        scope = self._loads[request] = Scope()
+        self._tasks.start_soon(self._load, request, hashes, into, scope)
+
+    def cancel(self, request: str) -> None:
+        scope = self._loads.get(request)
+        if scope is not None:
+            scope.cancel()
+
+    async def _load(self, request: str, hashes: list[int], into: tuple[int, ...], scope: Scope) -> None:
+        """Whatever happens, the request comes out."""
+        began, count, outcome = perf_counter(), 0, "load_cancelled"
+        try:
+            with scope:
+                count = await self._load_prefix(request, hashes, into)
+                outcome = "load_done" if count == len(into) else "load_missed"
+        finally:
+            self._loads.pop(request, None)
+            self._tell(lambda ended: self._loaded(ended, request, outcome, into, count, perf_counter() - began))
+
+    async def _load_prefix(self, request: str, hashes: list[int], into: tuple[int, ...]) -> int:
+        try:
+            result = await self._cache.load(hashes, chunks=self._chunks(into), timeout=self._settings.load_seconds)
+        except EmsException as error:
+            logger.warning("request %s: its blocks are not loaded: %s", request, error)
+            return error.partial.success if error.partial is not None else 0
+        return result.success
+
+    def _chunks(self, blocks: Sequence[int]) -> list[list[tuple[int, int]]]:
+        return [[(block * self._block_size, self._block_size) for block in blocks]]
+
+    @staticmethod
+    def _loaded(ended: Ended, request: str, outcome: str, into: tuple[int, ...], count: int, seconds: float) -> None:
+        ended.came(request, outcome, into[count:])
+        ended.counters.update(loaded_blocks=count, missed_blocks=len(into) - count)
+        ended.took(seconds)
+
+    # ---- saving ----
+
+    def save(self, request: str, hashes: list[int], blocks: list[int]) -> None:
+        saving = self._saves.setdefault(request, _Saving())
+        scope = Scope()
+        saving.scopes.add(scope)
+        self._tasks.start_soon(self._save, request, saving, scope, hashes, blocks)
+
+    async def _save(self, request: str, saving: _Saving, scope: Scope, hashes: list[int], blocks: list[int]) -> None:
+        count = 0
+        try:
+            with scope:
+                count = await self._save_blocks(request, hashes, blocks)
+        finally:
+            saving.scopes.discard(scope)
+            saving.news.wake()
+            counts = {"saved_blocks": count, "unsaved_blocks": len(blocks) - count}
+            self._tell(lambda ended: ended.counters.update(counts))
+            self._let_go_if_over(request)
+
+    async def _save_blocks(self, request: str, hashes: list[int], blocks: list[int]) -> int:
+        try:
+            result = await self._cache.save(hashes, chunks=self._chunks(blocks), timeout=self._settings.save_seconds)
+        except EmsException as error:
+            logger.warning("request %s: its blocks are not saved: %s", request, error)
+            return error.partial.success if error.partial is not None else 0
+        return result.success
+
+    def finish(self, request: str) -> None:
+        self._saves.setdefault(request, _Saving()).is_over = True
+        self._let_go_if_over(request)
+
+    def _let_go_if_over(self, request: str) -> None:
+        saving = self._saves.get(request)
+        if saving is not None and not saving.scopes:
+            if saving.is_over:
+                self._tell(lambda ended: ended.let_go(request, "save_done"))
+            del self._saves[request]
+
+    async def let_go(self, requests: list[str]) -> None:
+        with anyio.move_on_after(QUIET_SECONDS):
+            for request in requests:
+                saving = self._saves.get(request)
+                while saving is not None and saving.scopes:
+                    for scope in saving.scopes:
+                        scope.cancel()
+                    await saving.news.wait()
+            return
+        raise InternalError(f"saves still read blocks of preempted requests after {QUIET_SECONDS:g} seconds")
+
+
+def check_pool(settings: CacheSettings, is_one_process: bool) -> None:
+    """Raises ParamInvalid: the pool cannot be reached by all that have to."""
+    if settings.pool.startswith(EMBEDDED) and not is_one_process:
+        raise ParamInvalid(
+            f"pool is {settings.pool}: it is in one process's memory, and this engine has several; redis: and mooncake: "
+            "pools are outside"
+        )

@@ -1,0 +1,48 @@
+"""What both connectors have to know of vLLM's configuration, and what neither can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def settings_of(transfer_config: Any, kind: type[AnySettings]) -> AnySettings:
+    """``kv_connector_extra_config``. Raises ValueError: a setting is wrong."""
+    try:
+        return kind.model_validate(transfer_config.kv_connector_extra_config)
+    except ValidationError as error:
+        raise ValueError(f"kv_connector_extra_config: {error}") from None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Of one worker, or of the scheduler.
+
+    Attributes:
+        rank, ranks: among the tensor-parallel workers.
+        blocks: of the KV cache, per layer; ``block_size``: tokens of one.
+    """
+
+    rank: int
+    ranks: int
+    blocks: int
+    block_size: int
+
+    @classmethod
+    def of(cls, vllm_config: Any, kv_cache_config: Any, connector: str) -> Self:
+        """Raises ValueError: the connector cannot do it."""
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise ValueError(
+                f"the model has {len(groups)} groups of KV caches: {connector} can move one; "
+                "--disable-hybrid-kv-cache-manager makes one of them, if the model allows that"
+            )
+        parallel = vllm_config.parallel_config
+        if parallel.pipeline_parallel_size > 1:
+            raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: it has to be 1 here")
+        ranks = parallel.tensor_parallel_size
+        return cls(parallel.rank % ranks, ranks, kv_cache_config.num_blocks, groups[0].kv_cache_spec.block_size)
