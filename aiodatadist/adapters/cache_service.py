@@ -25,49 +25,38 @@ from typing import Any
 
 import anyio
 import anyio.abc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.pools import EMBEDDED, PoolSettings, open_cache
 from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException, HealthGate, KVPool, open_pool
+from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 
 logger = logging.getLogger(__name__)
 
-MIB = 1 << 20
 QUIET_SECONDS = 60.0
 """That saves may take to let go of blocks which are about to be overwritten."""
-EMBEDDED = "memory:"
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(PoolSettings):
     """What an engine's user may say of a context cache.
 
     Attributes:
-        pool: a URL, as :func:`~aiodatadist.context_caching.open_pool` takes it. All engines of this process that have the
-            same ``memory:`` URL share one pool.
         model_id: what the blocks were computed with; engines that share blocks have the same. None: the engine says it.
-        device_id: the device of rank 0; rank r has ``device_id + r``.
         lookup_seconds: that a request waits at most to learn what there is of it.
         load_seconds: that a request's blocks may take; what is not there by then is computed.
         save_seconds: that saving what one step computed may take.
-        read_cache_bytes, bytes_in_flight: host memory, see :meth:`~aiodatadist.context_caching.ContextCache.open`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    pool: str = EMBEDDED
     model_id: str | None = Field(default=None, min_length=1, max_length=256)
-    device_id: int = Field(default=0, ge=0)
     lookup_seconds: float = Field(default=0.5, gt=0, le=60)
     load_seconds: float = Field(default=10.0, gt=0, le=3600)
     save_seconds: float = Field(default=30.0, gt=0, le=3600)
-    read_cache_bytes: int = Field(default=0, ge=0)
-    bytes_in_flight: int = Field(default=256 * MIB, ge=1)
 
 
 @dataclass
@@ -191,28 +180,6 @@ def _refusal(misuse: Misuse, reason: str | None) -> Exception:
     return InternalError(f"cache service: {reason or misuse.value}")
 
 
-class _EmbeddedPools:
-    """Pools in this process's memory, by URL. On the loop's thread."""
-
-    def __init__(self) -> None:
-        self._pools: dict[str, tuple[KVPool, int]] = {}
-
-    async def acquire(self, url: str) -> KVPool:
-        pool, users = self._pools.get(url) or (await open_pool(url), 0)
-        self._pools[url] = pool, users + 1
-        return pool
-
-    async def release(self, url: str) -> None:
-        pool, users = self._pools.pop(url)
-        if users > 1:
-            self._pools[url] = pool, users - 1
-        else:
-            await pool.aclose()
-
-
-_embedded = _EmbeddedPools()
-
-
 class _Life:
     """On the loop: a ContextCache, and the tasks of orders."""
 
@@ -238,7 +205,7 @@ class _Life:
 
         async def live(started: asyncio.Future[None]) -> None:
             async with AsyncExitStack() as stack:
-                self._cache = await stack.enter_async_context(await self._open_cache(stack, config))
+                self._cache = await open_cache(stack, self._settings, config)
                 if layers:
                     await self._cache.register_kvcache(layers)
                 group = await stack.enter_async_context(anyio.create_task_group())
@@ -248,17 +215,6 @@ class _Life:
                 group.cancel_scope.cancel()
 
         await self._resident.start(live)
-
-    async def _open_cache(self, stack: AsyncExitStack, config: CcConfig_v1) -> ContextCache:
-        settings = self._settings
-        pool: KVPool | str = settings.pool
-        gate: HealthGate | None = HealthGate()
-        if settings.pool.startswith(EMBEDDED):
-            pool, gate = await _embedded.acquire(settings.pool), None
-            stack.push_async_callback(_embedded.release, settings.pool)
-        return await ContextCache.open(
-            config, pool, settings.read_cache_bytes, bytes_in_flight=settings.bytes_in_flight, gate=gate
-        )
 
     async def close(self) -> None:
         await self._resident.stop()

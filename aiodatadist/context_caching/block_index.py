@@ -212,6 +212,12 @@ class BlockIndex:
             keys += self._names.of_blocks(product(part, range(shape.groups)), shape)
         return await self.remove_keys(keys, deadline)
 
+    async def exists_keys(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
+        """Which values are there, of the caller's own names."""
+        found = self._pipeline.local.has(keys)
+        answers = iter(await self._asked(list(compress(keys, map(not_, found))), lease_ms, deadline))
+        return [there or next(answers) for there in found]
+
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:
         """Forget values; how many there were. They are gone from the local read cache in any case."""
         self._pipeline.local.remove(keys)

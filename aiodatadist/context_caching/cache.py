@@ -627,6 +627,35 @@ class ContextCache:
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
 
+    async def exists_values(
+        self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT, lease_ms: int = 0
+    ) -> CcResult:
+        """Which values of the caller's own names are there: ``details`` has all of them. A hint, as :meth:`exists`; a pool
+        that is slow or fails has nothing.
+
+        Args:
+            lease_ms: ask the engine to keep what was found for so long, if it can.
+
+        Raises:
+            EmsInvalidArgument: an argument is wrong.
+        """
+        self._resident.check()
+        names = self._pool_keys(keys)
+        seconds = rules.seconds(timeout)
+        rules.integer(lease_ms, "lease_ms", 0)
+        await give_way()
+        if not self._guard.is_open:
+            return CcResult.of([CcStatus.SKIPPED] * len(names))
+        deadline = anyio.current_time() + seconds
+        try:
+            found = await in_time(self._block_index.exists_keys(names, lease_ms, deadline), deadline)
+        except (PoolTimeout, PoolUnreachable) as problem:
+            logger.warning("exists of %d keys found nothing: %s", len(names), problem)
+            self._failed(seconds)
+            failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
+            return CcResult.of([failure] * len(names))
+        return CcResult.of([CcStatus.OK if there else CcStatus.MISS for there in found])
+
     async def match_prefix(
         self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT, groups: Sequence[int] | None = None
     ) -> int:

@@ -1,0 +1,70 @@
+"""Where an engine's context cache has its values, as the engine's user says it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aiodatadist.context_caching import CcConfig, ContextCache, HealthGate, KVPool, open_pool
+
+MIB = 1 << 20
+EMBEDDED = "memory:"
+
+
+class PoolSettings(BaseModel):
+    """What an engine's user may say of a pool.
+
+    Attributes:
+        pool: a URL, as :func:`~aiodatadist.context_caching.open_pool` takes it. All users in this process that have the same
+            ``memory:`` URL share one pool.
+        device_id: the device of rank 0; rank r has ``device_id + r``.
+        read_cache_bytes, bytes_in_flight: host memory, see :meth:`~aiodatadist.context_caching.ContextCache.open`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pool: str = EMBEDDED
+    device_id: int = Field(default=0, ge=0)
+    read_cache_bytes: int = Field(default=0, ge=0)
+    bytes_in_flight: int = Field(default=256 * MIB, ge=1)
+
+
+class _EmbeddedPools:
+    """Pools in this process's memory, by URL. On the loop's thread."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, tuple[KVPool, int]] = {}
+
+    async def acquire(self, url: str) -> KVPool:
+        pool, users = self._pools.get(url) or (await open_pool(url), 0)
+        self._pools[url] = pool, users + 1
+        return pool
+
+    async def release(self, url: str) -> None:
+        pool, users = self._pools.pop(url)
+        if users > 1:
+            self._pools[url] = pool, users - 1
+        else:
+            await pool.aclose()
+
+
+_embedded = _EmbeddedPools()
+
+
+async def open_cache(stack: AsyncExitStack, settings: PoolSettings, config: CcConfig) -> ContextCache:
+    """Until the stack is unwound. A pool that does not answer is tried again by and by, and misses until then.
+
+    Raises:
+        EmsException: the URL is wrong, or the engine's extra is not installed.
+    """
+    pool: KVPool | str = settings.pool
+    gate: HealthGate | None = HealthGate()
+    if settings.pool.startswith(EMBEDDED):
+        pool, gate = await _embedded.acquire(settings.pool), None
+        stack.push_async_callback(_embedded.release, settings.pool)
+    return await stack.enter_async_context(
+        await ContextCache.open(
+            config, pool, settings.read_cache_bytes, bytes_in_flight=settings.bytes_in_flight, gate=gate
+        )
+    )

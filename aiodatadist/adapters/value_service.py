@@ -1,0 +1,197 @@
+"""Values of an engine's own names in a ContextCache, for threads that may not wait.
+
+Every call ends with one call of ``done``, on the loop's thread, with what became of each key; after
+:meth:`ValueService.close` has returned no memory of a caller's is touched any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from typing import Any
+
+import anyio
+import anyio.abc
+from pydantic import Field
+
+from aiodatadist.adapters.pools import PoolSettings, open_cache
+from aiodatadist.blocking import shared_loop
+from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.context_caching import CcConfig, CcResult, CcStatus, ContextCache, EmsException
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[list[bool]], object]
+"""Called with what became of each key: it is stored, found, or loaded."""
+
+
+class ValueSettings(PoolSettings):
+    """What an engine's user may say of a pool of values.
+
+    Attributes:
+        namespace: values of different ones do not meet.
+        seconds: that one call may take.
+        lease_seconds: that an engine shall keep what was found for a load, if it can.
+    """
+
+    namespace: str = Field(default="lmcache", min_length=1, max_length=256)
+    seconds: float = Field(default=10.0, gt=0, le=3600)
+    lease_seconds: float = Field(default=10.0, ge=0, le=3600)
+
+
+def short(name: str) -> str:
+    """A key of a fixed length, whatever the engine's name of a value is."""
+    return sha256(name.encode()).hexdigest()
+
+
+class ValueService:
+    """All methods may be called from any thread but the loop's; only construction and :meth:`close` wait.
+
+    Raises:
+        EmsException: the URL is wrong, or the engine's extra is not installed.
+    """
+
+    def __init__(self, settings: ValueSettings) -> None:
+        self._thread = shared_loop.acquire()
+        self._life: _Life | None = None
+        life = _Life(settings)
+        try:
+            self._thread.call(life.open)
+        except BaseException:
+            shared_loop.release(self._thread)
+            raise
+        self._life = life
+
+    def save(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> None:
+        """Store each buffer under its key; what is there already counts as stored."""
+        self._post("save", list(keys), list(buffers), done)
+
+    def load(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> None:
+        """Fill each buffer with its key's value. One that is absent, damaged or of another length is not loaded, and its
+        buffer may hold anything."""
+        self._post("load", list(keys), list(buffers), done)
+
+    def look_up(self, keys: Sequence[str], done: Done) -> None:
+        """Which of them are there, kept for ``lease_seconds`` where the engine can."""
+        self._post("look_up", list(keys), [], done)
+
+    def remove(self, keys: Sequence[str], done: Done) -> None:
+        """Forget them."""
+        self._post("remove", list(keys), [], done)
+
+    def check_health(self) -> bool:
+        """Whether the pool works right now. Waits for at most a second."""
+        healthy: bool = self._thread.call(self._running().check_health)
+        return healthy
+
+    def close(self) -> None:
+        """Stop what is under way, and close the cache. May be called twice."""
+        life, self._life = self._life, None
+        if life is not None:
+            try:
+                self._thread.call(life.close)
+            finally:
+                shared_loop.release(self._thread)
+
+    def _running(self) -> _Life:
+        if self._life is None:
+            raise LLMException("this ValueService is closed", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        return self._life
+
+    def _post(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
+        life = self._running()
+        if not keys:
+            done([])
+            return
+        self._thread.post(lambda: life.start(what, keys, buffers, done))
+
+
+def _refusal(misuse: Misuse, reason: str | None) -> Exception:
+    return InternalError(f"value service: {reason or misuse.value}")
+
+
+class _Life:
+    """On the loop: a ContextCache, and a task for each call."""
+
+    def __init__(self, settings: ValueSettings) -> None:
+        self._settings = settings
+        self._resident: Resident
+        self._cache: ContextCache
+        self._tasks: Spawner
+        self._waiting: set[int] = set()
+
+    async def open(self) -> None:
+        self._resident = Resident(
+            "aiodatadist value service", _refusal, what="value service", unfinished="a ValueService was not closed"
+        )
+        config = CcConfig(rank_id=0, device_id=self._settings.device_id, model_id=self._settings.namespace)
+
+        async def live(started: asyncio.Future[None]) -> None:
+            async with AsyncExitStack() as stack:
+                self._cache = await open_cache(stack, self._settings, config)
+                group = await stack.enter_async_context(anyio.create_task_group())
+                self._tasks = Spawner(group)
+                started.set_result(None)
+                await self._resident.stopping.wait()
+                group.cancel_scope.cancel()
+
+        await self._resident.start(live)
+
+    async def close(self) -> None:
+        await self._resident.stop()
+        self._resident.result()
+
+    async def check_health(self) -> bool:
+        return await self._cache.check_health()
+
+    def start(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
+        if self._resident.stopping.is_set():
+            done([False] * len(keys))
+        else:
+            self._tasks.start_soon(self._run, what, keys, buffers, done)
+
+    async def _run(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
+        """Whatever happens, its caller hears of it."""
+        outcome = [False] * len(keys)
+        try:
+            if what == "load":
+                await self._load(keys, buffers, outcome)
+            else:
+                outcome[:] = await self._ask(what, keys, buffers)
+        except EmsException as error:
+            logger.warning("%s of %d values: %s", what, len(keys), error)
+        finally:
+            done(outcome)
+
+    async def _ask(self, what: str, keys: list[str], buffers: list[Any]) -> list[bool]:
+        settings = self._settings
+        call: Awaitable[CcResult]
+        match what:
+            case "save":
+                call = self._cache.save_values(keys, [[each] for each in buffers], timeout=settings.seconds)
+            case "look_up":
+                lease = round(1000 * settings.lease_seconds)
+                call = self._cache.exists_values(keys, timeout=settings.seconds, lease_ms=lease)
+            case _:
+                await self._cache.remove_values(keys, timeout=settings.seconds)
+                return [True] * len(keys)
+        return [status is CcStatus.OK for status in (await call).details]
+
+    async def _load(self, keys: list[str], buffers: list[Any], outcome: list[bool]) -> None:
+        """A load ends at the first value that is missing; those behind it are loaded by the next, if they are there."""
+        left = list(range(len(keys)))
+        while left:
+            result = await self._cache.load_values(
+                [keys[i] for i in left], [[buffers[i]] for i in left], timeout=self._settings.seconds
+            )
+            for i in left[: result.success]:
+                outcome[i] = True
+            left = left[result.success + 1 :]
+            if left:
+                found = await self._ask("look_up", [keys[i] for i in left], [])
+                left = [i for i, there in zip(left, found, strict=True) if there]
