@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch lmcache vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -41,6 +41,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
+	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
 
 # What runs on strict softnpu alone belongs to those lanes.
@@ -70,6 +71,10 @@ torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/tor
 LMCACHE := lmcache
 lmcache: $(STAMP)  ## LMCache's classes over the context cache; it is installed in .cache/venvs
 	@set -e; for lane in $(LMCACHE); do $(BIN)/python -m tests.lanes $$lane; done
+
+SGLANG := sglang
+sglang: $(STAMP)  ## SGLang's base classes over pushes; its files are installed in .cache/venvs
+	@set -e; for lane in $(SGLANG); do $(BIN)/python -m tests.lanes $$lane; done
 
 VLLM := 0.31 0.32
 vllm: $(STAMP)  ## vLLM engines that pull from and push to each other; each version of VLLM is installed in .cache/venvs, some GB

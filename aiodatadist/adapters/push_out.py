@@ -20,14 +20,11 @@ from dataclasses import dataclass, field
 
 from aiodatadist.adapters.ended import Tell
 from aiodatadist.adapters.push_messages import PushMessage, Refused, Sent, Want
-from aiodatadist.cache_manager import CacheManager
+from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
-from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
-from aiodatadist.values.descriptors import BlocksCacheKey, Cache
-from aiodatadist.values.transfer_config import TransferWithCacheKeyConfig
 from aiodatadist.wire.reasons import printable
 
 logger = logging.getLogger(__name__)
@@ -38,15 +35,6 @@ Post = Callable[[int, PushMessage], Awaitable[None]]
 """Tells a cluster something. Raises LLMException: it cannot."""
 
 
-@dataclass(frozen=True)
-class Portion:
-    """Blocks ``first``, ``first + 1``, ... of a request, which one step of the model completes, layer by layer."""
-
-    first: int
-    blocks: tuple[int, ...]
-    synchronizer: AwaitableLayerSynchronizer
-
-
 @dataclass
 class _Push:
     """One transfer. ``request``: whose blocks are kept for it, when all portions are known."""
@@ -55,6 +43,7 @@ class _Push:
     want: Want | None = None
     cluster: int = 0
     request: str | None = None
+    aux: int | None = None
     scope: Scope = field(default_factory=Scope)
     news: Signal = field(default_factory=Signal)
     reason: LLMException | None = None
@@ -76,26 +65,21 @@ class OutgoingPushes:
     """One worker's.
 
     Args:
-        layers, tensors: of the cache: so many layers of so many tensors.
+        sending: how portions travel.
         layout: what a peer's cache has to be like.
         seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
     """
 
     def __init__(
         self,
-        manager: CacheManager,
-        cache: Cache,
-        tensors: int,
+        sending: Sending,
         layout: dict[str, str | int],
         seconds: float,
         tasks: Spawner,
         post: Post,
         tell: Tell,
     ) -> None:
-        self._manager = manager
-        self._cache = cache
-        self._tensors = tensors
-        self._layers = range(cache.cache_desc.num_tensors // tensors)
+        self._sending = sending
         self._layout = layout
         self._seconds = seconds
         self._tasks = tasks
@@ -113,14 +97,14 @@ class OutgoingPushes:
             push.portions.append(portion)
             push.news.wake()
 
-    def complete(self, transfer: str, request: str) -> None:
-        """There are no more portions; the blocks are kept until the request comes out in ``sent``."""
+    def complete(self, transfer: str, request: str, aux: int | None = None) -> None:
+        """There are no more portions; the blocks, and ``aux``, are kept until the request comes out in ``sent``."""
         push = self._find(transfer)
         if push is None:
             how = self._over[transfer]
             self._tell(lambda ended: ended.let_go(request, how))
             return
-        push.request = request
+        push.request, push.aux = request, aux
         if push.want is None:
             push.scope.deadline = asyncio.get_running_loop().time() + self._seconds
         push.news.wake()
@@ -144,6 +128,7 @@ class OutgoingPushes:
             push.want, push.cluster = want, cluster
             push.scope.deadline = math.inf
             push.news.wake()
+            self._tell(lambda ended: ended.wanted.add(want.transfer))
 
     async def drop(self, cluster: int, transfer: str) -> None:
         """Answered in any case: the peer waits for it."""
@@ -218,6 +203,8 @@ class OutgoingPushes:
         missing = len(want.into) - len(push.sent)
         if missing:
             raise ParamInvalid(f"the peer wants {len(want.into)} blocks: {missing} of them were not computed here")
+        if want.aux is not None and push.aux is not None:
+            await self._sending.send_aux(push.cluster, push.aux, want.aux)
 
     @staticmethod
     async def _wanted(push: _Push) -> Want:
@@ -240,17 +227,9 @@ class OutgoingPushes:
         if not places:
             return
         sources, targets = zip(*places.values(), strict=True)
-        config = TransferWithCacheKeyConfig(BlocksCacheKey(push.cluster), self._layers, self._layers)
-        await self._manager.transfer_cache_async(
-            self._cache, portion.synchronizer, [config], sources, targets, tensor_num_per_layer=self._tensors
-        )
+        nbytes = await self._sending.send(push.cluster, portion, sources, targets)
         push.sent.update(places)
-        self._count(len(places))
-
-    def _count(self, blocks: int) -> None:
-        desc = self._cache.cache_desc
-        nbytes = blocks * desc.num_tensors * desc.stride
-        self._tell(lambda ended: ended.counters.update(pushed_blocks=blocks, pushed_bytes=nbytes))
+        self._tell(lambda ended: ended.counters.update(pushed_blocks=len(places), pushed_bytes=nbytes))
 
     async def _answer(self, cluster: int, message: PushMessage) -> None:
         """As well as that is possible: a peer without a link knows that nothing comes."""

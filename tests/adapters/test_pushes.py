@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
-from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.push_out import Portion
+from aiodatadist.adapters.sendings import Portion
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
@@ -46,6 +46,8 @@ class End:
         self.found.received |= ended.received
         self.found.failed |= ended.failed
         self.found.counters += ended.counters
+        self.found.outcomes |= ended.outcomes
+        self.found.wanted |= ended.wanted
         return self.found
 
     def until(self, is_so: Callable[[Ended], bool], seconds: float = 20.0) -> Ended:
@@ -64,13 +66,15 @@ class End:
     def expect(self, request: str, source: PeerAddress, into: tuple[int, ...] = (0, 1), first: int = 0) -> None:
         self.service.expect(ExpectOrder(request, source, request, first, into))
 
-    def step(self, transfer: str, blocks: tuple[int, ...] = (3, 9), first: int = 0, layers: int = LAYERS) -> Portion:
+    def step(
+        self, transfer: str, blocks: tuple[int, ...] = (3, 9), first: int = 0, layers: int = LAYERS
+    ) -> AwaitableLayerSynchronizer:
         """A step of the model, or the beginning of one."""
-        portion = Portion(first, blocks, AwaitableLayerSynchronizer(LAYERS))
-        self.service.push(transfer, portion)
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
+        self.service.push(transfer, Portion(first, blocks, synchronizer))
         for layer in range(layers):
-            self.service.layer_ready(portion.synchronizer, layer)
-        return portion
+            self.service.layer_ready(synchronizer, layer)
+        return synchronizer
 
 
 @pytest.fixture
@@ -120,11 +124,11 @@ def test_a_request_in_one_step(ends: tuple[End, End], is_early: bool) -> None:
 def test_layers_travel_as_they_become_ready(ends: tuple[End, End]) -> None:
     prefill, decode = ends
     decode.expect("r", prefill.address)
-    portion = prefill.step("r", layers=0)
+    synchronizer = prefill.step("r", layers=0)
     for layer in range(LAYERS):
         assert decode.holds(0, layer) == {16}
         prefill.arrays[layer][3] = 100 + layer
-        prefill.service.layer_ready(portion.synchronizer, layer)
+        prefill.service.layer_ready(synchronizer, layer)
         until(lambda: decode.holds(0, layer) == {100 + layer})  # noqa: B023
     assert decode.take().received == set()
     prefill.service.pushed("r", "p")
@@ -177,13 +181,13 @@ def test_layouts_that_differ_name_both_values(make_end: Callable[..., End], capl
 def test_an_abort_at_the_decode_engine(ends: tuple[End, End]) -> None:
     prefill, decode = ends
     decode.expect("r", prefill.address)
-    portion = prefill.step("r", layers=1)
+    synchronizer = prefill.step("r", layers=1)
     until(lambda: decode.holds(0, 0) == {3})
     decode.service.cancel("r")
     assert decode.received("r").counters == {"push_cancelled": 1}
     before = decode.holds(0, 1)
     for layer in (1, 2):
-        prefill.service.layer_ready(portion.synchronizer, layer)
+        prefill.service.layer_ready(synchronizer, layer)
     prefill.service.pushed("r", "p")
     assert prefill.sent("p").counters["push_stopped"] == 1
     assert decode.holds(0, 1) == before == {16}
@@ -256,11 +260,11 @@ def test_one_end_is_gone(make_end: Callable[..., End]) -> None:
     assert decode.received("r").failed == {"r": (0, 1)}
     prefill = make_end(2)
     decode.expect("s", prefill.address)
-    portion = prefill.step("s", layers=1)
+    synchronizer = prefill.step("s", layers=1)
     until(lambda: decode.holds(0, 0) == {32 + 3})
     decode.service.close()
     for layer in (1, 2):
-        prefill.service.layer_ready(portion.synchronizer, layer)
+        prefill.service.layer_ready(synchronizer, layer)
     prefill.service.pushed("s", "p")
     prefill.sent("p")
     decode = make_end(3)
@@ -294,3 +298,56 @@ def test_many_requests(ends: tuple[End, End]) -> None:
     assert decode.received(*names).failed == {}
     assert prefill.sent(*names).counters["push_done"] == 200
     assert [decode.holds(block) for block in range(BLOCKS)] == [{block} for block in range(BLOCKS)]
+
+
+GROUPS = ((2, 512), (1, 96))
+"""Tensors, and bytes of a block."""
+ITEMS = ((1, 64), (2, 8))
+
+
+class Grouped(End):
+    """A service over tensors of several block sizes, with what goes with each request."""
+
+    def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT) -> None:  # of its own: no layers
+        self.service = BlockService(Settings(**FAST), number)
+        self.found = Ended()
+        self.kinds = [
+            [[np.zeros((BLOCKS, nbytes), np.uint8) for _ in range(count)] for count, nbytes in groups]
+            for groups in (GROUPS, ITEMS)
+        ]
+        for array in self._all():
+            array[:] = (16 * number + np.arange(BLOCKS))[:, None]
+        blocks, aux = (
+            [TensorGroup(tuple(array.ctypes.data for array in group), BLOCKS, group[0].shape[1]) for group in kind]
+            for kind in self.kinds
+        )
+        self.address = self.service.open_groups(blocks, aux, layout)
+
+    def _all(self) -> list[Any]:
+        return [array for kind in self.kinds for group in kind for array in group]
+
+    def held(self, kind: int, block: int) -> set[int]:
+        return {int(value) for group in self.kinds[kind] for array in group for value in np.unique(array[block])}
+
+
+def test_tensors_of_several_sizes_and_what_goes_with_a_request() -> None:
+    with ExitStack() as stack:
+        prefill, decode = Grouped(0), Grouped(1)
+        for each in (prefill, decode):
+            stack.enter_context(closing(each.service))
+        decode.service.expect(ExpectOrder("r", prefill.address, "r", 0, (4, 5, 6), aux=7))
+        prefill.service.push("r", Portion(0, (1, 2)))
+        prefill.service.push("r", Portion(2, (9,)))
+        prefill.until(lambda ended: ended.wanted == {"r"})
+        prefill.service.pushed("r", "p", aux=11)
+        assert decode.received("r").outcomes == {"r": "push_arrived"}
+        assert prefill.sent("p").outcomes == {"p": "push_done"}
+        assert [decode.held(0, block) for block in (4, 5, 6, 7)] == [{1}, {2}, {9}, {23}]
+        assert [decode.held(1, item) for item in (7, 4)] == [{11}, {20}]
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:exec=507053")
+            decode.service.expect(ExpectOrder("s", prefill.address, "s", 0, (4,), aux=7))
+            prefill.service.push("s", Portion(0, (1,)))
+            prefill.service.pushed("s", "q", aux=11)
+            assert decode.received("s").outcomes["s"] == "push_missed"
+            assert prefill.sent("q").outcomes["q"] == "push_failed"

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.push_out import Portion
+from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of
 from aiodatadist.adapters.vllm.offer import Offer
 from aiodatadist.adapters.vllm.orders import Orders

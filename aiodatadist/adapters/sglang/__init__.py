@@ -1,0 +1,24 @@
+"""SGLang's prefill and decode disaggregation over aiodatadist.
+
+::
+
+    aiodatadist.adapters.sglang.register("nixl")  # in each process, before SGLang's schedulers are made
+
+SGLang has no hook for a backend from outside: :func:`register` puts these classes in the place of the backend of that name,
+and SGLang is started with ``--disaggregation-transfer-backend nixl``. The environment's ``AIODATADIST_SGLANG`` has settings
+as JSON. It needs SGLang 0.5.
+"""
+
+from aiodatadist.adapters.sglang.bootstrap_server import AioDataDistKVBootstrapServer
+from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
+from aiodatadist.adapters.sglang.receiver import AioDataDistKVReceiver
+from aiodatadist.adapters.sglang.registration import register
+from aiodatadist.adapters.sglang.sender import AioDataDistKVSender
+
+__all__ = [
+           "AioDataDistKVBootstrapServer",
+           "AioDataDistKVManager",
+           "AioDataDistKVReceiver",
+           "AioDataDistKVSender",
+           "register",
+          ]  # fmt: skip

@@ -1,0 +1,48 @@
+"""SGLang's buffers, which it gives as addresses, as groups of tensors whose items have the same size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodatadist.adapters.block_service import TensorGroup
+
+
+def groups_of(
+    name: str, addresses: Sequence[int], lengths: Sequence[int], item_bytes: Sequence[int]
+) -> list[TensorGroup]:
+    """A group for each size of an item, in the order in which the sizes first appear.
+
+    Raises:
+        ValueError: a buffer is not a whole number of items, or the lists have different lengths.
+    """
+    if not len(addresses) == len(lengths) == len(item_bytes):
+        counts = f"{len(addresses)} addresses, {len(lengths)} lengths and {len(item_bytes)} item lengths"
+        raise ValueError(f"{name}: {counts}: there have to be as many")
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, (address, length, nbytes) in enumerate(zip(addresses, lengths, item_bytes, strict=True)):
+        if nbytes < 1 or length % nbytes or not length:
+            raise ValueError(
+                f"{name}[{i}] has {length} bytes: a whole number of items of {nbytes} bytes is needed, and some"
+            )
+        found.setdefault((nbytes, length // nbytes), []).append(int(address))
+    return [TensorGroup(tuple(each), count, nbytes) for (nbytes, count), each in found.items()]
+
+
+def layout_of(args: Any, ranks: int) -> dict[str, str | int]:
+    """What has to be the same at both ends."""
+    return {
+        "page_size": int(args.page_size),
+        "kv_item_lens": ",".join(map(str, args.kv_item_lens)),
+        "aux_item_lens": ",".join(map(str, args.aux_item_lens)),
+        "kv_cache_dtype": str(getattr(args, "kv_cache_dtype_str", "")),
+        "kv_layout": str(getattr(args, "kv_layout", None) or ""),
+        "tensor_parallel_size": ranks,
+    }
+
+
+def check_no_state(args: Any) -> None:
+    """Raises ValueError: the model keeps more than KV."""
+    if any(getattr(args, "state_data_ptrs", None) or ()):
+        kinds = ", ".join(str(getattr(kind, "value", kind)) for kind in args.state_types)
+        raise ValueError(f"the model has state beside its KV cache ({kinds}): aiodatadist's backend does not move that")

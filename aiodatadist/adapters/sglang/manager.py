@@ -1,0 +1,138 @@
+"""One rank's: its memory, its links, and what became of its rooms."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.disaggregation.base.conn import BaseKVManager
+
+from aiodatadist.adapters import rendezvous
+from aiodatadist.adapters.block_service import BlockService
+from aiodatadist.adapters.rendezvous import Registered
+from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layout_of
+from aiodatadist.adapters.sglang.settings import from_environment, on_device
+from aiodatadist.blocking import shared_loop
+from aiodatadist.errors import IncompatiblePeer, LLMException
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PrefillInfo:
+    """Of one prefill engine, with the names that SGLang's decode queue looks at."""
+
+    workers: tuple[Registered, ...]
+    dp_size: int = 1
+    pp_size: int = 1
+    follow_bootstrap_room: bool = True
+
+    @property
+    def attn_tp_size(self) -> int:
+        return len(self.workers)
+
+
+class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has no types here
+    """Prefill engines push pages into those that decode engines name.
+
+    Raises:
+        ValueError: a buffer or a setting is wrong, or the model has state beside its KV cache.
+        LLMException, OSError: no device, no port, no key file; at a prefill engine, no bootstrap server.
+    """
+
+    def __init__(
+        self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
+    ) -> None:
+        check_no_state(args)
+        self.kv_args = args
+        self.server_args = server_args
+        self.rank = int(args.engine_rank)
+        self.settings = on_device(from_environment(), int(args.gpu_id) - self.rank)
+        self._ranks = int(getattr(server_args, "tp_size", 1))
+        self._layout = layout_of(args, self._ranks)
+        self.prefill_info_table: dict[str, PrefillInfo] = {}
+        self._wanted: set[str] = set()
+        self._outcomes: dict[str, str] = {}
+        self.service = BlockService(self.settings, self.rank)
+        try:
+            self.address = self.service.open_groups(
+                groups_of("kv_data_ptrs", args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
+                groups_of("aux_data_ptrs", args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
+                self._layout,
+            )
+            if getattr(disaggregation_mode, "value", disaggregation_mode) == "prefill":
+                self.register_to_bootstrap()
+        except BaseException:
+            self.service.close()
+            raise
+
+    # ---- the bootstrap server ----
+
+    def register_to_bootstrap(self) -> None:
+        host, port = self.server_args.host, int(self.server_args.disaggregation_bootstrap_port)
+        worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
+        _wait(lambda: rendezvous.register(host, port, worker))
+
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Whether it is known where that engine's ranks are. Asks for at most 5 seconds.
+
+        Raises:
+            IncompatiblePeer: it differs from this one; names both values.
+        """
+        if bootstrap_addr not in self.prefill_info_table:
+            host, _, port = bootstrap_addr.rpartition(":")
+            try:
+                workers = _wait(lambda: rendezvous.ask(host.strip("[]"), int(port)))
+            except LLMException as error:
+                logger.warning("%s", error)
+                return False
+            if not workers:
+                return False
+            self._check_layout(bootstrap_addr, workers[0].layout)
+            self.prefill_info_table[bootstrap_addr] = PrefillInfo(tuple(workers))
+        return True
+
+    def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
+        for name in self._layout.keys() | theirs.keys():
+            if self._layout.get(name) != theirs.get(name):
+                raise IncompatiblePeer(
+                    f"{name} is {self._layout.get(name)} here and {theirs.get(name)} at the engine of {bootstrap_addr}"
+                )
+
+    def forget_prefill(self, bootstrap_addr: str) -> None:
+        """Ask anew next time: it may have been started again."""
+        self.prefill_info_table.pop(bootstrap_addr, None)
+
+    # ---- rooms ----
+
+    def is_wanted(self, room: str) -> bool:
+        """The decode engine has said where the room's pages belong."""
+        self._take()
+        return room in self._wanted
+
+    def outcome(self, room: str) -> str | None:
+        """How it ended; None: it has not."""
+        self._take()
+        return self._outcomes.get(room)
+
+    def forget(self, room: str) -> None:
+        self._wanted.discard(room)
+        self._outcomes.pop(room, None)
+
+    def _take(self) -> None:
+        ended = self.service.take()
+        self._wanted |= ended.wanted
+        self._outcomes |= ended.outcomes
+
+    def teardown(self) -> None:
+        """Stop what is under way, and give the memory back."""
+        self.service.close()
+
+
+def _wait(ask: Any) -> Any:
+    thread = shared_loop.acquire()
+    try:
+        return thread.call(ask)
+    finally:
+        shared_loop.release(thread)

@@ -1,0 +1,103 @@
+"""The decode end of a room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
+
+from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
+from aiodatadist.errors import TransferError
+
+
+class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has no types here
+    """Says where pages belong, and waits for them. :meth:`poll` never waits, and says Failed only when no byte of the room
+    can land any more: then its pages are free."""
+
+    require_staging = False
+
+    def __init__(self, mgr: AioDataDistKVManager, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
+        self.kv_mgr = mgr
+        self.bootstrap_addr = bootstrap_addr
+        self.bootstrap_room = bootstrap_room
+        self.conclude_state: int | None = None
+        self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
+        self._room = str(bootstrap_room)
+        self._is_ready = self._is_expecting = self._is_aborted = False
+        self._reason = ""
+
+    def init(self, prefill_dp_rank: int) -> None:
+        """Find the prefill engine. Asks its bootstrap server, if it was not asked before."""
+        if self.kv_mgr.try_ensure_parallel_info(self.bootstrap_addr):
+            self._is_ready = True
+        else:
+            self._conclude(KVPoll.Failed, f"the ranks of {self.bootstrap_addr} are not known")
+
+    def send_metadata(
+        self,
+        kv_indices: Any,
+        aux_index: int | None = None,
+        state_indices: Any = None,
+        decode_prefix_len: int | None = None,
+        destination: Any = None,
+    ) -> None:
+        """Where the pages behind the first ``decode_prefix_len`` tokens belong.
+
+        Raises:
+            ValueError: the prefix is no whole number of pages, the destination host memory, or state is asked for.
+        """
+        page_size, prefix = int(self.kv_mgr.kv_args.page_size), int(decode_prefix_len or 0)
+        if prefix % page_size:
+            raise ValueError(f"decode_prefix_len is {prefix}: it has to be a multiple of the page size, {page_size}")
+        if str(getattr(destination, "value", destination or "device")) != "device":
+            raise ValueError(f"destination is {destination}: pages can only be received in device memory")
+        if state_indices and any(each is not None and len(each) for each in state_indices):
+            raise ValueError(f"room {self._room}: state_indices were given: aiodatadist's backend moves no state")
+        if self.conclude_state is not None:
+            return
+        workers = self.kv_mgr.prefill_info_table[self.bootstrap_addr].workers
+        source = workers[self.kv_mgr.rank % len(workers)].address
+        aux = None if aux_index is None else int(aux_index)
+        pages = tuple(map(int, kv_indices))
+        self._is_expecting = True
+        self.kv_mgr.service.expect(ExpectOrder(self._room, source, self._room, prefix // page_size, pages, aux))
+
+    def poll(self) -> int:
+        if self.conclude_state is not None:
+            return self.conclude_state
+        if not self._is_expecting:
+            return int(KVPoll.WaitingForInput if self._is_ready else KVPoll.Bootstrapping)
+        outcome = self.kv_mgr.outcome(self._room)
+        if outcome is None:
+            return int(KVPoll.Transferring)
+        is_here = outcome == "push_arrived" and not self._is_aborted
+        if not is_here:
+            self.kv_mgr.forget_prefill(self.bootstrap_addr)
+        return self._conclude(KVPoll.Success if is_here else KVPoll.Failed, outcome)
+
+    def _conclude(self, state: int, reason: str) -> int:
+        self.conclude_state, self._reason = state, self._reason or reason
+        return state
+
+    def failure_exception(self) -> None:
+        """Raises TransferError: why it failed."""
+        raise TransferError(f"room {self._room}: {self._reason or 'it has not failed'}")
+
+    def abort(self) -> None:
+        """The prefill engine is told, and :meth:`poll` says when the pages are free."""
+        self._is_aborted, self._reason = True, "it was aborted"
+        if self._is_expecting:
+            self.kv_mgr.service.cancel(self._room)
+        else:
+            self._conclude(KVPoll.Failed, self._reason)
+
+    def ensure_abort_notified(self) -> bool:
+        return True
+
+    def is_abort_release_safe(self) -> bool:
+        """No byte of the room can land any more."""
+        return self.poll() in {KVPoll.Failed, KVPoll.Success}
+
+    def clear(self) -> None:
+        self.kv_mgr.forget(self._room)
