@@ -659,6 +659,18 @@ class CacheManager:
         finally:
             link.layer_events.unwatch(entry.cache_id)
 
+    async def wait_usable(self, cache: Cache) -> None:
+        """Until no lost peer can write into a local cache any more: at once, unless one was stopped (SIGSTOP, a frozen
+        container) in the middle of a write, and has neither gone on nor ended since.
+
+        What a peer was to write there may be written over afterwards, which a lost link alone does not allow.
+
+        Raises:
+            CacheNotFound: there is no such cache.
+            LLMException: the peer may write for ever; never use the memory again.
+        """
+        await self._registry_here.wait_usable(checks.instance(cache, "cache", Cache))
+
     # ---- copying within this cluster ----
 
     def copy_cache(

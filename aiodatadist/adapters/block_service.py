@@ -305,6 +305,7 @@ class _Life:
         self._resident: Resident
         self._manager: CacheManager
         self._cache: Cache
+        self._caches: list[Cache] = []
         self._layout: dict[str, str | int] = {}
         self._tasks: Spawner
         self._links: PeerLinks
@@ -337,7 +338,9 @@ class _Life:
 
     async def _register(self, number: int, desc: CacheDesc, addresses: Sequence[int]) -> Cache:
         key = BlocksCacheKey(self._datadist.cluster_id, number)
-        return await self._manager.register_blocks_cache(desc, addresses, key, True)
+        cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
+        self._caches.append(cache)
+        return cache
 
     async def _open(self, layout: dict[str, str | int], register: Callable[[], Awaitable[Sending]]) -> PeerAddress:
         self._resident = Resident(
@@ -367,13 +370,24 @@ class _Life:
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
         self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
         self.incoming = IncomingPushes(
-            layout, settings.pull_seconds, settings.link_seconds, self._links, tasks, self._post, tell
+            layout,
+            settings.pull_seconds,
+            settings.link_seconds,
+            self._links,
+            tasks,
+            self._post,
+            tell,
+            self._wait_usable,
         )
         tasks.start_soon(self._listen)
 
     async def close(self) -> None:
         await self._resident.stop()
         self._resident.result()
+
+    async def _wait_usable(self) -> None:
+        for cache in self._caches:
+            await self._manager.wait_usable(cache)
 
     # ---- what workers say to each other ----
 

@@ -2,7 +2,8 @@
 
 What cancellation means
     A request that is cancelled or late comes out when the prefill engine has said that no further byte lands; if it does not
-    say so, its link is ended, which has the same effect.
+    say so, its link is ended. When the link is gone, however it ended, the request comes out when the memory is usable: a
+    prefill engine that was stopped while it wrote has to go on or end first.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class IncomingPushes:
         layout: what a peer's cache has to be like.
         seconds: that a request's blocks may take, from when they are expected.
         patience: seconds in which a peer answers that it has dropped a request.
+        wait_usable: until no lost peer can write into the cache any more. Raises LLMException: one may write for ever.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class IncomingPushes:
         tasks: Spawner,
         post: Callable[[int, PushMessage], Awaitable[None]],
         tell: Tell,
+        wait_usable: Callable[[], Awaitable[None]],
     ) -> None:
         self._layout = layout
         self._seconds = seconds
@@ -86,6 +89,7 @@ class IncomingPushes:
         self._tasks = tasks
         self._post = post
         self._tell = tell
+        self._wait_usable = wait_usable
         self._arrivals: dict[str, _Arrival] = {}
         self._scopes: dict[str, Scope] = {}
 
@@ -170,6 +174,10 @@ class IncomingPushes:
             if arrival.is_asked and arrival.answer is None:
                 with anyio.CancelScope(shield=True):
                     await self._drop(order, arrival)
+            if arrival.is_asked and not isinstance(arrival.answer, Sent):
+                await self._wait_usable()
+        except LLMException as error:
+            logger.error("request %s: %s", order.request, error)  # noqa: TRY400 - the message says it all
         finally:
             del self._arrivals[order.transfer]
 

@@ -416,6 +416,20 @@ class CacheRegistry:
         if not self._spawn(partial(self._free_when_let_go, list(entries), peer, writes)):
             self._hold_on_to(entries, writes)
 
+    async def wait_usable(self, cache: Cache) -> None:
+        """Until no lost peer can write into it any more.
+
+        Raises:
+            ParamInvalid, CacheNotFound: as :meth:`local`. LLMException: a peer may write for ever.
+        """
+        entry = self._own(cache, "cache")
+        if entry is None:
+            raise CacheNotFound(f"cache {cache.cache_id} is not known here (any more)")
+        while entry.is_withheld and not entry.is_poisoned:
+            await entry.wait_change()
+        if entry.is_poisoned:
+            raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
+
     async def _free_when_let_go(self, entries: list[Entry], peer: LeaseHolder, writes: Writes) -> None:
         try:
             await writes.wait_let_go()

@@ -1,0 +1,118 @@
+"""A prefill engine that is stopped while it pushes, loses its link, and goes on: no byte lands in blocks given back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.push_in import ExpectOrder
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS, NBYTES, TENSORS = 64, 1 << 20, 2
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+ROUNDS, CAUGHT = 40, 2
+"""In which the prefill engine has to be caught inside of a write so often."""
+
+PREFILL = """
+import json, sys
+import numpy as np
+from aiodatadist.adapters.block_service import BlockService, Portion, Settings
+from tests.adapters.test_stopped_pushes import BLOCKS, FAST, group, TENSORS, NBYTES
+service = BlockService(Settings(device_id=1, **FAST))
+arrays = [np.full((BLOCKS, NBYTES), 0x11, np.uint8) for _ in range(TENSORS)]
+print(service.open_groups([group(arrays)], [], {}).model_dump_json(), flush=True)
+for line in sys.stdin:
+    service.push(line.strip(), Portion(0, tuple(range(BLOCKS))))
+    service.pushed(line.strip(), line.strip())
+    while not (ended := service.take()).sent:
+        pass
+    print(json.dumps(ended.outcomes), flush=True)
+service.close()
+"""
+
+
+def group(arrays: list[Any]) -> TensorGroup:
+    return TensorGroup(tuple(array.ctypes.data for array in arrays), BLOCKS, NBYTES)
+
+
+@contextmanager
+def prefill() -> Iterator[tuple[subprocess.Popen[str], PeerAddress]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PREFILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, PeerAddress.model_validate_json(process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+class Decode:
+    def __init__(self) -> None:
+        self.service = BlockService(Settings(**FAST))
+        self.arrays = [np.zeros((BLOCKS, NBYTES), np.uint8) for _ in range(TENSORS)]
+        self.service.open_groups([group(self.arrays)], [], {})
+        self.found = Ended()
+
+    def take(self) -> Ended:
+        ended = self.service.take()
+        self.found.outcomes |= ended.outcomes
+        return self.found
+
+    def until_over(self, request: str, seconds: float = 20.0) -> str:
+        until = time.monotonic() + seconds
+        while request not in self.take().outcomes:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return self.found.outcomes[request]
+
+    def is_withheld(self) -> bool:
+        life = self.service._running()
+        registry = life._datadist._running().registry
+        return any(entry.is_withheld for entry in registry.table)
+
+
+def test_blocks_come_back_when_the_stopped_engine_goes_on() -> None:
+    decode, caught = Decode(), 0
+    with closing(decode.service), prefill() as (process, address):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(ROUNDS):
+            request = f"r{number}"
+            for array in decode.arrays:
+                array[:] = 0
+            decode.service.expect(ExpectOrder(request, address, request, 0, tuple(range(BLOCKS))))
+            print(request, file=process.stdin, flush=True)
+            while not any(array[0].any() for array in decode.arrays):  # it has begun to write
+                pass
+            process.send_signal(signal.SIGSTOP)
+            if number % 4:
+                time.sleep(0.001 * (number % 4))
+            until = time.monotonic() + 5
+            while not decode.is_withheld() and request not in decode.take().outcomes:
+                assert time.monotonic() < until
+            if decode.is_withheld():
+                caught += 1
+                assert request not in decode.take().outcomes, "a byte of it can still land"
+            process.send_signal(signal.SIGCONT)
+            how = decode.until_over(request)
+            for array in decode.arrays:  # the blocks are the engine's again
+                array[:] = 0x77
+            assert request in process.stdout.readline()
+            if how != "push_arrived":
+                assert all((array == 0x77).all() for array in decode.arrays)
+            if caught == CAUGHT:
+                break
+        assert caught == CAUGHT, f"the engine was caught {caught} times"
