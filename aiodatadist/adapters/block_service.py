@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import anyio
@@ -31,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.adapters import push_messages
 from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
@@ -39,22 +39,12 @@ from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portio
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, TransportName
 from aiodatadist.datadist import LLMDataDist
-from aiodatadist.errors import (
-    IncompatiblePeer,
-    InternalError,
-    LinkTimeout,
-    LLMException,
-    LLMStatusCode,
-    ParamInvalid,
-    PeerLost,
-)
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
-from aiodatadist.values.lease_ticket import LeaseTicket
 
 logger = logging.getLogger(__name__)
 
@@ -114,17 +104,6 @@ class Settings(BaseModel):
         )
 
 
-class WorkerAddress(PeerAddress):
-    """Where a worker's blocks are, as JSON carries it.
-
-    Attributes:
-        layout: what has to be the same at both ends, in words and numbers.
-    """
-
-    cache_id: int
-    layout: dict[str, str | int]
-
-
 @dataclass(frozen=True)
 class TensorGroup:
     """Tensors whose blocks, or items, have the same size: at these addresses, ``count`` of ``nbytes`` bytes in each."""
@@ -138,22 +117,28 @@ class TensorGroup:
         return CacheDesc(len(self.addresses), [self.count, self.nbytes], DataType.DT_UINT8)
 
 
-@dataclass(frozen=True)
-class PullOrder:
-    """Blocks that a peer keeps, to be pulled.
+def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[TensorGroup]:
+    """A group for each size of a block, with the same number of tensors of each layer, layer by layer.
 
-    Attributes:
-        request: the engine's name for it.
-        source: where they are.
-        lease: their lease's name there.
-        blocks, into: their numbers there, and the local ones, as many.
+    Raises:
+        ParamInvalid: layers differ, or a tensor is no whole number of blocks.
     """
+    sizes = [[int(tensor.nbytes) for tensor in layer] for layer in layers]
+    if not sizes or any(each != sizes[0] for each in sizes) or any(size % blocks or not size for size in sizes[0]):
+        raise ParamInvalid(
+            f"layers have tensors of {sorted({tuple(each) for each in sizes})} bytes: all layers have to have the same, "
+            f"multiples of {blocks} blocks"
+        )
+    groups = []
+    for size in dict.fromkeys(sizes[0]):
+        tensors = [tensor for layer in layers for tensor in layer if tensor.nbytes == size]
+        groups.append(TensorGroup(tuple(map(address_of, tensors)), blocks, size // blocks))
+    return groups
 
-    request: str
-    source: WorkerAddress
-    lease: str
-    blocks: tuple[int, ...]
-    into: tuple[int, ...]
+
+def address_of(tensor: Any) -> int:
+    """Of a torch tensor or an array."""
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
 
 
 class BlockService:
@@ -172,27 +157,19 @@ class BlockService:
         self._life: _Life | None = None
         self._is_closed = False
 
-    def open(
-        self, tensors: Sequence[Any], blocks: int, layout: dict[str, str | int], tensors_per_layer: int = 1
-    ) -> WorkerAddress:
+    def open(self, layers: Sequence[Sequence[Any]], blocks: int, layout: dict[str, str | int]) -> WorkerAddress:
         """Register the KV cache, and listen.
 
         Args:
-            tensors: torch tensors or arrays of equal size, each of them ``blocks`` blocks, one behind the other.
-            tensors_per_layer: two where keys and values are apart.
+            layers: of each its torch tensors or arrays, each of them ``blocks`` blocks, one behind the other. The sizes of
+                their blocks may differ within a layer, and not from layer to layer.
 
         Raises:
-            ParamInvalid: they are not, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
+            ParamInvalid: they do, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
         """
-        sizes = {int(tensor.nbytes) for tensor in tensors}
-        if len(sizes) != 1 or next(iter(sizes)) % blocks:
-            raise ParamInvalid(
-                f"tensors have {sorted(sizes)} bytes: all have to have the same, a multiple of {blocks} blocks"
-            )
-        desc = CacheDesc(len(tensors), [blocks, next(iter(sizes)) // blocks], DataType.DT_UINT8)
+        groups = groups_of_layers(layers, blocks)
         life = _Life(self._settings, self._rank, self._tell)
-        addresses = [tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data for tensor in tensors]
-        opened: WorkerAddress = self._thread.call(lambda: life.open(desc, addresses, layout, tensors_per_layer))
+        opened: WorkerAddress = self._thread.call(lambda: life.open(groups, len(layers), layout))
         self._life = life
         return opened
 
@@ -216,17 +193,17 @@ class BlockService:
     def keep(self, request: str, lease: str, blocks: Sequence[int], seconds: float | None = None) -> None:
         """Keep a finished request's blocks for a peer. It comes out in ``sent``."""
         life, kept = self._running(), list(blocks)
-        self._thread.post(lambda: life.keep(request, lease, kept, seconds or self._settings.lease_seconds))
+        self._thread.post(lambda: life.leased.keep(request, lease, kept, seconds or self._settings.lease_seconds))
 
     def pull(self, order: PullOrder) -> None:
         """Begin. It comes out in ``received``."""
         life = self._running()
-        self._thread.post(lambda: life.pull(order))
+        self._thread.post(lambda: life.leased.pull(order))
 
     def release(self, source: WorkerAddress, lease: str) -> None:
         """Tell a peer that its blocks are not needed, as well as that is possible. Nothing comes out."""
         life = self._running()
-        self._thread.post(lambda: life.release(source, lease))
+        self._thread.post(lambda: life.leased.release(source, lease))
 
     def cancel(self, request: str) -> None:
         """Stop what was ordered for a request; it comes out when no byte of it can land any more. One that has ended is left
@@ -304,26 +281,25 @@ class _Life:
         self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
         self._resident: Resident
         self._manager: CacheManager
-        self._cache: Cache
         self._caches: list[Cache] = []
         self._layout: dict[str, str | int] = {}
         self._tasks: Spawner
         self._links: PeerLinks
-        self._pulls: dict[str, Scope] = {}
+        self.leased: LeasedBlocks
         self.outgoing: OutgoingPushes
         self.incoming: IncomingPushes
 
     # ---- life ----
 
-    async def open(
-        self, desc: CacheDesc, addresses: list[int], layout: dict[str, str | int], tensors_per_layer: int
-    ) -> WorkerAddress:
+    async def open(self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int]) -> WorkerAddress:
         async def register() -> Sending:
-            self._cache = await self._register(0, desc, addresses)
-            return LayeredSending(self._manager, self._cache, tensors_per_layer)
+            made = [await self._register(number, each.desc, each.addresses) for number, each in enumerate(groups)]
+            return LayeredSending(self._manager, made, layers)
 
         peer = await self._open(layout, register)
-        return WorkerAddress(**peer.model_dump(), cache_id=self._cache.cache_id, layout=layout)
+        return WorkerAddress(
+            **peer.model_dump(), cache_ids=tuple(cache.cache_id for cache in self._caches), layout=layout
+        )
 
     async def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
@@ -368,6 +344,17 @@ class _Life:
         settings, layout, tell = self._settings, self._layout, self._tell
         self._tasks = tasks
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
+        self.leased = LeasedBlocks(
+            self._manager,
+            self._caches,
+            layout,
+            settings.pull_seconds,
+            settings.patience_seconds,
+            settings.link_seconds,
+            self._links,
+            tasks,
+            tell,
+        )
         self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
         self.incoming = IncomingPushes(
             layout,
@@ -417,92 +404,6 @@ class _Life:
         self.outgoing.lost(cluster)
         self.incoming.lost(cluster)
 
-    # ---- keeping ----
-
-    def keep(self, request: str, lease: str, blocks: list[int], seconds: float) -> None:
-        def over(how: str) -> None:
-            self._tell(lambda ended: ended.let_go(request, f"lease_{how}"))
-
-        try:
-            kept = self._manager.lease_blocks(self._cache, blocks, max(1, round(1000 * seconds)), name=lease)
-        except LLMException as error:
-            logger.warning("request %s: its blocks are not kept: %s", request, error)
-            over("failed")
-        else:
-            kept.add_done_callback(lambda lease: over(str(lease.ended)))
-
-    # ---- pulling ----
-
-    def pull(self, order: PullOrder) -> None:
-        scope = self._pulls[order.request] = Scope()
-        self._tasks.start_soon(self._pull, order, scope)
-
     def cancel(self, request: str) -> None:
-        scope = self._pulls.get(request)
-        if scope is not None:
-            scope.cancel()
+        self.leased.cancel(request)
         self.incoming.cancel(request)
-
-    async def _pull(self, order: PullOrder, scope: Scope) -> None:
-        """Whatever happens, the order comes out, and the owner is told if it can be."""
-        began, is_here, is_reachable, outcome = perf_counter(), False, True, "pull_cancelled"
-        try:
-            with scope:
-                await self._carry_out(order)
-                is_here, outcome = True, "pull_done"
-        except LLMException as error:
-            outcome, is_reachable = "pull_failed", not isinstance(error, (PeerLost, LinkTimeout))
-            logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
-        finally:
-            self._pulls.pop(order.request, None)
-            self._tell(lambda e: self._count(e, order, is_here, outcome, perf_counter() - began))
-        if not is_here and is_reachable:
-            await self._release(order.source, order.lease)
-
-    def _count(self, ended: Ended, order: PullOrder, is_here: bool, outcome: str, seconds: float) -> None:
-        ended.came(order.request, outcome, () if is_here else order.into)
-        if is_here:
-            desc = self._cache.cache_desc
-            ended.counters["pulled_blocks"] += len(order.into)
-            ended.counters["pulled_bytes"] += len(order.into) * desc.num_tensors * desc.stride
-            ended.took(seconds)
-
-    async def _carry_out(self, order: PullOrder) -> None:
-        self._check_layout(order.source)
-        await self._links.link(order.source)
-        ticket = LeaseTicket(
-            cluster_id=order.source.cluster_id,
-            lease=order.lease,
-            cache_id=order.source.cache_id,
-            blocks=order.blocks,
-            seconds=0.0,
-        )
-        await self._manager.pull_leased(
-            ticket,
-            self._cache,
-            order.into,
-            timeout_in_millis=round(1000 * self._settings.pull_seconds),
-            patience_in_millis=round(1000 * self._settings.patience_seconds),
-        )
-
-    def _check_layout(self, source: WorkerAddress) -> None:
-        """Raises IncompatiblePeer: names both values."""
-        for name in self._layout.keys() | source.layout.keys():
-            mine, theirs = self._layout.get(name), source.layout.get(name)
-            if mine != theirs:
-                raise IncompatiblePeer(f"{name} is {mine} here and {theirs} at {source.place}")
-
-    def release(self, source: WorkerAddress, lease: str) -> None:
-        self._tasks.start_soon(self._release, source, lease)
-
-    async def _release(self, source: WorkerAddress, lease: str) -> None:
-        """As well as that is possible: the owner gives its blocks back in any case, when their time is over."""
-        ticket = LeaseTicket(
-            cluster_id=source.cluster_id, lease=lease, cache_id=source.cache_id, blocks=(0,), seconds=0.0
-        )
-        with anyio.move_on_after(self._settings.link_seconds, shield=True):
-            try:
-                await self._links.link(source)
-                await self._manager.release_lease(ticket)
-            except LLMException as error:
-                logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

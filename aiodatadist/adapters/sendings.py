@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,21 +39,25 @@ class Sending(Protocol):
 
 
 class LayeredSending:
-    """A cache of layers, each of ``tensors`` tensors."""
+    """Caches of the same layers: one for each size of a block, with as many tensors of each layer."""
 
-    def __init__(self, manager: CacheManager, cache: Cache, tensors: int) -> None:
+    def __init__(self, manager: CacheManager, caches: Sequence[Cache], layers: int) -> None:
         self._manager = manager
-        self._cache = cache
-        self._tensors = tensors
-        self._layers = range(cache.cache_desc.num_tensors // tensors)
+        self._caches = list(enumerate(caches))
+        self._layers = range(layers)
 
     async def send(self, cluster: int, portion: Portion, sources: Sequence[int], targets: Sequence[int]) -> int:
-        config = TransferWithCacheKeyConfig(BlocksCacheKey(cluster), self._layers, self._layers)
         synchronizer = portion.synchronizer or self._all_there()
-        await self._manager.transfer_cache_async(
-            self._cache, synchronizer, [config], sources, targets, tensor_num_per_layer=self._tensors
-        )
-        return len(sources) * self._cache.cache_desc.num_tensors * self._cache.cache_desc.stride
+
+        async def send(number: int, cache: Cache) -> None:
+            config = TransferWithCacheKeyConfig(BlocksCacheKey(cluster, number), self._layers, self._layers)
+            tensors = cache.cache_desc.num_tensors // len(self._layers)
+            await self._manager.transfer_cache_async(
+                cache, synchronizer, [config], sources, targets, tensor_num_per_layer=tensors
+            )
+
+        await _for_each(self._caches, send)
+        return len(sources) * _bytes_per_block(self._caches)
 
     def _all_there(self) -> AwaitableLayerSynchronizer:
         synchronizer = AwaitableLayerSynchronizer(len(self._layers))
@@ -82,19 +86,33 @@ class GroupedSending:
     async def _push(
         self, caches: Sequence[tuple[int, Cache]], cluster: int, sources: Sequence[int], targets: Sequence[int]
     ) -> int:
-        failures: list[LLMException] = []
-
         async def push(number: int, cache: Cache) -> None:
-            try:
-                await self._manager.push_blocks(
-                    BlocksCacheKey(cluster, number), cache, sources, targets, tensor_num_per_layer=1
-                )
-            except LLMException as error:
-                failures.append(error)
+            await self._manager.push_blocks(
+                BlocksCacheKey(cluster, number), cache, sources, targets, tensor_num_per_layer=1
+            )
 
-        async with anyio.create_task_group() as group:
-            for number, cache in caches:
-                group.start_soon(push, number, cache)
-        if failures:
-            raise failures[0]
-        return sum(len(sources) * cache.cache_desc.num_tensors * cache.cache_desc.stride for _, cache in caches)
+        await _for_each(caches, push)
+        return len(sources) * _bytes_per_block(caches)
+
+
+def _bytes_per_block(caches: Sequence[tuple[int, Cache]]) -> int:
+    return sum(cache.cache_desc.num_tensors * cache.cache_desc.stride for _, cache in caches)
+
+
+async def _for_each(
+    caches: Sequence[tuple[int, Cache]], send: Callable[[int, Cache], Coroutine[None, None, None]]
+) -> None:
+    """Side by side, until all have ended. Raises the first LLMException."""
+    failures: list[LLMException] = []
+
+    async def one(number: int, cache: Cache) -> None:
+        try:
+            await send(number, cache)
+        except LLMException as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as group:
+        for number, cache in caches:
+            group.start_soon(one, number, cache)
+    if failures:
+        raise failures[0]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid, new_lease_name
-from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 BLOCKS, BYTES = 16, 4096
@@ -27,7 +28,7 @@ class End:
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(2)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
-        self.address = self.service.open(self.arrays, BLOCKS, layout)
+        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, layout)
 
     def holds(self, block: int) -> set[int]:
         return {int(value) for array in self.arrays for value in np.unique(array[block])}
@@ -137,6 +138,41 @@ def test_layouts_that_differ_are_refused_by_name(ends: tuple[End, End], caplog: 
     assert owner.until("sent", "r").counters == {"lease_released": 1}
 
 
+def test_tensors_of_two_sizes_in_a_layer() -> None:
+    """One pull has all of them, or none counts."""
+    layers = [
+        [[np.full((BLOCKS, nbytes), 16 * number, np.uint8) for nbytes in (BYTES, 96)] for _ in range(3)]
+        for number in (0, 1)
+    ]
+    with ExitStack() as stack:
+        owner, puller = (BlockService(Settings(patience_seconds=2, **FAST), number) for number in (0, 1))
+        for service in (owner, puller):
+            stack.enter_context(closing(service))
+        address, _ = owner.open(layers[0], BLOCKS, LAYOUT), puller.open(layers[1], BLOCKS, LAYOUT)
+        for number, fault in enumerate(["", "HcclBatchGet:exec=507053"]):
+            lease, request = new_lease_name(), f"r{number}"
+            owner.keep(request, lease, [3, 9])
+            with soft_faults_cleared():
+                soft_fault(fault)
+                puller.pull(PullOrder(request, address, lease, (3, 9), (0, 1 + number)))
+                pulled, kept = Ended(), Ended()
+                until = time.monotonic() + 10
+                while not (pulled.received and kept.sent):
+                    assert time.monotonic() < until
+                    pulled, kept = (
+                        found if found.outcomes else service.take()
+                        for found, service in ((pulled, puller), (kept, owner))
+                    )
+            assert pulled.outcomes == {request: "pull_failed" if fault else "pull_done"}
+            if fault:
+                assert pulled.failed == {request: (0, 2)}
+            else:
+                assert kept.outcomes == {request: "lease_taken"}
+                assert pulled.counters["pulled_bytes"] == 2 * 3 * (BYTES + 96)
+                assert {int(value) for layer in layers[1] for array in layer for value in array[:2].ravel()} == {0}
+                assert {int(value) for layer in layers[1] for array in layer for value in array[2:].ravel()} == {16}
+
+
 def test_what_cannot_be_kept_or_pulled_comes_out_all_the_same(ends: tuple[End, End]) -> None:
     owner, puller = ends
     owner.service.keep("k", new_lease_name(), [BLOCKS])
@@ -167,7 +203,7 @@ def test_a_service_that_is_not_open_or_badly_set_up() -> None:
         with pytest.raises(LLMException, match="not open"):
             service.keep("r", new_lease_name(), [1])
         with pytest.raises(ParamInvalid, match="the same"):
-            service.open([np.zeros((4, 8), np.uint8), np.zeros((4, 9), np.uint8)], 4, {})
+            service.open([[np.zeros((4, 8), np.uint8)], [np.zeros((4, 9), np.uint8)]], 4, {})
     with closing(BlockService(Settings(host="0.0.0.0"))) as service, pytest.raises(LLMException, match="auth_key"):
-        service.open([np.zeros((4, 8), np.uint8)], 4, {})
+        service.open([[np.zeros((4, 8), np.uint8)]], 4, {})
     service.close()

@@ -31,7 +31,7 @@ class End:
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(LAYERS)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
-        made = self.service.open(self.arrays, BLOCKS, layout)
+        made = self.service.open([[array] for array in self.arrays], BLOCKS, layout)
         self.address = PeerAddress(cluster_id=made.cluster_id, host=made.host, port=made.port)
         self.found = Ended()
 

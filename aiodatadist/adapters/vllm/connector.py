@@ -11,7 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.model import Model, settings_of
 from aiodatadist.adapters.vllm.orders import Address, Orders
 from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide

@@ -37,6 +37,6 @@ def layout_of(layers: list[list[Any]], block_size: int, ranks: int) -> dict[str,
         "layers": len(layers),
         "tensors": sum(map(len, layers)),
         "dtype": str(first.dtype),
-        "block_shape": "x".join(map(str, first.shape[1:])),
+        "block_shape": ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in layers[0]),
         "tensor_parallel_size": ranks,
     }

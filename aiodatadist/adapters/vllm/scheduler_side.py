@@ -7,7 +7,8 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from aiodatadist.adapters.block_service import Settings, WorkerAddress
+from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer_to_push
 from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from aiodatadist.adapters.block_service import BlockService, PullOrder, Settings, WorkerAddress
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of
@@ -49,10 +50,9 @@ class WorkerSide:
             ParamInvalid: it has a shape that is not known here. LLMException, OSError: see :meth:`BlockService.open`.
         """
         layers = layers_of(kv_caches, self._blocks)
-        tensors = [tensor for layer in layers for tensor in layer]
-        self._steps = LayerSteps(tuple(kv_caches), str(getattr(tensors[0], "device", "cpu")))
+        self._steps = LayerSteps(tuple(kv_caches), str(getattr(layers[0][0], "device", "cpu")))
         layout = layout_of(layers, self._block_size, self._ranks)
-        self._address = self._service.open(tensors, self._blocks, layout, len(layers[0]))
+        self._address = self._service.open(layers, self._blocks, layout)
 
     # ---- each step ----
 
