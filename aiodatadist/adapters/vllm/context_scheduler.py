@@ -52,7 +52,8 @@ class ContextScheduler:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens more than ``computed`` are there, and that they come by and by; None: it is not known so far."""
-        request_id, blocks = request.request_id, int(request.num_prompt_tokens) // self._block_size
+        request_id = request.request_id
+        blocks = min(int(request.num_prompt_tokens) // self._block_size, len(request.block_hashes))
         if not self._can_load or blocks * self._block_size <= computed or self._is_underway(request_id):
             return 0, False
         if not self._service.is_looked_up(request_id):
@@ -112,8 +113,9 @@ class ContextScheduler:
         for done in self._computed.completed(scheduled):
             known = self._requests[done.request_id]
             hashes = hashes_of(known.request, done.first, done.first + len(done.blocks))
-            self._orders.saves.append(Blocks(done.request_id, hashes, done.blocks[: len(hashes)]))
-            known.has_saves = True
+            if hashes:  # what has no tokens has none
+                self._orders.saves.append(Blocks(done.request_id, hashes, done.blocks[: len(hashes)]))
+                known.has_saves = True
         self._orders.preempted += scheduled.preempted_req_ids or ()
         orders, self._orders = self._orders, ContextOrders()
         return orders
