@@ -271,11 +271,11 @@ event loop, which inline work may keep for a millisecond: the 99th percentile is
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: an awaited pull is some 40 calls of Python around one of C, which this processor needs 10 to 16 us for;
-memory of the caller's is private, so the kernel copies it, with stores that go through the cache (`aiodatadist.empty` gives
-arrays that are shared to begin with); links cost threads and handshakes, some milliseconds of processor time at each end; a
-first pull is two turns of two event loops; and a call of the facade waits for the interpreter's lock while the loop's thread has it, and
-then for the kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
+Where a goal is missed: an awaited pull is some 40 calls of Python around one of C, which this processor needs 10 to 16 us
+for; memory of the caller's is private, so the kernel copies it, with stores that go through the cache (`aiodatadist.empty`
+gives arrays that are shared to begin with); links cost threads and handshakes, some milliseconds of processor time at each
+end; a first pull is two turns of two event loops; and a call of the facade waits for the interpreter's lock while the loop's
+thread has it, and then for the kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
 
 ## Where others are faster
 

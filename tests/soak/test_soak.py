@@ -9,7 +9,7 @@ import pytest
 from tests.soak.__main__ import run
 from tests.soak.kit import DOORS, MODES, Settings
 
-SMALL = Settings("", "", seconds=2, peers=4, processes=2, pool=64 << 20, layers=4, blocks=64, interval=500)
+SMALL = Settings("", "", seconds=2, peers=4, processes=2, pool=64 << 20, layers=4, blocks=64)
 
 
 @pytest.mark.parametrize("door", ["await", "blocking", "v1"])
