@@ -30,6 +30,8 @@ MAX_OPEN_SECONDS = 60.0
 """Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
 RENEWAL_TIMEOUT = 20.0
 """Seconds for opening a further channel."""
+RENEWAL_MARGIN = 5.0
+"""Seconds longer that the server waits: where the client's half cannot be interrupted, it ends after all of that time."""
 MAX_FOLLOWING = 32
 """Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
 
@@ -247,12 +249,19 @@ class Channels:
         return link_channel
 
     async def _have_renewed(self, mine: int, theirs: int) -> None:
-        """The server's part: ask for it, and wait until the client has tried."""
-        self._failure = ""
-        with anyio.move_on_after(RENEWAL_TIMEOUT):
-            await self._questions.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
+        """The server's part: ask for it, and wait until the client has tried. Our half of an earlier attempt may still be in
+        a call that cannot be interrupted, and meet the client's new one: then once more, when both have ended."""
+        is_last = self._following == 0
+        await self._ask_for_one(mine, theirs)
+        if self.find(mine, theirs) is None and not is_last:
+            await self._ask_for_one(mine, theirs)
         if self.find(mine, theirs) is None:
             raise LinkError(f"no further channel could be opened: {self._failure or 'the peer did not come'}")
+
+    async def _ask_for_one(self, mine: int, theirs: int) -> None:
+        self._failure = ""
+        with anyio.move_on_after(RENEWAL_TIMEOUT + RENEWAL_MARGIN):
+            await self._questions.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
 
     async def _renew(self, mine: int, theirs: int) -> None:
         """The client's part. It is done in a task of its own, once for all callers, whichever of them is cancelled."""
