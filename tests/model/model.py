@@ -260,6 +260,9 @@ class Held:
     stride: int
     accessible: bool
     pooled: bool
+    may_receive: bool
+    is_known: bool
+    """To the transport: peers may reach its memory while there are links."""
     has_id: bool = True
     present: bool = True
 
@@ -358,7 +361,10 @@ class Model:
             tensors = [(memory, at) for at in layout(op.tensors, size)]
         accessible = op.memory == "pool" or (not op.host if op.accessible is None else op.accessible)
         handle = cluster.next_cpu if op.memory == "cpu" else cluster.next_id
-        made = Held(op.at, handle, op.blocks, op.host, tensors, op.pieces, op.stride, accessible, op.memory == "pool")
+        made = Held(
+            op.at, handle, op.blocks, op.host, tensors, op.pieces, op.stride, accessible, op.memory == "pool",
+            may_receive=accessible or op.accessible is None, is_known=accessible,
+        )  # fmt: skip
         if op.memory == "cpu":
             cluster.next_cpu -= 1
         else:
@@ -430,8 +436,8 @@ class Model:
         wanted = {"request", "prefix", "both", "placeholder", "id"} | ({"blocks"} if op.blocks else set())
         if op.key.kind not in wanted:
             why.add("TypeError")
-        target = self._local(op.at, op.cache, why, remote=True)
-        if target is not None and target.blocks != op.blocks:
+        target = self._local(op.at, op.cache, why)
+        if target is not None and (target.blocks != op.blocks or not target.may_receive):
             why.add(PARAM)
         self._check_words(op, why)
         source = self._peer(op, why)
@@ -439,6 +445,7 @@ class Model:
             _tensors(target, op.dst_layers, op.per_layer, why)
             if max((op.slot, *op.dst_blocks)) >= target.pieces or op.size > target.stride:
                 why.add(PARAM)
+            target.is_known |= not why - {MISSING}
         if target is None or source is None or "TypeError" in why:
             raise Refused(why)
         slot = self._slot(op.key)
@@ -610,7 +617,7 @@ class Model:
             return Plan()
         if held.pooled:
             raise Refused({PARAM})
-        if held.accessible and self.peers(op.at):
+        if held.is_known and self.peers(op.at):
             raise Refused({"LLM_EXIST_LINK"})
         held.present = held.has_id = False
         for name in cluster.names_of(held):

@@ -229,7 +229,7 @@ class Draw:
 
     def unregister(self, at: int) -> Op:
         is_free = not self.model.peers(at)
-        held = self._cache(at, lambda h: not h.pooled and h.handle > 0 and (is_free or not h.accessible))
+        held = self._cache(at, lambda h: not h.pooled and h.handle > 0 and (is_free or not h.is_known))
         return self.make(at) if held is None else Unregister(at, held.handle if self.chance(0.95) else 999)
 
     # ---- links ----
@@ -255,7 +255,7 @@ class Draw:
 
     def _ends(self, at: int, peer: int, push: bool) -> tuple[Held, Held] | None:
         """A source and a destination that fit, if there are some."""
-        mine = [held for held in self._held(at) if held.accessible and held.has_id]
+        mine = [h for h in self._held(at) if (h.accessible if push else h.may_receive) and h.has_id]
         theirs = [held for held in self._held(peer) if held.accessible]
         fitting = [
             (source, target)
