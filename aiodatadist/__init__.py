@@ -61,6 +61,7 @@ from aiodatadist.values.descriptors import (
     Status,
 )
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
+from aiodatadist.values.selection import BlockParts
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 __version__ = "0.1.0"
@@ -73,6 +74,7 @@ __all__ = [
     "AuthError",
     "AwaitableLayerSynchronizer",
     "BlockLease",
+    "BlockParts",
     "BlocksCacheKey",
     "Cache",
     "CacheDesc",

@@ -36,8 +36,9 @@ from aiodatadist.values.descriptors import (
 )
 from aiodatadist.values.grid import Grid, indexes
 from aiodatadist.values.lease_ticket import LeaseTicket, check_lease_name
-from aiodatadist.values.selection import Selection, layers_of, whole_layers
+from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.wire.messages import MAX_TAKERS
 
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
@@ -421,9 +422,11 @@ class CacheManager:
         dst_blocks: Sequence[int],
         *,
         first: int = 0,
+        parts: BlockParts | None = None,
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
+        takers: int = 1,
         timeout_in_millis: int | None = None,
         patience_in_millis: int = 0,
     ) -> CacheTask:
@@ -431,10 +434,15 @@ class CacheManager:
 
         When the task succeeds the owner kept the blocks until the last byte was here, and is told that it need not any more.
         When it is cancelled the owner is told that the blocks are not wanted. After a failure they are kept as before, for
-        another attempt, or :meth:`release_lease`.
+        another attempt, or :meth:`release_lease`; the error's ``landed_blocks`` says how many of the destination's, from the
+        first, are here all the same, in portions of 64 MiB.
 
         Args:
             first: leaves out blocks at the beginning, which this end has.
+            parts: where the two caches' blocks differ in size: parts of ``ticket.blocks[first:]`` go to parts of
+                ``dst_blocks``, however many they are.
+            takers: pulls, of this cluster and of others, that share the blocks, and all say so: they are kept until all have
+                them, or one does not want them.
             timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
             patience_in_millis: in which a lease that the owner does not know yet may come to be.
 
@@ -447,8 +455,14 @@ class CacheManager:
             raise ParamInvalid("dst_cache is a contiguous cache: pull_leased fills blocks")
         if not 0 <= checks.integer(first, "first", checks.INT64) < len(kept.blocks):
             raise ParamInvalid(f"first is {first}: the ticket has {len(kept.blocks)} blocks")
-        sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(dst_blocks)], dst_blocks)
+        if parts is None:
+            sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(dst_blocks)], dst_blocks)
+        else:
+            checks.instance(parts, "parts", BlockParts)
+            sources, targets = indexes(kept.blocks[first:], "blocks"), indexes(dst_blocks, "dst_blocks")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
+        if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
+            raise ParamInvalid(f"takers is {takers}: it has to be from 1 to {MAX_TAKERS}")
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
         engine, link = self._engine, self._link(kept.key)
@@ -458,9 +472,9 @@ class CacheManager:
                 raise ParamInvalid("timeout_in_millis is 0: it has to be at least 1")
             seconds = timeout_in_millis / 1000
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
-        selection = Selection(layers, sources, targets)
+        selection = Selection(layers, sources, targets, parts=parts)
         spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request=not engine.one_sided)
-        pull = link.start_leased(spec, kept.lease, seconds, patience, "pull_leased")
+        pull = link.start_leased(spec, kept.lease, seconds, patience, takers, "pull_leased")
         return CacheTask("pull_leased", link.cluster_id, pull, engine.check_here, spec)
 
     async def release_lease(self, ticket: LeaseTicket | Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ class LLMException(RuntimeError):
         peer: cluster id of the other end, or None.
         operation: the call that failed, for instance ``"pull_blocks"``, or None.
         hint: what to do next, or None. It is part of the message, too.
+        landed_blocks: of a ``pull_leased`` that failed: so many of its destination's blocks, from the first, are as they have
+            to be all the same.
         retryable: the same call may succeed later without anything else being done.
     """
 
@@ -93,6 +95,7 @@ class LLMException(RuntimeError):
         self.peer = peer
         self.operation = operation
         self.hint = hint
+        self.landed_blocks = 0
 
     @property
     def status_code(self) -> LLMStatusCode:

@@ -467,3 +467,9 @@ uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t lim
         i++;
     return i;
 }
+
+void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each)
+{
+    for (uint32_t i = 0; i < count; i++)
+        parts[i] = blocks[parts[i] / each] * each + parts[i] % each;
+}

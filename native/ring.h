@@ -153,4 +153,7 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
 /* The first position whose value is not below the limit, or whose range is not all memory of this process that can be read, or
  * written; or `count`. For checking at C speed. */
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
+
+/* Parts that are numbered through a list of blocks, `each` of them in a block, become parts numbered through the cache. */
+void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each);
 uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes);

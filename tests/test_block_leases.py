@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from aiodatadist import (
     BlockLease,
+    BlockParts,
     Cache,
     CacheDesc,
     CacheManager,
@@ -27,6 +29,7 @@ from aiodatadist import (
     TransferTimeout,
     new_lease_name,
 )
+from aiodatadist.link import link
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, verify
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
@@ -259,6 +262,131 @@ async def test_a_cluster_that_is_finalized_keeps_nothing() -> None:
         lease.add_done_callback(told.append)
     assert lease.ended is LeaseEnd.WITHDRAWN
     assert told == [lease]
+
+
+# ---- parts of blocks ----
+
+
+@pytest.mark.parametrize(
+    ("block", "src", "dst"),
+    [
+        (2048, [5, 0, 3], [0, 2, 1]),
+        (8192, [0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 6, 7]),
+        (4096, [1, 3], [2, 4]),
+        (6144, [0, 2, 4], [1, 3, 5]),
+    ],
+    ids=["smaller", "greater", "a half of each", "no multiple of each other"],
+)
+async def test_parts_of_blocks_go_to_blocks_of_another_size(
+    pair: Pair, block: int, src: Sequence[int], dst: Sequence[int]
+) -> None:
+    part, targets = 2048, [3, 0, 2]
+    cache = await pair.one.blocks(CacheDesc(2, [4, block], DataType.DT_UINT8), model_id=7)
+    lease, wanted, theirs = pair.lease(), tensors(cache), tensors(pair.theirs)
+    report = await pair.puller.pull_leased(lease.ticket(), cache, targets, parts=BlockParts(part, src, dst))
+    assert report.bytes == 2 * len(src) * part
+    for tensor, source in zip(wanted, theirs, strict=True):
+        for a, b in zip(src, dst, strict=True):
+            fro = BLOCKS[a * part // 4096] * 4096 + a * part % 4096
+            to = targets[b * part // block] * block + b * part % block
+            tensor[to : to + part] = source[fro : fro + part]
+    assert tensors(cache) == wanted
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+def tensors(cache: Cache) -> list[bytearray]:
+    nbytes = cache.cache_desc.size
+    return [bytearray(ctypes.string_at(address, nbytes)) for address in cache.tensor_addrs]
+
+
+async def test_bad_parts(pair: Pair) -> None:
+    lease = pair.lease()
+    for nbytes, src, dst, words in (
+        (3000, [0], [0], "no multiple of a part's 3000"),
+        (2048, [6], [0], r"parts\.src\[0\] is 6: 3 blocks of 2 parts"),
+        (2048, [0], [6], r"parts\.dst\[0\] is 6: 3 blocks of 2 parts"),
+    ):
+        with pytest.raises(ParamInvalid, match=words):
+            await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=BlockParts(nbytes, src, dst))
+    with pytest.raises(ParamInvalid, match="as many, and some"):
+        BlockParts(2048, [1, 2], [1])
+    with pytest.raises(ParamInvalid, match="nbytes is 0"):
+        BlockParts(0, [1], [1])
+    with pytest.raises(TypeError, match="parts"):
+        pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=2048)  # type: ignore[arg-type]
+    assert lease.ended is None
+
+
+# ---- what landed of a pull that failed ----
+
+
+async def test_blocks_that_landed_before_a_pull_failed_are_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PORTION_BYTES", 2 * 4096)
+    await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, [10, 11, 12])  # all that is asked once is known
+    lease = pair.lease()
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:exec=507053@3;HcclBatchPut:exec=507053@3")
+        with pytest.raises(TransferError) as failed:
+            await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+    assert failed.value.landed_blocks == 2
+    pair.verify(BLOCKS[:2], TARGETS[:2])
+    assert lease.ended is None
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS[2:], first=2)
+    pair.verify()
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_portions_of_a_pull_are_cancelled_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    lease = pair.lease()
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:delay=300;HcclBatchPut:delay=300")
+        task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+        await anyio.sleep(0.05)
+        task.cancel()
+        await task.synchronize()
+    assert task.cancelled()
+    assert await ended(lease) is LeaseEnd.RELEASED
+
+
+# ---- peers that share blocks ----
+
+
+async def test_blocks_that_two_pulls_share_are_kept_until_both_have_them(pair: Pair) -> None:
+    lease = pair.lease()
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=2)
+    assert lease.ended is None
+    with pytest.raises(CacheNotFound):  # it says that it is alone
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, [10, 11, 12], takers=2)
+    pair.verify()
+    pair.verify(BLOCKS, [10, 11, 12])
+    assert await ended(lease) is LeaseEnd.TAKEN
+    with pytest.raises(ParamInvalid, match="takers is 0"):
+        pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, takers=0)
+
+
+async def test_two_pulls_share_blocks_at_the_same_time(pair: Pair) -> None:
+    lease = pair.lease()
+    tasks = [pair.puller.pull_leased(lease.ticket(), pair.mine, to, takers=2) for to in (TARGETS, [10, 11, 12])]
+    for task in tasks:
+        await task
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_blocks_that_one_of_two_does_not_want_are_over_when_the_other_has_them() -> None:
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300@1")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=2)
+            await anyio.sleep(0.05)
+            await pair.puller.release_lease(lease.ticket())
+            await pair.one.datadist.notify(2, b"behind it")
+            await anext(pair.two.datadist.notifications())
+            assert lease.ended is None
+            await task
+        assert await ended(lease) is LeaseEnd.RELEASED
 
 
 async def test_bad_arguments(pair: Pair) -> None:

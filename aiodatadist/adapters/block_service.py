@@ -29,6 +29,7 @@ import anyio.abc
 from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.adapters import push_messages
+from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
@@ -136,6 +137,15 @@ def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[Tenso
     return groups
 
 
+def _shape_by_cache(shape: BlockShape, layer: Sequence[Any], groups: Sequence[TensorGroup], blocks: int) -> BlockShape:
+    """With axes for each group; none where its tensors have others."""
+    axes: list[Axes] = []
+    for group in groups:
+        found = {own for tensor, own in zip(layer, shape.axes, strict=True) if tensor.nbytes == group.nbytes * blocks}
+        axes.append(found.pop() if len(found) == 1 else ())
+    return shape.model_copy(update={"axes": tuple(axes)})
+
+
 def address_of(tensor: Any) -> int:
     """Of a torch tensor or an array."""
     return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
@@ -145,31 +155,46 @@ class BlockService:
     """One worker's. All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
 
     Args:
-        rank: of the worker among those that share the settings.
+        rank, ranks: of the worker among those that share the settings, and the model's heads.
+
+    Raises:
+        ParamInvalid: there is no such rank.
     """
 
-    def __init__(self, settings: Settings, rank: int = 0) -> None:
+    def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
+        if not 0 <= rank < ranks:
+            raise ParamInvalid(f"rank is {rank}: it has to be from 0 to {ranks - 1}")
         self._settings = settings
-        self._rank = rank
+        self._rank, self._ranks = rank, ranks
         self._lock = threading.Lock()
         self._ended = Ended()
         self._thread = shared_loop.acquire()
         self._life: _Life | None = None
         self._is_closed = False
 
-    def open(self, layers: Sequence[Sequence[Any]], blocks: int, layout: dict[str, str | int]) -> WorkerAddress:
+    def open(
+        self,
+        layers: Sequence[Sequence[Any]],
+        blocks: int,
+        layout: dict[str, str | int],
+        shape: BlockShape | None = None,
+    ) -> WorkerAddress:
         """Register the KV cache, and listen.
 
         Args:
             layers: of each its torch tensors or arrays, each of them ``blocks`` blocks, one behind the other. The sizes of
                 their blocks may differ within a layer, and not from layer to layer.
+            layout: what has to be the same at both ends.
+            shape: how blocks are made up, with axes for each tensor of a layer; with it blocks that are cut otherwise can be
+                pulled, see :class:`WorkerAddress`.
 
         Raises:
             ParamInvalid: they do, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
         """
         groups = groups_of_layers(layers, blocks)
-        life = _Life(self._settings, self._rank, self._tell)
-        opened: WorkerAddress = self._thread.call(lambda: life.open(groups, len(layers), layout))
+        by_cache = None if shape is None else _shape_by_cache(shape, layers[0], groups, blocks)
+        life = _Life(self._settings, self._rank, self._ranks, self._tell)
+        opened: WorkerAddress = self._thread.call(lambda: life.open(groups, len(layers), layout, by_cache))
         self._life = life
         return opened
 
@@ -185,7 +210,7 @@ class BlockService:
         Raises:
             LLMException: no device, no port, or memory that cannot be registered. OSError: no such key file.
         """
-        life = _Life(self._settings, self._rank, self._tell)
+        life = _Life(self._settings, self._rank, self._ranks, self._tell)
         opened: PeerAddress = self._thread.call(lambda: life.open_groups(blocks, aux, layout))
         self._life = life
         return opened
@@ -200,10 +225,11 @@ class BlockService:
         life = self._running()
         self._thread.post(lambda: life.leased.pull(order))
 
-    def release(self, source: WorkerAddress, lease: str) -> None:
-        """Tell a peer that its blocks are not needed, as well as that is possible. Nothing comes out."""
+    def release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
+        """Tell a peer, whose workers these are, that its blocks are not needed, as well as that is possible. Nothing comes
+        out."""
         life = self._running()
-        self._thread.post(lambda: life.leased.release(source, lease))
+        self._thread.post(lambda: life.leased.release(sources, lease))
 
     def cancel(self, request: str) -> None:
         """Stop what was ordered for a request; it comes out when no byte of it can land any more. One that has ended is left
@@ -275,14 +301,16 @@ def _refusal(misuse: Misuse, reason: str | None) -> Exception:
 class _Life:
     """On the loop: an LLMDataDist, a cache, and the tasks of orders."""
 
-    def __init__(self, settings: Settings, rank: int, tell: Tell) -> None:
+    def __init__(self, settings: Settings, rank: int, ranks: int, tell: Tell) -> None:
         self._settings = settings
+        self._rank, self._ranks = rank, ranks
         self._tell = tell
         self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
         self._resident: Resident
         self._manager: CacheManager
         self._caches: list[Cache] = []
         self._layout: dict[str, str | int] = {}
+        self._shape: BlockShape | None = None
         self._tasks: Spawner
         self._links: PeerLinks
         self.leased: LeasedBlocks
@@ -291,15 +319,18 @@ class _Life:
 
     # ---- life ----
 
-    async def open(self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int]) -> WorkerAddress:
+    async def open(
+        self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int], shape: BlockShape | None
+    ) -> WorkerAddress:
+        self._shape = shape
+
         async def register() -> Sending:
             made = [await self._register(number, each.desc, each.addresses) for number, each in enumerate(groups)]
             return LayeredSending(self._manager, made, layers)
 
         peer = await self._open(layout, register)
-        return WorkerAddress(
-            **peer.model_dump(), cache_ids=tuple(cache.cache_id for cache in self._caches), layout=layout
-        )
+        cache_ids = tuple(cache.cache_id for cache in self._caches)
+        return WorkerAddress(**peer.model_dump(), cache_ids=cache_ids, layout=layout, shape=shape)
 
     async def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
@@ -348,6 +379,9 @@ class _Life:
             self._manager,
             self._caches,
             layout,
+            self._shape,
+            self._rank,
+            self._ranks,
             settings.pull_seconds,
             settings.patience_seconds,
             settings.link_seconds,

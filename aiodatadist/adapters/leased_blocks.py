@@ -16,6 +16,7 @@ from time import perf_counter
 import anyio
 from pydantic import Field
 
+from aiodatadist.adapters.block_shapes import BlockShape, End, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.cache_manager import CacheManager
@@ -25,6 +26,7 @@ from aiodatadist.errors import IncompatiblePeer, LinkTimeout, LLMException, Peer
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.lease_ticket import LeaseTicket
+from aiodatadist.values.selection import BlockParts
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +36,18 @@ class WorkerAddress(PeerAddress):
 
     Attributes:
         cache_ids: one for each size of a block.
-        layout: what has to be the same at both ends, in words and numbers.
+        layout: what has to be the same at both ends, in words and numbers; what :data:`CUTS` names may differ where both have
+            a ``shape``.
+        shape: how its blocks are made up.
     """
 
     cache_ids: tuple[int, ...] = Field(min_length=1)
     layout: dict[str, str | int]
+    shape: BlockShape | None = None
+
+
+CUTS = frozenset({"block_size", "heads", "tensor_parallel_size"})
+"""What may differ between two ends that pull."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +56,29 @@ class PullOrder:
 
     Attributes:
         request: the engine's name for it.
-        source: where they are.
+        sources: where they are: the peer's workers, by rank.
         lease: their lease's name there.
-        blocks, into: their numbers there, and the local ones, as many.
+        blocks, into: their numbers there, and the local ones, as many where blocks have the same size.
+        skip: tokens at the beginning of the first of ``blocks`` that are not wanted.
+        tokens: that are wanted; None: as many as both have room for.
     """
 
     request: str
-    source: WorkerAddress
+    sources: tuple[WorkerAddress, ...]
     lease: str
     blocks: tuple[int, ...]
     into: tuple[int, ...]
+    skip: int = 0
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """What one of the peer's workers has of an order. ``parts``: by cache; None: whole blocks."""
+
+    source: WorkerAddress
+    parts: tuple[BlockParts, ...] | None
+    takers: int
 
 
 def lease_name(lease: str, number: int) -> str:
@@ -95,11 +117,32 @@ class _Kept:
             self._tell(lambda ended: ended.let_go(self._request, f"lease_{self._how}"))
 
 
+class _Failed(Exception):
+    """Pulls of an order. ``landed``: so many of its blocks, from the first, are here in all caches all the same."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.landed = blocks
+        self.errors: list[LLMException] = []
+        self.unreachable: set[int] = set()
+
+    def add(self, error: LLMException, cluster_id: int) -> None:
+        self.errors.append(error)
+        self.landed = min(self.landed, error.landed_blocks)
+        if isinstance(error, (PeerLost, LinkTimeout)):
+            self.unreachable.add(cluster_id)
+
+    @property
+    def first(self) -> LLMException:
+        return self.errors[0]
+
+
 class LeasedBlocks:
     """One worker's. Every order comes out once.
 
     Args:
         caches: with as many blocks each.
+        rank, ranks: of this worker among those that share the model's heads.
         pull_seconds: that a request's blocks may take, whatever they wait for.
         patience_seconds: in which a peer may hear of its own finished request.
         link_seconds: that telling a peer may take that its blocks are not needed.
@@ -110,6 +153,9 @@ class LeasedBlocks:
         manager: CacheManager,
         caches: Sequence[Cache],
         layout: dict[str, str | int],
+        shape: BlockShape | None,
+        rank: int,
+        ranks: int,
         pull_seconds: float,
         patience_seconds: float,
         link_seconds: float,
@@ -120,6 +166,8 @@ class LeasedBlocks:
         self._manager = manager
         self._caches = list(caches)
         self._layout = layout
+        self._shape = shape
+        self._rank, self._ranks = rank, ranks
         self._pull_seconds = pull_seconds
         self._patience_seconds = patience_seconds
         self._link_seconds = link_seconds
@@ -160,64 +208,120 @@ class LeasedBlocks:
 
     async def _pull(self, order: PullOrder, scope: Scope) -> None:
         """Whatever happens, the order comes out, and the owner is told if it can be."""
-        began, is_here, is_reachable, outcome = perf_counter(), False, True, "pull_cancelled"
+        began, nbytes, failed, outcome = perf_counter(), 0, order.into, "pull_cancelled"
+        unreachable: set[int] = set()
         try:
             with scope:
-                await self._carry_out(order)
-                is_here, outcome = True, "pull_done"
+                nbytes, failed, outcome = await self._carry_out(order), (), "pull_done"
+        except _Failed as failure:
+            error, failed, unreachable = failure.first, order.into[failure.landed :], failure.unreachable
+            outcome = "pull_failed"
+            logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
         except LLMException as error:
-            outcome, is_reachable = "pull_failed", not isinstance(error, (PeerLost, LinkTimeout))
+            outcome = "pull_failed"
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
         finally:
             self._pulls.pop(order.request, None)
-            self._tell(lambda e: self._count(e, order, is_here, outcome, perf_counter() - began))
-        if not is_here and is_reachable:
-            await self._release(order.source, order.lease)
+            self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
+        if outcome != "pull_done":
+            for source in self._counterparts(order.sources):
+                if source.cluster_id not in unreachable:
+                    await self._release(source, order.lease)
 
-    def _count(self, ended: Ended, order: PullOrder, is_here: bool, outcome: str, seconds: float) -> None:
-        ended.came(order.request, outcome, () if is_here else order.into)
-        if is_here:
-            per_block = sum(cache.cache_desc.num_tensors * cache.cache_desc.stride for cache in self._caches)
+    @staticmethod
+    def _count(
+        ended: Ended, order: PullOrder, failed: tuple[int, ...], nbytes: int, outcome: str, seconds: float
+    ) -> None:
+        ended.came(order.request, outcome, failed)
+        if nbytes:
             ended.counters["pulled_blocks"] += len(order.into)
-            ended.counters["pulled_bytes"] += len(order.into) * per_block
+            ended.counters["pulled_bytes"] += nbytes
             ended.took(seconds)
 
-    async def _carry_out(self, order: PullOrder) -> None:
-        """Raises LLMException: the first of the caches' that failed, when all have ended."""
-        self._check_layout(order.source)
-        await self._links.link(order.source)
-        failures: list[LLMException] = []
+    async def _carry_out(self, order: PullOrder) -> int:
+        """How many bytes came. Raises _Failed: some did not, and all have ended; IncompatiblePeer: before anything began."""
+        portions = [self._portion(order, source) for source in self._counterparts(order.sources)]
+        failed, nbytes = _Failed(len(order.into)), 0
 
-        async def pull(ticket: LeaseTicket, cache: Cache) -> None:
+        async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
+            nonlocal nbytes
             try:
-                await self._manager.pull_leased(
+                await self._links.link(portion.source)
+                report = await self._manager.pull_leased(
                     ticket,
-                    cache,
+                    self._caches[number],
                     order.into,
+                    parts=None if portion.parts is None else portion.parts[number],
+                    takers=portion.takers,
                     timeout_in_millis=round(1000 * self._pull_seconds),
                     patience_in_millis=round(1000 * self._patience_seconds),
                 )
+                nbytes += report.bytes
             except LLMException as error:
-                failures.append(error)
+                failed.add(error, portion.source.cluster_id)
 
         async with anyio.create_task_group() as group:
-            for ticket, cache in zip(tickets(order.source, order.lease, order.blocks), self._caches, strict=True):
-                group.start_soon(pull, ticket, cache)
-        if failures:
-            raise failures[0]
+            for portion in portions:
+                for number, ticket in enumerate(tickets(portion.source, order.lease, order.blocks)):
+                    group.start_soon(pull, portion, ticket, number)
+        if failed.errors:
+            raise failed
+        return nbytes
 
-    def _check_layout(self, source: WorkerAddress) -> None:
+    # ---- who has what ----
+
+    def _counterparts(self, sources: Sequence[WorkerAddress]) -> Sequence[WorkerAddress]:
+        """Those of a peer's workers that have something of this worker's heads."""
+        theirs, mine = len(sources), self._ranks
+        if theirs >= mine:
+            each = theirs // mine
+            return sources[self._rank * each : (self._rank + 1) * each]
+        first = self._rank * theirs // mine
+        return sources[first : first + 1]
+
+    def _portion(self, order: PullOrder, source: WorkerAddress) -> _Portion:
         """Raises IncompatiblePeer: names both values."""
+        mine, theirs = self._ranks, len(order.sources)
+        differing = self._differences(source)
+        if not differing and mine == theirs:
+            return _Portion(source, None, 1)
+        here, there = self._shape, source.shape
+        if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
+            name = min(differing.keys() - CUTS or differing or {"tensor_parallel_size"})
+            here_value, there_value = differing.get(name, (mine, theirs))
+            raise IncompatiblePeer(f"{name} is {here_value} here and {there_value} at {source.place}")
+        if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
+            raise IncompatiblePeer(
+                f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "
+                f"{source.place}: one number of workers has to be a multiple of the other, and all heads as many"
+            )
+        rank = order.sources.index(source)
+        target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
+        origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
+        room = min(len(order.into) * here.tokens, len(order.blocks) * there.tokens - order.skip)
+        tokens = room if order.tokens is None else min(room, order.tokens)
+        parts = []
+        for cache, axes in zip(self._caches, here.axes, strict=True):
+            check_cut(origin, target, axes, source.place)
+            parts.append(parts_between(origin, target, axes, cache.cache_desc.stride, order.skip, tokens))
+        return _Portion(source, tuple(parts), max(1, mine // theirs))
+
+    def _differences(self, source: WorkerAddress) -> dict[str, tuple[str | int | None, str | int | None]]:
+        """What is not the same here and there."""
         mine_of = {**self._layout, "caches": len(self._caches)}
         theirs_of = {**source.layout, "caches": len(source.cache_ids)}
-        for name in mine_of.keys() | theirs_of.keys():
-            mine, theirs = mine_of.get(name), theirs_of.get(name)
-            if mine != theirs:
-                raise IncompatiblePeer(f"{name} is {mine} here and {theirs} at {source.place}")
+        return {
+            name: (mine_of.get(name), theirs_of.get(name))
+            for name in mine_of.keys() | theirs_of.keys()
+            if mine_of.get(name) != theirs_of.get(name)
+        }
 
-    def release(self, source: WorkerAddress, lease: str) -> None:
+    # ---- what is not needed ----
+
+    def release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
         """Tell a peer that its blocks are not needed, as well as that is possible."""
-        self._tasks.start_soon(self._release, source, lease)
+        for source in self._counterparts(sources):
+            self._tasks.start_soon(self._release, source, lease)
 
     async def _release(self, source: WorkerAddress, lease: str) -> None:
         """As well as that is possible: the owner gives its blocks back in any case, when their time is over."""

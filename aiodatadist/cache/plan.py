@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.errors import CacheNotFound, ParamInvalid
 from aiodatadist.values.grid import Grid, blocks_for, indexes
-from aiodatadist.values.selection import Geometry, Layers, Selection
+from aiodatadist.values.selection import BlockParts, Geometry, Layers, Selection
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
@@ -35,6 +35,8 @@ def plan(
     if dst_slot and target.blocks:
         raise ParamInvalid(f"batch index {dst_slot}: the destination is a blocks cache, which has only 0")
     layers = selection.layers
+    if selection.parts is not None:
+        return parts_to_parts(source, target, selection, selection.parts)
     if selection.src_blocks:
         return blocks_to_blocks(source, target, selection.src_blocks, selection.dst_blocks, layers)
     if selection.dst_blocks:
@@ -89,6 +91,31 @@ def blocks_to_blocks(
     check_below(targets, target.pieces, "dst_blocks", "destination")
     to, fro = _tensors(source, target, layers)
     return Grid(to, fro, targets, sources, stride, stride, stride, stride)
+
+
+def parts_to_parts(source: Geometry, target: Geometry, selection: Selection, parts: BlockParts) -> Grid:
+    """Parts of the source's blocks go to parts of the destination's."""
+    fro = _numbered(source, selection.src_blocks, parts.src, parts.nbytes, "source")
+    to = _numbered(target, selection.dst_blocks, parts.dst, parts.nbytes, "destination")
+    targets, sources = _tensors(source, target, selection.layers)
+    return Grid(targets, sources, to, fro, parts.nbytes, parts.nbytes, parts.nbytes, parts.nbytes)
+
+
+def _numbered(cache: Geometry, blocks: array[int], parts: Sequence[int], nbytes: int, whose: str) -> array[int]:
+    """Parts that are numbered through some blocks, as they are numbered through the cache."""
+    _want_kind(cache, True, whose)
+    if cache.stride % nbytes:
+        raise ParamInvalid(f"a block of the {whose} has {cache.stride} bytes: that is no multiple of a part's {nbytes}")
+    name, each = ("src" if whose == "source" else "dst"), cache.stride // nbytes
+    check_below(blocks, cache.pieces, f"{name}_blocks", whose)
+    found = array("Q", parts)
+    at = ring.ring_first_outside(ffi.from_buffer("uint64_t[]", found), len(found), len(blocks) * each)
+    if at < len(found):
+        raise ParamInvalid(f"parts.{name}[{at}] is {found[at]}: {len(blocks)} blocks of {each} parts are named")
+    ring.ring_number_parts(
+        ffi.from_buffer("uint64_t[]", found), len(found), ffi.from_buffer("uint64_t[]", blocks), each
+    )
+    return found
 
 
 def slot_to_blocks(source: Geometry, slot: int, target: Geometry, dst: Sequence[int], layers: Layers) -> Grid:

@@ -10,6 +10,9 @@ far, and from then on they are kept until the peer says how its pull ended: so a
     reads the blocks meanwhile
              <-  claimed
     unclaim  ->   taken, released or failed    failed: as before the claim, another attempt may be made
+
+Several peers may share the blocks, and each says how many they are: a lease is taken when all have the blocks.
+When one does not want it, it is over for all as soon as those that pull have ended.
 """
 
 from __future__ import annotations
@@ -58,10 +61,13 @@ class PeerClaim:
         peer, call: its link, and its number for this.
         seconds: that its pull may take.
         answer: is told whether the blocks are kept for it.
+        takers: peers that share the blocks.
     """
 
-    def __init__(self, peer: object, call: int, seconds: float, answer: Callable[[bool], object]) -> None:
-        self.peer, self.call, self.seconds, self.answer = peer, call, seconds, answer
+    def __init__(
+        self, peer: object, call: int, seconds: float, answer: Callable[[bool], object], takers: int = 1
+    ) -> None:
+        self.peer, self.call, self.seconds, self.answer, self.takers = peer, call, seconds, answer, takers
         self.timer: asyncio.TimerHandle | None = None
 
     def is_of(self, peer: object, call: int) -> bool:
@@ -96,7 +102,8 @@ class BlockLease:
         self._callbacks: list[Callable[[BlockLease], object]] = []
         self._deadline = loop.time() + seconds
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
-        self._claim: PeerClaim | None = None
+        self._claims: list[PeerClaim] = []
+        self._takers = self._taken = 0
         self._closed: LeaseEnd | None = None
         self.name = name
         self.blocks: Sequence[int] = blocks
@@ -137,32 +144,46 @@ class BlockLease:
     # ---- by the peers ----
 
     def claim(self, claim: PeerClaim) -> None:
-        """One pulls at a time."""
-        is_kept = self._closed is None and self._claim is None
+        """As many pull at a time as have not taken the blocks yet."""
+        takers = self._takers or claim.takers
+        is_kept = self._closed is None and claim.takers == takers and self._taken + len(self._claims) < takers
         if is_kept:
-            self._claim = claim
-            claim.within(claim.seconds + SLACK_SECONDS, lambda: self._end(LeaseEnd.EXPIRED))
+            self._takers = takers
+            self._claims.append(claim)
+            claim.within(claim.seconds + SLACK_SECONDS, lambda: self._drop(claim, LeaseEnd.EXPIRED))
         claim.answer(is_kept)
 
     def unclaim(self, peer: object, call: int, why: LeaseEnd | None) -> None:
         """A peer has what it wants, or wants nothing. None: it failed, and may try again. One that does not pull may not end
         what another one pulls."""
-        if self._claim is not None:
-            if not self._claim.is_of(peer, call):
+        for claim in self._claims:
+            if claim.is_of(peer, call):
+                self._drop(claim, why)
                 return
-            self._claim.settled()
-            self._claim = None
-        if why is not None or self._closed is not None:
-            self._end(why or self._closed or LeaseEnd.EXPIRED)
+        if why is not None and (not self._claims or self._takers > 1):
+            self._close(why)
 
     def peer_gone(self, peer: object) -> None:
-        if self._claim is not None and self._claim.peer is peer:
-            self._end(LeaseEnd.PEER_LOST)
+        for claim in [claim for claim in self._claims if claim.peer is peer]:
+            self._drop(claim, LeaseEnd.PEER_LOST)
+
+    def _drop(self, claim: PeerClaim, why: LeaseEnd | None) -> None:
+        """A pull is over. None: it failed, and may try again."""
+        claim.settled()
+        self._claims.remove(claim)
+        if why is LeaseEnd.TAKEN:
+            self._taken += 1
+            if self._taken < self._takers:
+                why = None
+        if why is not None:
+            self._closed = why
+        if self._closed is not None and not self._claims:
+            self._end(self._closed)
 
     def _close(self, why: LeaseEnd) -> None:
-        """No further claim. It ends with the one that there is."""
+        """No further claim. It ends with those that there are."""
         self._closed = self._closed or why
-        if self._claim is None:
+        if not self._claims:
             self._end(self._closed)
 
     def _end(self, why: LeaseEnd) -> None:
@@ -171,8 +192,9 @@ class BlockLease:
         self.ended = why
         self._closed = self._closed or why
         self._timer.cancel()
-        if self._claim is not None:
-            self._claim.settled()
+        for claim in self._claims:
+            claim.settled()
+        self._claims.clear()
         self._over.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -183,7 +205,7 @@ class BlockLease:
         self._end(LeaseEnd.WITHDRAWN)
 
     def __repr__(self) -> str:
-        state = self.ended or ("being pulled" if self._claim is not None else "kept")
+        state = self.ended or ("being pulled" if self._claims else "kept")
         return f"<BlockLease {self.name}: {len(self.blocks)} blocks of cache {self._cache_id}, {state}>"
 
 

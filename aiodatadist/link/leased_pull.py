@@ -18,6 +18,12 @@ _SAID: dict[TransferState, Literal["taken", "released"]] = {
     TransferState.DONE: "taken",
     TransferState.CANCELLED: "released",
 }
+_GRAVITY = {
+    TransferState.DONE: 0,
+    TransferState.CANCELLED: 1,
+    TransferState.FAILED: 2,
+    TransferState.STUCK: 3,
+}
 
 
 class LeasedPull(RemoteOperation):
@@ -26,6 +32,7 @@ class LeasedPull(RemoteOperation):
     Args:
         seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer.
         patience: seconds in which a lease that the owner does not know may come to be.
+        takers: peers that share the blocks.
     """
 
     __slots__ = (
@@ -33,22 +40,31 @@ class LeasedPull(RemoteOperation):
         "_is_here",
         "_is_kept",
         "_is_late",
+        "_landed",
         "_lease",
+        "_outcome",
         "_patience_there",
+        "_portions",
         "_seconds",
         "_session",
+        "_takers",
         "_timer",
+        "_under_way",
     )
 
-    def __init__(self, session: Session, lease: str, seconds: float, patience: float, what: str) -> None:
+    def __init__(self, session: Session, lease: str, seconds: float, patience: float, takers: int, what: str) -> None:
         super().__init__(f"{what} of cluster {session.cluster_id}", 0.0)
         self._session = session
         self._lease = lease
         self._seconds = seconds
         self._patience_there = patience
+        self._takers = takers
+        self._portions: list[tuple[TransferCompletion, int]] = []
+        self._under_way = self._landed = 0
         self._call = 0
         self._is_kept: bool | None = None
         self._is_here = self._is_late = False
+        self._outcome: tuple[TransferState, LLMException | None] | None = None
         self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
         session.operations.add(self)
         self.add_done_callback(self._over)
@@ -56,13 +72,19 @@ class LeasedPull(RemoteOperation):
 
     @property
     def quiesce_seconds(self) -> float:
-        return 0.0 if self._transfer is None else self._transfer.quiesce_seconds
+        return max((portion.quiesce_seconds for portion, _ in self._portions), default=0.0)
+
+    def follow_all(self, portions: list[tuple[TransferCompletion, int]]) -> None:
+        """From now on these, which run one behind the other, are what happens to it: transfers, of so many blocks each."""
+        self._portions, self._under_way = portions, len(portions)
+        for portion, _ in portions:
+            portion.add_done_callback(self._portion_over)
 
     # ---- what happens ----
 
     async def _claim(self) -> None:
         lease, seconds, patience = self._lease, min(self._seconds, MAX_SECONDS), self._patience_there
-        claim = partial(Claim, lease=lease, seconds=seconds, patience=patience)
+        claim = partial(Claim, lease=lease, seconds=seconds, patience=patience, takers=self._takers)
         if self.is_done:
             return
         with self.scope, self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
@@ -72,19 +94,45 @@ class LeasedPull(RemoteOperation):
 
     def _answered(self, answer: object) -> None:
         self._is_kept = isinstance(answer, Claimed) and answer.kept
-        if self._is_here:
-            self._conclude(TransferState.DONE, None)
-        elif not self._is_kept and self._transfer is not None:
-            self._transfer.cancel()
+        if self._outcome is not None:
+            self._conclude(*self._outcome)
+        elif not self._is_kept:
+            self._stop()
 
-    def _take_over(self, transfer: TransferCompletion) -> None:
+    def _stop(self) -> bool:
+        """Whether something is under way, which is told to end."""
+        told = [portion.cancel() for portion, _ in self._portions]
+        return any(told)
+
+    def _portion_over(self, portion: TransferCompletion) -> None:
+        self._under_way -= 1
+        if portion.state is not TransferState.DONE:
+            self._stop()
+        if self._under_way == 0:
+            self._take_over_all()
+
+    def _take_over_all(self) -> None:
         """The bytes are here, or will not be."""
-        self._take_figures(transfer)
-        self._is_here = transfer.state is TransferState.DONE
-        if not self._is_here or self._is_kept is not None:
-            self._conclude(transfer.state, transfer.error)
+        portions, self._portions = self._portions, []
+        self.nbytes, self.ranges = sum(p.nbytes for p, _ in portions), sum(p.ranges for p, _ in portions)
+        self.queue_seconds = portions[0][0].queue_seconds
+        self.transfer_seconds = sum(p.transfer_seconds for p, _ in portions)
+        undone = [portion for portion, _ in portions if portion.state is not TransferState.DONE]
+        self._is_here = not undone
+        for portion, blocks in portions:
+            if portion.state is not TransferState.DONE:
+                break
+            self._landed += blocks
+        # What failed, or is stuck, says why; the others were cancelled for it.
+        worst = max([portion for portion, _ in portions], key=lambda portion: _GRAVITY[portion.state])
+        self._outcome = worst.state, worst.error
+        may_count = self._is_here or (self._landed and worst.state is TransferState.FAILED)
+        if self._is_kept is not None or not may_count:
+            self._conclude(*self._outcome)
 
     def _conclude(self, state: TransferState, error: LLMException | None) -> None:
+        if error is not None and self._is_kept:
+            error.landed_blocks = self._landed
         if state is TransferState.STUCK:
             self._finish(state, error)
         elif self._is_kept is False:
@@ -96,19 +144,21 @@ class LeasedPull(RemoteOperation):
             self._finish(state, error)
 
     def _fail(self, error: LLMException) -> None:
+        if self._is_kept:
+            error.landed_blocks = self._landed
         error.peer = self._session.cluster_id
         self._finish(TransferState.FAILED, error)
 
     def _late(self) -> None:
         self._is_late = True
-        if self._transfer is not None:
-            self._transfer.cancel()
+        if self._under_way:
+            self._stop()
         else:
             self._conclude(TransferState.FAILED, None)
 
     def _cancel(self) -> bool:
-        if self._transfer is not None:
-            return self._transfer.cancel()
+        if self._under_way:
+            return self._stop()
         self._finish(TransferState.CANCELLED, None)
         return True
 

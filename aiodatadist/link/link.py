@@ -82,6 +82,8 @@ T = TypeVar("T")
 
 DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
+PORTION_BYTES = 64 << 20
+"""Of a pull of leased blocks, which are known to be here even if a later portion fails."""
 MAX_HELD = 1 << 20
 """Caches that a peer may tell us of."""
 
@@ -168,10 +170,14 @@ class Link(Session):
             self.learn_shortcut(spec)
         return transfer
 
-    def start_leased(self, spec: TransferSpec, lease: str, seconds: float, patience: float, what: str) -> LeasedPull:
-        """Start a pull of blocks that the peer keeps under this name, and claim them. ``seconds``: for all of it."""
-        pull = LeasedPull(self, lease, seconds, patience, what)
-        pull.follow(self.start(spec, what))
+    def start_leased(
+        self, spec: TransferSpec, lease: str, seconds: float, patience: float, takers: int, what: str
+    ) -> LeasedPull:
+        """Start a pull of blocks that the peer keeps under this name, and claim them. ``seconds``: for all of it; ``takers``:
+        peers that share them."""
+        pull = LeasedPull(self, lease, seconds, patience, takers, what)
+        portions = spec.portions(PORTION_BYTES)
+        pull.follow_all([(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions])
         return pull
 
     def release_lease(self, lease: str) -> None:
@@ -286,7 +292,7 @@ class Link(Session):
             if self.is_open:
                 self._wire.post(Claimed(call=message.call, kept=is_kept))
 
-        claim = PeerClaim(self, message.call, message.seconds, answer)
+        claim = PeerClaim(self, message.call, message.seconds, answer, message.takers)
         self._host.block_leases.claim(message.lease, claim, message.patience)
 
     def _on_unclaim(self, message: Unclaim) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aiodatadist.cache.catalogue import RemoteCache
@@ -15,7 +15,7 @@ from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.selection import Selection
-from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, Pull
+from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, PartNumbers, Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,32 @@ class TransferSpec:
             return plan(self.selection, want_slot_there(remote, slot), self.entry, src_slot=slot)
         return plan(self.selection, self.entry, remote, dst_slot=slot)
 
+    def portions(self, nbytes: int) -> list[TransferSpec]:
+        """Whole blocks, so many bytes at a time; parts of blocks together."""
+        selection, entry = self.selection, self.entry
+        count = len(selection.dst_blocks)
+        step = max(1, nbytes // (entry.stride * len(entry.addresses)))
+        if selection.parts is not None or step >= count:
+            return [self]
+        return [
+            replace(
+                self,
+                selection=replace(
+                    selection,
+                    src_blocks=selection.src_blocks[first : first + step],
+                    dst_blocks=selection.dst_blocks[first : first + step],
+                ),
+            )
+            for first in range(0, count, step)
+        ]
+
     def message(self, call: int) -> Pull:
         """The request, as the peer is told it. Raises ProtocolError: it names more blocks than a request may."""
         key, selection, layers = self.key, self.selection, self.selection.layers
-        if len(selection.dst_blocks) > MAX_INDEXES:
-            raise ProtocolError(f"{len(selection.dst_blocks)} blocks: the limit of one request is {MAX_INDEXES}")
+        parts = selection.parts
+        for count, what in ((len(selection.dst_blocks), "blocks"), (0 if parts is None else len(parts.src), "parts")):
+            if count > MAX_INDEXES:
+                raise ProtocolError(f"{count} {what}: the limit of one request is {MAX_INDEXES}")
         return Pull(
             call=call,
             name=KeyName(**name_of(key)._asdict()),
@@ -68,6 +89,7 @@ class TransferSpec:
             dst_slot=selection.dst_slot,
             nbytes=selection.nbytes,
             offsets=selection.offsets,
+            parts=None if parts is None else PartNumbers(nbytes=parts.nbytes, src=list(parts.src), dst=list(parts.dst)),
         )
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.values.selection import Layers, Selection
+from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
 from aiodatadist.wire.reasons import printable
 
@@ -153,6 +153,7 @@ class Responder:
 
 def _selection(message: Pull, slot: int) -> Selection:
     src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
+    parts = message.parts
     return Selection(
         Layers(src, dst, message.tensors_per_layer),
         array("Q", message.src_blocks),
@@ -161,6 +162,7 @@ def _selection(message: Pull, slot: int) -> Selection:
         message.dst_slot,
         message.nbytes,
         message.offsets,
+        None if parts is None else BlockParts(parts.nbytes, parts.src, parts.dst),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
-from aiodatadist.values.grid import tensor_range
+from aiodatadist.values.grid import indexes, tensor_range
 
 
 class Geometry(Protocol):
@@ -55,10 +56,40 @@ def _no_blocks() -> array[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockParts:
+    """Parts of blocks, for a pull between caches whose blocks differ in size.
+
+    Each block is cut into parts of ``nbytes``, numbered through the blocks that the call names, in their order: where a block
+    has ``k``, part ``p`` is part ``p % k`` of the block at position ``p // k``. Part ``src[i]`` goes to part
+    ``dst[i]``, in every tensor.
+
+    Args:
+        nbytes: of a part; both sizes of a block are multiples of it.
+        src, dst: as many.
+
+    Raises:
+        TypeError, ValueError, ParamInvalid: they are no such numbers.
+    """
+
+    nbytes: int
+    src: Sequence[int]
+    dst: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if checks.integer(self.nbytes, "nbytes", checks.INT64) < 1:
+            raise ParamInvalid(f"nbytes is {self.nbytes}: a part has at least one byte")
+        for name in ("src", "dst"):
+            object.__setattr__(self, name, indexes(getattr(self, name), name))
+        if not self.src or len(self.src) != len(self.dst):
+            raise ParamInvalid(f"{len(self.src)} src for {len(self.dst)} dst: they have to be as many, and some")
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What goes from a source to a destination, in every tensor of the layers. One of three:
 
-    - ``src_blocks`` and ``dst_blocks``: block ``src_blocks[i]`` goes to block ``dst_blocks[i]``;
+    - ``src_blocks`` and ``dst_blocks``: block ``src_blocks[i]`` goes to block ``dst_blocks[i]``, or ``parts`` of the ones go
+      to parts of the others;
     - ``dst_blocks`` alone: the slot ``src_slot`` is cut into chunks that go to these blocks;
     - neither: ``nbytes`` bytes of the slot ``src_slot`` go to the slot ``dst_slot``, from an offset in either.
 
@@ -67,6 +98,7 @@ class Selection:
     Attributes:
         offsets: bytes to skip in the source's slot and in the destination's; None is 0 in both. A pull with offsets, even
             with 0, consumes no key.
+        parts: None: whole blocks.
     """
 
     layers: Layers = field(default_factory=Layers)
@@ -76,14 +108,17 @@ class Selection:
     dst_slot: int = 0
     nbytes: int = 0
     offsets: tuple[int, int] | None = None
+    parts: BlockParts | None = None
 
     @property
     def is_whole_blocks(self) -> bool:
         """Blocks of all tensors go to as many."""
-        return len(self.src_blocks) > 0 and self.layers.src is None and self.layers.dst is None
+        return len(self.src_blocks) > 0 and self.parts is None and self.layers.src is None and self.layers.dst is None
 
     def __str__(self) -> str:
-        if self.src_blocks:
+        if self.parts is not None:
+            what = f"{len(self.parts.src)} parts of {len(self.src_blocks)} blocks"
+        elif self.src_blocks:
             what = f"{len(self.src_blocks)} blocks"
         elif self.dst_blocks:
             what = f"a slot to {len(self.dst_blocks)} blocks"

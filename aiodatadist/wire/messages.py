@@ -6,12 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
 MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
+MAX_TAKERS = 4096
+"""Peers that share kept blocks."""
 MAX_NOTE = 64 << 10
 """Bytes of a notification."""
 
@@ -222,6 +224,16 @@ class Revoked(_Message):
     cache_id: CacheId
 
 
+class PartNumbers(BaseModel):
+    """Part ``src[i]``, numbered through ``src_blocks``, goes to part ``dst[i]`` of ``dst_blocks``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    nbytes: Annotated[int, Field(ge=1, lt=2**63)]
+    src: Indexes
+    dst: Indexes
+
+
 class Pull(_Message):
     """Write the source that ``name`` stands for into a cache of mine that you hold; the receiver answers ``pulled``.
 
@@ -243,6 +255,7 @@ class Pull(_Message):
     dst_slot: UInt32
     nbytes: Annotated[int, Field(ge=0, lt=2**63)]
     offsets: Annotated[tuple[UInt63, UInt63], Strict(False)] | None = None
+    parts: PartNumbers | None = None
     seconds: Seconds
 
 
@@ -269,13 +282,15 @@ class Pulled(_Message):
 
 class Claim(_Message):
     """The sender begins to pull blocks that the receiver keeps under this name, which takes it so long at most. The receiver
-    answers ``claimed``; if it does not know the name it waits for ``patience`` seconds first."""
+    answers ``claimed``; if it does not know the name it waits for ``patience`` seconds first. ``takers`` peers share the
+    blocks, and all say so."""
 
     type: Literal["claim"] = "claim"
     call: CallId
     lease: LeaseName
     seconds: Seconds
     patience: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+    takers: Annotated[int, Field(ge=1, le=MAX_TAKERS)] = 1
 
 
 class Claimed(_Message):

@@ -217,9 +217,23 @@ TEST(test_first_outside)
     CHECK_EQ(ring_first_outside(NULL, 0, 0), 0);
 }
 
+TEST(test_parts_of_blocks_are_numbered_through_the_cache)
+{
+    static const uint64_t blocks[] = { 7, 2 };
+    uint64_t parts[] = { 5, 0, 3, 2 };
+    ring_number_parts(parts, 4, blocks, 3);
+    CHECK_EQ(parts[0], 2 * 3 + 2);
+    CHECK_EQ(parts[1], 7 * 3);
+    CHECK_EQ(parts[2], 2 * 3);
+    CHECK_EQ(parts[3], 7 * 3 + 2);
+    ring_number_parts(parts, 0, NULL, 1);
+    CHECK_EQ(parts[0], 2 * 3 + 2);
+}
+
 int main(void)
 {
     RUN(test_random_grids_move_the_bytes_that_their_blocks_name);
+    RUN(test_parts_of_blocks_are_numbered_through_the_cache);
     RUN(test_neighbours_travel_as_one_range);
     RUN(test_range_larger_than_the_window_is_cut);
     RUN(test_descriptors_go_in_batches_of_at_most_64);

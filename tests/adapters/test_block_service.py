@@ -24,7 +24,7 @@ class End:
     """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
 
     def __init__(self, number: int, settings: Settings, layout: dict[str, str | int]) -> None:
-        self.service = BlockService(settings, number)
+        self.service = BlockService(settings.model_copy(update={"device_id": number}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(2)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
@@ -61,7 +61,7 @@ FAST: dict[str, Any] = {"heartbeat_interval": 100}
 
 def order(request: str, lease: str, source: WorkerAddress, **changes: Any) -> PullOrder:
     return PullOrder(
-        **{"request": request, "source": source, "lease": lease, "blocks": (3, 9), "into": (0, 1), **changes}
+        **{"request": request, "sources": (source,), "lease": lease, "blocks": (3, 9), "into": (0, 1), **changes}
     )
 
 
@@ -109,7 +109,7 @@ def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[
 def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    puller.service.release(owner.address, lease)  # before the owner's scheduler has said so
+    puller.service.release((owner.address,), lease)  # before the owner's scheduler has said so
     owner.service.keep("r", lease, [3, 9])
     assert owner.until("sent", "r").counters == {"lease_released": 1}
 
@@ -145,7 +145,7 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
         for number in (0, 1)
     ]
     with ExitStack() as stack:
-        owner, puller = (BlockService(Settings(patience_seconds=2, **FAST), number) for number in (0, 1))
+        owner, puller = (BlockService(Settings(device_id=number, patience_seconds=2, **FAST)) for number in (0, 1))
         for service in (owner, puller):
             stack.enter_context(closing(service))
         address, _ = owner.open(layers[0], BLOCKS, LAYOUT), puller.open(layers[1], BLOCKS, LAYOUT)
@@ -154,7 +154,7 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
             owner.keep(request, lease, [3, 9])
             with soft_faults_cleared():
                 soft_fault(fault)
-                puller.pull(PullOrder(request, address, lease, (3, 9), (0, 1 + number)))
+                puller.pull(PullOrder(request, (address,), lease, (3, 9), (0, 1 + number)))
                 pulled, kept = Ended(), Ended()
                 until = time.monotonic() + 10
                 while not (pulled.received and kept.sent):

@@ -27,7 +27,7 @@ class End:
     """A service and its arrays, one per layer; those of end ``n`` hold ``16 * n + block``."""
 
     def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT, **settings: Any) -> None:
-        self.service = BlockService(Settings(**{**FAST, **settings}), number)
+        self.service = BlockService(Settings(**{**FAST, "device_id": number, **settings}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(LAYERS)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
@@ -309,7 +309,7 @@ class Grouped(End):
     """A service over tensors of several block sizes, with what goes with each request."""
 
     def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT) -> None:  # of its own: no layers
-        self.service = BlockService(Settings(**FAST), number)
+        self.service = BlockService(Settings(device_id=number, **FAST))
         self.found = Ended()
         self.kinds = [
             [[np.zeros((BLOCKS, nbytes), np.uint8) for _ in range(count)] for count, nbytes in groups]

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("vllm_engine.py")
 BLOCK = 128
 """Tokens of a block: vLLM's on a CPU."""
-MODEL = {
+MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512,
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -35,8 +36,25 @@ Answer = dict[str, Any]
 
 
 def write_model(folder: Path) -> Path:
-    """A model without weights: those of one seed are the same in each process."""
+    """A model with random weights, which any number of workers can share."""
     (folder / "config.json").write_text(json.dumps(MODEL))
+    torch, safetensors = import_module("torch"), import_module("safetensors.torch")
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner, heads = MODEL["hidden_size"], MODEL["intermediate_size"], MODEL["head_dim"]
+    inputs, keys = MODEL["num_attention_heads"] * heads, MODEL["num_key_value_heads"] * heads
+    shapes = {"lm_head": (MODEL["vocab_size"], hidden), "model.embed_tokens": (MODEL["vocab_size"], hidden)}
+    ones = ["model.norm"]
+    for layer in (f"model.layers.{i}" for i in range(MODEL["num_hidden_layers"])):
+        shapes |= {f"{layer}.self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+        shapes |= {f"{layer}.self_attn.q_proj": (inputs, hidden), f"{layer}.self_attn.o_proj": (hidden, inputs)}
+        shapes |= {f"{layer}.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj": (hidden, inner)}
+        ones += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
+    weights = {
+        f"{name}.weight": torch.randn(shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()
+    }
+    weights |= {f"{name}.weight": torch.ones(hidden) for name in ones}
+    safetensors.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

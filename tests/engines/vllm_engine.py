@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 OPTIONS: dict[str, Any] = {
-    "skip_tokenizer_init": True, "load_format": "dummy", "enforce_eager": True, "dtype": "float32", "max_model_len": 4096,
+    "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 4096,
     "max_num_seqs": 16, "seed": 0,
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from aiodatadist import errors
 
 PUBLIC: dict[str, str] = {
     "aiodatadist": """
-        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlocksCacheKey Cache CacheDesc CacheKey
+        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc CacheKey
         CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataType DeviceError EventLayerSynchronizer
         FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer
         LeaseEnd LeaseTicket LinkClosed LinkError LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist

@@ -54,7 +54,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self._wanted: set[str] = set()
         self._outcomes: dict[str, str] = {}
-        self.service = BlockService(self.settings, self.rank)
+        self.service = BlockService(self.settings, self.rank, self._ranks)
         try:
             self.address = self.service.open_groups(
                 groups_of("kv_data_ptrs", args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),

@@ -25,7 +25,8 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
     engine pushes them layer by layer while it computes them.
 
     ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.block_service.Settings`. Models with one group of KV
-    caches; tensor-parallel sizes, block sizes, types and layouts have to be equal, or the pull fails and names both values.
+    caches; types and layouts have to be equal, or the pull fails and names both values. Block sizes and tensor-parallel sizes
+    may differ where blocks are pulled, and have to be equal where they are pushed.
     What a failed pull means for its request is vLLM's ``kv_load_failure_policy``.
 
     Raises:
@@ -41,7 +42,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(settings, model.block_size)
         else:
-            self._worker = WorkerSide(settings, model.rank, model.ranks, model.blocks, model.block_size)
+            self._worker = WorkerSide(settings, model)
 
     @property
     def _deciding(self) -> SchedulerSide:

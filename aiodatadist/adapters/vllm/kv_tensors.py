@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
+from aiodatadist.adapters.block_shapes import Axes, BlockShape, axes_of
 from aiodatadist.errors import ParamInvalid
 
 
@@ -29,14 +31,30 @@ def layers_of(kv_caches: Mapping[str, Any], blocks: int) -> list[list[Any]]:
     return [tensors_of(name, kv, blocks) for name, kv in kv_caches.items()]
 
 
-def layout_of(layers: list[list[Any]], block_size: int, ranks: int) -> dict[str, str | int]:
-    """What has to be the same wherever blocks of them are to be used."""
+def shape_of(layers: list[list[Any]], block_size: int, heads: int) -> BlockShape:
+    """How blocks are made up, for each tensor of a layer. On a CPU it is only known that heads are outermost: vLLM's kernels
+    store the tokens of keys and of values in orders of their own, which the tensor's shape does not say."""
+    axes: list[Axes] = []
+    for tensor in layers[0]:
+        sizes = list(tensor.shape[1:])
+        is_cpu = str(getattr(tensor, "device", "")) == "cpu"
+        if is_cpu and sizes[:2] == [heads, block_size]:
+            axes.append(("heads", prod(sizes[1:])))
+        else:
+            axes.append(() if is_cpu else axes_of(sizes, block_size, heads))
+    return BlockShape(tokens=block_size, heads=heads, axes=tuple(axes))
+
+
+def layout_of(layers: list[list[Any]], shape: BlockShape, ranks: int) -> dict[str, str | int]:
+    """What has to be the same wherever blocks of them are to be used as they are."""
     first = layers[0][0]
+    sizes = [axes or tuple(tensor.shape[1:]) for tensor, axes in zip(layers[0], shape.axes, strict=True)]
     return {
-        "block_size": block_size,
+        "block_size": shape.tokens,
+        "heads": shape.heads,
         "layers": len(layers),
         "tensors": sum(map(len, layers)),
         "dtype": str(first.dtype),
-        "block_shape": ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in layers[0]),
+        "block_shape": ", ".join("x".join(map(str, each)) for each in sizes),
         "tensor_parallel_size": ranks,
     }

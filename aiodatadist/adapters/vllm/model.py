@@ -25,12 +25,14 @@ class Model:
     Attributes:
         rank, ranks: among the tensor-parallel workers.
         blocks: of the KV cache, per layer; ``block_size``: tokens of one.
+        heads: of keys and values, of this worker.
     """
 
     rank: int
     ranks: int
     blocks: int
     block_size: int
+    heads: int
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any, connector: str) -> Self:
@@ -45,4 +47,6 @@ class Model:
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: it has to be 1 here")
         ranks = parallel.tensor_parallel_size
-        return cls(parallel.rank % ranks, ranks, kv_cache_config.num_blocks, groups[0].kv_cache_spec.block_size)
+        spec = groups[0].kv_cache_spec
+        heads = getattr(spec, "num_kv_heads", 1)
+        return cls(parallel.rank % ranks, ranks, kv_cache_config.num_blocks, spec.block_size, heads)

@@ -56,6 +56,16 @@ class Offer(_Params):
     lease_seconds: float
     workers: tuple[WorkerAddress, ...] = Field(min_length=1)
 
+    @property
+    def tokens(self) -> int:
+        """That are in the blocks."""
+        return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
+
+    def blocks(self, begin: int, stop: int) -> tuple[tuple[int, ...], int]:
+        """Those that have the tokens of this range, and how many of the first one's tokens are before it."""
+        size = self.remote_block_size
+        return self.remote_block_ids[begin // size : -(-stop // size)], begin % size
+
 
 class PushOffer(_Params):
     """A prefill engine computes this request at the same time, and pushes it. JSON-safe.

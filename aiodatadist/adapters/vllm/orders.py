@@ -18,12 +18,15 @@ class Address(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM has n
 
 @dataclass(frozen=True)
 class Load:
-    """``blocks[i]`` of the offer's engine into ``into[i]``."""
+    """``tokens`` tokens of these blocks of the offer's engine into ``into``: from the first token of the first of them but
+    ``skip``."""
 
     request_id: str
     offer: Offer
     blocks: tuple[int, ...]
     into: tuple[int, ...]
+    skip: int = 0
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class SchedulerSide:
     @staticmethod
     def _offered(request: Any, offer: Offer | PushOffer) -> int:
         tokens = int(request.num_prompt_tokens)
-        return tokens if isinstance(offer, PushOffer) else min(offer.remote_num_tokens, tokens)
+        return tokens if isinstance(offer, PushOffer) else min(offer.tokens, tokens)
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
@@ -64,12 +64,14 @@ class SchedulerSide:
             self._refuse(offer)
             return
         stop = self._offered(request, offer)
-        first, last = (stop - external_tokens) // self._block_size, -(-stop // self._block_size)
+        begin = stop - external_tokens
+        first, last = begin // self._block_size, -(-stop // self._block_size)
         request_id, into = request.request_id, tuple(map(int, block_ids[first:last]))
         if isinstance(offer, PushOffer):
             self._orders.expects.append(Expect(request_id, offer, first, into))
         else:
-            self._orders.loads.append(Load(request_id, offer, offer.remote_block_ids[first:last], into))
+            blocks, skip = offer.blocks(begin, stop)
+            self._orders.loads.append(Load(request_id, offer, blocks, into, skip, external_tokens))
         self._loading.add(request_id)
 
     def _refuse(self, offer: Offer | PushOffer) -> None:

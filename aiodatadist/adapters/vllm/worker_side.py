@@ -10,8 +10,8 @@ from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
-from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of
-from aiodatadist.adapters.vllm.offer import Offer
+from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
+from aiodatadist.adapters.vllm.model import Model
 from aiodatadist.adapters.vllm.orders import Orders
 from aiodatadist.adapters.vllm.results import FailedBlocks, Results
 from aiodatadist.adapters.vllm.stats import TransferStats
@@ -24,15 +24,12 @@ class WorkerSide:
     """One worker's.
 
     Args:
-        rank, ranks: of it among the tensor-parallel workers.
-        blocks: of the engine's KV cache, per layer.
-        block_size: tokens of one.
+        model: what it has of the model.
     """
 
-    def __init__(self, settings: Settings, rank: int, ranks: int, blocks: int, block_size: int) -> None:
-        self._service = BlockService(settings, rank)
-        self._rank, self._ranks = rank, ranks
-        self._blocks, self._block_size = blocks, block_size
+    def __init__(self, settings: Settings, model: Model) -> None:
+        self._service = BlockService(settings, model.rank, model.ranks)
+        self._model = model
         self._address: WorkerAddress | None = None
         self._steps = LayerSteps(())
         self._failed = FailedBlocks()
@@ -49,10 +46,12 @@ class WorkerSide:
         Raises:
             ParamInvalid: it has a shape that is not known here. LLMException, OSError: see :meth:`BlockService.open`.
         """
-        layers = layers_of(kv_caches, self._blocks)
+        model = self._model
+        layers = layers_of(kv_caches, model.blocks)
         self._steps = LayerSteps(tuple(kv_caches), str(getattr(layers[0][0], "device", "cpu")))
-        layout = layout_of(layers, self._block_size, self._ranks)
-        self._address = self._service.open(layers, self._blocks, layout)
+        shape = shape_of(layers, model.block_size, model.heads)
+        layout = layout_of(layers, shape, model.ranks)
+        self._address = self._service.open(layers, model.blocks, layout, shape)
 
     # ---- each step ----
 
@@ -80,25 +79,23 @@ class WorkerSide:
         for transfer in orders.abandons:
             self._service.abandon(transfer)
         for expect in orders.expects:
-            peer = expect.offer.worker(self._rank)
+            peer = expect.offer.worker(self._model.rank)
             self._service.expect(
                 ExpectOrder(expect.request_id, peer, expect.offer.transfer_id, expect.first, expect.into)
             )
         for declined in orders.declines:
-            self._service.decline(declined.worker(self._rank), declined.transfer_id)
+            self._service.decline(declined.worker(self._model.rank), declined.transfer_id)
         for keep in orders.keeps:
             self._service.keep(keep.request_id, keep.lease, keep.blocks)
         for load in orders.loads:
-            source = self._source(load.offer)
-            self._service.pull(PullOrder(load.request_id, source, load.offer.lease, load.blocks, load.into))
+            offer = load.offer
+            self._service.pull(
+                PullOrder(load.request_id, offer.workers, offer.lease, load.blocks, load.into, load.skip, load.tokens)
+            )
         for request_id in orders.cancels:
             self._service.cancel(request_id)
         for offer in orders.releases:
-            self._service.release(self._source(offer), offer.lease)
-
-    def _source(self, offer: Offer) -> WorkerAddress:
-        """This worker's counterpart. Where the two engines differ in their number of workers its layout says so."""
-        return offer.workers[self._rank % len(offer.workers)]
+            self._service.release(offer.workers, offer.lease)
 
     def take_results(self) -> Results:
         """What ended since the last step."""

@@ -1,0 +1,123 @@
+"""What of a peer's blocks belongs where in the blocks here, where the two ends cut a KV cache differently.
+
+A block has axes, outermost first: tokens, heads, and numbers for what is the same everywhere. Two ends may differ in the
+tokens of a block, and in their share of the heads. What both have in one piece, a run of bytes, is a *unit*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, prod
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aiodatadist.errors import IncompatiblePeer
+from aiodatadist.values.selection import BlockParts
+
+Axis = Literal["tokens", "heads"] | int
+Axes = tuple[Axis, ...]
+
+
+class BlockShape(BaseModel):
+    """Of one worker's blocks, as JSON carries it.
+
+    Attributes:
+        tokens: of a block.
+        heads: of this worker.
+        axes: for each of its caches; empty where it is not known how a block is made up.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    axes: tuple[Axes, ...]
+
+
+def axes_of(shape: Sequence[int], tokens: int, heads: int) -> Axes:
+    """Of a block of this shape. Empty: it cannot be told which of its dimensions are tokens and heads."""
+    sizes = list(shape)
+    names: dict[int, Axis] = {}
+    for name, size in (("tokens", tokens), ("heads", heads)):
+        if sizes.count(size) > 1 or (size not in sizes and size > 1):
+            return ()
+        if size in sizes:
+            names[size] = "tokens" if name == "tokens" else "heads"
+    return tuple(names.get(size, size) for size in sizes)
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a transfer: so many tokens in a block, and these heads of the model's."""
+
+    tokens: int
+    heads: range
+
+    def size(self, axis: Axis) -> int:
+        return {"tokens": self.tokens, "heads": len(self.heads)}.get(str(axis), 0) or int(axis)
+
+
+def check_cut(source: End, target: End, axes: Axes, place: str) -> None:
+    """Raises IncompatiblePeer: blocks cannot be cut so that both ends have the same units."""
+    for axis, name, here, there in (
+        ("tokens", "block_size", target.tokens, source.tokens),
+        ("heads", "heads", len(target.heads), len(source.heads)),
+    ):
+        if here != there and axis not in axes:
+            hint = f"it is not known where the {axis} of a block are"
+            raise IncompatiblePeer(f"{name} is {here} here and {there} at {place}", hint=hint)
+
+
+def parts_between(source: End, target: End, axes: Axes, block_nbytes: int, first_token: int, tokens: int) -> BlockParts:
+    """The units of so many tokens: from ``first_token`` of the source's first block to the destination's first block.
+
+    Args:
+        axes: of both.
+        block_nbytes: of a block of the destination.
+    """
+    units = _Units(
+        axes,
+        tokens=gcd(source.tokens, target.tokens, first_token),
+        heads=gcd(len(source.heads), len(target.heads)),
+        cut={axis for axis in axes if source.size(axis) != target.size(axis)} | ({"tokens"} if first_token else set()),
+    )
+    itemsize = block_nbytes // prod(target.size(axis) for axis in axes)
+    shared = range(max(source.heads.start, target.heads.start), min(source.heads.stop, target.heads.stop))
+    src = units.numbers(source, shared, first_token, tokens)
+    dst = units.numbers(target, shared, 0, tokens)
+    return BlockParts(units.run * itemsize, src, dst)
+
+
+class _Units:
+    """What both ends have in one piece: ``run`` elements. ``tokens``, ``heads``: of one; ``cut``: axes it has in part."""
+
+    def __init__(self, axes: Axes, tokens: int, heads: int, cut: set[Axis]) -> None:
+        self._outer = axes[: max((i + 1 for i, axis in enumerate(axes) if axis in cut), default=0)]
+        before = self._outer[:-1]  # one at a time: what lies between them is cut
+        self._tokens, self._heads = 1 if "tokens" in before else tokens, 1 if "heads" in before else heads
+        inner = axes[max(len(self._outer) - 1, 0) :]
+        self.run = prod(self._size(axis) for axis in inner)
+
+    def _size(self, axis: Axis) -> int:
+        return {"tokens": self._tokens, "heads": self._heads}.get(str(axis), 0) or int(axis)
+
+    def numbers(self, end: End, heads: range, first_token: int, tokens: int) -> list[int]:
+        """Of the units of these tokens and heads, through an end's blocks: token by token, then as they are in a block."""
+        counts = [axis if isinstance(axis, int) else end.size(axis) // self._size(axis) for axis in self._outer]
+        strides = {axis: prod(counts[i + 1 :]) for i, axis in enumerate(self._outer) if isinstance(axis, str)}
+        each, token_stride = prod(counts), strides.get("tokens", 0)
+        choices: list[list[int]] = []
+        for i, axis in enumerate(self._outer):
+            stride = prod(counts[i + 1 :])
+            if axis == "heads":
+                first, last = heads.start - end.heads.start, heads.stop - end.heads.start
+                choices.append([stride * (head // self._heads) for head in range(first, last, self._heads)])
+            elif isinstance(axis, int):
+                choices.append([stride * index for index in range(axis)])
+        offsets = [sum(chosen) for chosen in product(*choices)]
+        begins = range(first_token, first_token + tokens, self._tokens)
+        units = [token // end.tokens * each + token % end.tokens // self._tokens * token_stride for token in begins]
+        return [unit + offset for unit in units for offset in offsets]

@@ -1,0 +1,170 @@
+"""Engines that cut their KV caches differently: blocks of another size, heads in another number of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodatadist import new_lease_name
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.block_shapes import Axes, BlockShape
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.leased_blocks import PullOrder
+from aiodatadist.link import link
+from aiodatadist.testing import soft_fault, soft_faults_cleared
+
+HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
+HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
+TOKEN_MAJOR: Axes = ("tokens", "heads", HEAD)
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "patience_seconds": 2, "link_seconds": 5}
+
+
+class Worker:
+    """Rank ``rank`` of ``ranks``, whose tokens are elements of ``kv[layer][block]`` in the order of ``axes``."""
+
+    def __init__(self, engine: int, rank: int, ranks: int, tokens: int, axes: Axes) -> None:
+        sizes = {"tokens": tokens, "heads": HEADS // ranks}
+        self.axes, self.tokens, self.first_head = axes, tokens, HEADS // ranks * rank
+        self.kv = np.full((LAYERS, BLOCKS, *(sizes.get(str(axis)) or int(axis) for axis in axes)), -1, np.int32)
+        self.service = BlockService(Settings(device_id=4 * engine, **FAST), rank, ranks)
+        self.address = self.service.open(
+            [[layer] for layer in self.kv],
+            BLOCKS,
+            {"dtype": "int32", "block_size": tokens, "heads": HEADS // ranks, "tensor_parallel_size": ranks},
+            BlockShape(tokens=tokens, heads=HEADS // ranks, axes=(axes,)),
+        )
+
+    def at(self, blocks: tuple[int, ...], token: int) -> np.ndarray:
+        """What a token has, by layer, head, and the rest."""
+        axis = self.axes.index("tokens")
+        found: np.ndarray = self.kv[:, blocks[token // self.tokens]]
+        found = np.moveaxis(found, 1 + axis, 0)[token % self.tokens]
+        moved: np.ndarray = np.moveaxis(found, 1 + [axis for axis in self.axes if axis != "tokens"].index("heads"), 1)
+        return moved
+
+    def fill(self, blocks: tuple[int, ...], tokens: int) -> None:
+        for token in range(tokens):
+            self.at(blocks, token)[...] = self.wanted(token)
+
+    def wanted(self, token: int) -> np.ndarray:
+        """By layer, head, and the rest: a number that says all of it."""
+        count = len(self.heads)
+        rest = tuple(int(axis) for axis in self.axes if axis not in {"tokens", "heads"})
+        layers, heads = np.arange(LAYERS)[:, None], np.array(self.heads)[None, :]
+        first = (token * 10 + layers) * 10 + heads
+        made: np.ndarray = first.reshape(LAYERS, count, *[1] * len(rest)) * 1000
+        return made + np.arange(np.prod(rest)).reshape(rest)
+
+    @property
+    def heads(self) -> range:
+        axis = 1 + self.axes.index("heads")
+        return range(self.first_head, self.first_head + self.kv.shape[1:][axis])
+
+    def until(self, request: str) -> Ended:
+        until = time.monotonic() + 20
+        while not (ended := self.service.take()).outcomes:
+            assert time.monotonic() < until, request
+            time.sleep(0.001)
+        return ended
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def engine(stack: ExitStack, number: int, ranks: int, tokens: int, axes: Axes) -> list[Worker]:
+    workers = [Worker(number, rank, ranks, tokens, axes) for rank in range(ranks)]
+    for worker in workers:
+        stack.enter_context(closing(worker.service))
+    return workers
+
+
+@pytest.mark.parametrize("axes", [HEAD_MAJOR, TOKEN_MAJOR], ids=["heads outside", "tokens outside"])
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [((1, 16), (1, 8)), ((1, 8), (1, 16)), ((2, 16), (1, 16)), ((1, 16), (2, 16)), ((4, 8), (2, 12)), ((1, 6), (4, 4))],
+    ids=lambda end: f"{end[0]} workers with blocks of {end[1]}",
+)
+def test_blocks_are_pulled_by_an_engine_that_cuts_them_differently(
+    stack: ExitStack, there: tuple[int, int], here: tuple[int, int], axes: Axes
+) -> None:
+    prefill, decode = engine(stack, 0, *there, axes), engine(stack, 1, *here, axes)
+    prompt, cached = 43, 2 * here[1]  # the decode engine has the beginning
+    blocks = tuple(range(11, 11 - -(-prompt // there[1]), -1))
+    into = tuple(range(-(-prompt // here[1])))
+    lease, skipped = new_lease_name(), cached // there[1]
+    for worker in prefill:
+        worker.fill(blocks, prompt)
+        worker.service.keep("r", lease, blocks)
+    order = PullOrder(
+        "r", tuple(worker.address for worker in prefill), lease, blocks[skipped:], into[2:],
+        skip=cached - skipped * there[1], tokens=prompt - cached,
+    )  # fmt: skip
+    for worker in decode:
+        worker.service.pull(order)
+    for worker in decode:
+        assert worker.until("r").outcomes == {"r": "pull_done"}
+        for token in range(cached, prompt):
+            assert (worker.at(into, token) == worker.wanted(token)).all()
+        assert (worker.kv[:, list(into[:2])] == -1).all()
+        assert (worker.kv[:, len(into) :] == -1).all()
+    for worker in prefill:
+        assert worker.until("r").outcomes == {"r": "lease_taken"}
+
+
+def test_one_of_two_workers_that_share_blocks_is_cancelled(stack: ExitStack) -> None:
+    (prefill,), decode = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 2, 16, HEAD_MAJOR)
+    lease = new_lease_name()
+    prefill.service.keep("r", lease, [1, 2])
+    order = PullOrder("r", (prefill.address,), lease, (1, 2), (3, 4))
+    decode[0].service.pull(order)
+    assert decode[0].until("r").outcomes == {"r": "pull_done"}
+    assert not prefill.service.take().outcomes, "the other worker has not come yet"
+    decode[1].service.release((prefill.address,), lease)
+    assert prefill.until("r").outcomes == {"r": "lease_released"}
+
+
+def test_engines_that_do_not_fit_are_refused_by_name(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 8, TOKEN_MAJOR)
+    plain = prefill.address.model_copy(update={"shape": None})
+    cases = [
+        ((prefill.address,), f"block_size is 8 here and 16 at 127.0.0.1:{prefill.address.port}"),
+        ((plain,), "block_size is 8 here and 16"),
+        ((prefill.address, prefill.address), "block_size is 8 here and 16"),
+    ]
+    shape = BlockShape(tokens=16, heads=HEADS, axes=(TOKEN_MAJOR,))
+    fitting = prefill.address.model_copy(update={"shape": shape})
+    cases.append(((fitting, fitting, fitting), "4 heads in each of 1 workers here and 4 in each of 3"))
+    for number, (sources, words) in enumerate(cases):
+        request = f"r{number}"
+        decode.service.pull(PullOrder(request, sources, new_lease_name(), (1,), (2, 3)))
+        assert decode.until(request).failed == {request: (2, 3)}
+        assert words in caplog.text
+        caplog.clear()
+
+
+def test_blocks_that_came_before_a_pull_failed_are_no_failures(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 16, HEAD_MAJOR)
+    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    blocks, into = (5, 7, 2, 8), (1, 0, 3, 2)
+    prefill.fill(blocks, 64)
+    for request, fault in (("warm", ""), ("r", "HcclBatchGet:exec=507053@3")):
+        lease = new_lease_name()
+        prefill.service.keep(request, lease, blocks)
+        with soft_faults_cleared():
+            soft_fault(fault)
+            decode.service.pull(PullOrder(request, (prefill.address,), lease, blocks, into))
+            ended = decode.until(request)
+    assert ended.outcomes == {"r": "pull_failed"}
+    assert ended.failed == {"r": (3, 2)}
+    for token in range(32):
+        assert (decode.at(into, token) == decode.wanted(token)).all()
