@@ -32,15 +32,15 @@ from aiodatadist.adapters import push_messages
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
+from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
-from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, TransportName
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
@@ -267,7 +267,14 @@ class BlockService:
         self._thread.post(lambda: life.incoming.decline(source, transfer))
 
     def take(self) -> Ended:
-        """What ended since the last time. Never waits."""
+        """What ended since the last time. Never waits.
+
+        Raises:
+            InternalError: the device does not let go of the KV cache, and a transfer may write into it for ever: the engine
+                has to end. So do all other methods from then on.
+        """
+        if self._life is not None:
+            self._life.check()
         with self._lock:
             ended, self._ended = self._ended, Ended()
         return ended
@@ -287,6 +294,7 @@ class BlockService:
     def _running(self) -> _Life:
         if self._life is None:
             raise LLMException("this BlockService is not open", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        self._life.check()
         return self._life
 
     def _tell(self, change: Callable[[Ended], object]) -> None:
@@ -311,8 +319,9 @@ class _Life:
         self._caches: list[Cache] = []
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
-        self._tasks: Spawner
+        self._tasks: OrderTasks
         self._links: PeerLinks
+        self.broken: LLMException | None = None
         self.leased: LeasedBlocks
         self.outgoing: OutgoingPushes
         self.incoming: IncomingPushes
@@ -361,9 +370,10 @@ class _Life:
                 self._manager = self._datadist.cache_manager
                 sending = await register()
                 group = await stack.enter_async_context(anyio.create_task_group())
-                self._start(Spawner(group), sending)
+                self._start(OrderTasks(group), sending)
                 started.set_result(None)
                 await self._resident.stopping.wait()
+                self.incoming.close()
                 group.cancel_scope.cancel()
 
         await self._resident.start(live)
@@ -371,7 +381,7 @@ class _Life:
         assert address is not None
         return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
 
-    def _start(self, tasks: Spawner, sending: Sending) -> None:
+    def _start(self, tasks: OrderTasks, sending: Sending) -> None:
         settings, layout, tell = self._settings, self._layout, self._tell
         self._tasks = tasks
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
@@ -388,6 +398,7 @@ class _Life:
             self._links,
             tasks,
             tell,
+            self._break,
         )
         self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
         self.incoming = IncomingPushes(
@@ -399,12 +410,23 @@ class _Life:
             self._post,
             tell,
             self._wait_usable,
+            self._break,
         )
         tasks.start_soon(self._listen)
 
     async def close(self) -> None:
         await self._resident.stop()
         self._resident.result()
+
+    def _break(self, error: LLMException) -> None:
+        self.broken = self.broken or error
+        logger.error("the KV cache is lost: %s", error)
+
+    def check(self) -> None:
+        """From any thread. Raises InternalError: a transfer may write into the cache for ever, or a task failed."""
+        why = self.broken or self._resident.error
+        if why is not None:
+            raise InternalError(f"the KV cache is lost: {why}", hint="start the engine again") from why
 
     async def _wait_usable(self) -> None:
         for cache in self._caches:
@@ -413,7 +435,8 @@ class _Life:
     # ---- what workers say to each other ----
 
     async def _post(self, cluster: int, message: PushMessage) -> None:
-        await self._datadist.notify(cluster, push_messages.encode(message))
+        for each in push_messages.split(message):
+            await self._datadist.notify(cluster, push_messages.encode(each))
 
     async def _listen(self) -> None:
         async for note in self._datadist.notifications():
@@ -426,6 +449,8 @@ class _Life:
 
     async def _heard(self, cluster: int, message: PushMessage) -> None:
         match message:
+            case More():
+                self.outgoing.more(cluster, message)
             case Want():
                 self._links.watch(cluster)
                 await self.outgoing.want(cluster, message)

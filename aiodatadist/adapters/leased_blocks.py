@@ -8,10 +8,11 @@ Who owns what
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from time import perf_counter
+from typing import Annotated
 
 import anyio
 from pydantic import Field
@@ -22,7 +23,7 @@ from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.errors import IncompatiblePeer, LinkTimeout, LLMException, PeerLost
+from aiodatadist.errors import IncompatiblePeer, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.lease_ticket import LeaseTicket
@@ -41,7 +42,7 @@ class WorkerAddress(PeerAddress):
         shape: how its blocks are made up.
     """
 
-    cache_ids: tuple[int, ...] = Field(min_length=1)
+    cache_ids: tuple[Annotated[int, Field(ge=1, lt=2**63)], ...] = Field(min_length=1)
     layout: dict[str, str | int]
     shape: BlockShape | None = None
 
@@ -146,6 +147,7 @@ class LeasedBlocks:
         pull_seconds: that a request's blocks may take, whatever they wait for.
         patience_seconds: in which a peer may hear of its own finished request.
         link_seconds: that telling a peer may take that its blocks are not needed.
+        lose: is told why the caches must not be used any more.
     """
 
     def __init__(
@@ -162,8 +164,10 @@ class LeasedBlocks:
         links: PeerLinks,
         tasks: Spawner,
         tell: Tell,
+        lose: Callable[[LLMException], object],
     ) -> None:
         self._manager = manager
+        self._lose = lose
         self._caches = list(caches)
         self._layout = layout
         self._shape = shape
@@ -198,6 +202,9 @@ class LeasedBlocks:
 
     def pull(self, order: PullOrder) -> None:
         """It comes out in ``received``."""
+        if order.request in self._pulls:
+            logger.error("request %s: its blocks are being pulled: a second order is ignored", order.request)
+            return
         scope = self._pulls[order.request] = Scope()
         self._tasks.start_soon(self._pull, order, scope)
 
@@ -217,6 +224,9 @@ class LeasedBlocks:
             error, failed, unreachable = failure.first, order.into[failure.landed :], failure.unreachable
             outcome = "pull_failed"
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
+            for stuck in failure.errors:
+                if isinstance(stuck, StuckError):  # the blocks may be written to for ever
+                    self._lose(stuck)
         except LLMException as error:
             outcome = "pull_failed"
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
@@ -241,19 +251,23 @@ class LeasedBlocks:
     async def _carry_out(self, order: PullOrder) -> int:
         """How many bytes came. Raises _Failed: some did not, and all have ended; IncompatiblePeer: before anything began."""
         portions = [self._portion(order, source) for source in self._counterparts(order.sources)]
-        failed, nbytes = _Failed(len(order.into)), 0
+        failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
 
         async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
             nonlocal nbytes
             try:
-                await self._links.link(portion.source)
+                with anyio.move_on_at(until) as limit:
+                    await self._links.link(portion.source)
+                if limit.cancelled_caught:
+                    raise LinkTimeout(f"no link to {portion.source.place} within {self._pull_seconds:g} s")
+                left = max(1, round(1000 * (until - anyio.current_time())))
                 report = await self._manager.pull_leased(
                     ticket,
                     self._caches[number],
                     order.into,
                     parts=None if portion.parts is None else portion.parts[number],
                     takers=portion.takers,
-                    timeout_in_millis=round(1000 * self._pull_seconds),
+                    timeout_in_millis=left,
                     patience_in_millis=round(1000 * self._patience_seconds),
                 )
                 nbytes += report.bytes
@@ -287,9 +301,10 @@ class LeasedBlocks:
             return _Portion(source, None, 1)
         here, there = self._shape, source.shape
         if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
-            name = min(differing.keys() - CUTS or differing or {"tensor_parallel_size"})
-            here_value, there_value = differing.get(name, (mine, theirs))
-            raise IncompatiblePeer(f"{name} is {here_value} here and {there_value} at {source.place}")
+            named = differing or {"tensor_parallel_size": (mine, theirs)}
+            raise IncompatiblePeer(
+                ", ".join(f"{name} is {a} here and {b} at {source.place}" for name, (a, b) in sorted(named.items()))
+            )
         if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
             raise IncompatiblePeer(
                 f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "

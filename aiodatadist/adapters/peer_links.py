@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import LinkTimeout, LLMException, LLMStatusCode
@@ -17,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerAddress(BaseModel):
-    """Where a worker listens, as JSON carries it."""
+    """Where a worker listens, as JSON carries it. ``host``: an address, or a name that is looked up for each link."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,6 +33,14 @@ class PeerAddress(BaseModel):
     @property
     def place(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+@dataclass
+class _Attempt:
+    """To make a link."""
+
+    over: Signal = field(default_factory=Signal)
+    error: LLMException | None = None
 
 
 class PeerLinks:
@@ -43,24 +56,47 @@ class PeerLinks:
         self._tasks = tasks
         self._seconds = seconds
         self._on_closed = on_closed
-        self._locks: dict[int, anyio.Lock] = {}
+        self._attempts: dict[tuple[int, str], _Attempt] = {}
         self._watched: set[int] = set()
 
     async def link(self, peer: PeerAddress) -> None:
-        """Until there is a link. Raises LinkTimeout: there is none within ``seconds``."""
-        number = peer.cluster_id
-        async with self._locks.setdefault(number, anyio.Lock()):
-            if number in self._watched:
-                return
+        """Until there is a link. All who want one at the same time share an attempt.
+
+        Raises:
+            LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
+        """
+        if peer.cluster_id in self._watched:
+            return
+        key = peer.cluster_id, peer.place
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = self._attempts[key] = _Attempt()
+            self._tasks.start_soon(self._try, peer, attempt)
+        await attempt.over.wait()
+        if attempt.error is not None:
+            raise copy(attempt.error)
+
+    async def _try(self, peer: PeerAddress, attempt: _Attempt) -> None:
+        attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")
+        try:
             millis = round(1000 * self._seconds)
-            status, _ = await self._datadist.link_clusters([self._info(peer)], millis)
-            if status not in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
-                raise LinkTimeout(f"no link to {peer.place}: {status.name}", status_code=status)
-            self.watch(number)
+            status, _ = await self._datadist.link_clusters([await self._info(peer)], millis)
+            if status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
+                attempt.error = None
+                self.watch(peer.cluster_id)
+            else:
+                attempt.error = LinkTimeout(f"no link to {peer.place}: {status.name}", status_code=status)
+        except LLMException as error:
+            attempt.error = error
+        except (OSError, ValueError, RuntimeError) as error:  # no such host, or no address that can be linked to
+            attempt.error = LinkTimeout(f"no link to {peer.place}: {error}")
+        finally:
+            del self._attempts[peer.cluster_id, peer.place]
+            attempt.over.set()
 
     async def end(self, peer: PeerAddress) -> None:
         """No byte lands through it any more, whether the peer answers within ``seconds`` or not."""
-        await self._datadist.unlink_clusters([self._info(peer)], round(1000 * self._seconds))
+        await self._datadist.unlink_clusters([await self._info(peer)], round(1000 * self._seconds))
 
     def watch(self, number: int) -> None:
         """Also of a link that the peer made."""
@@ -74,11 +110,17 @@ class PeerLinks:
         except LLMException:  # it was over already
             logger.debug("the link to cluster %d was over before it was watched", number)
         self._watched.discard(number)
-        self._locks.pop(number, None)
         self._on_closed(number)
 
     @staticmethod
-    def _info(peer: PeerAddress) -> LLMClusterInfo:
+    async def _info(peer: PeerAddress) -> LLMClusterInfo:
+        """Raises OSError: there is no such host. RuntimeError: it is no address to link to."""
+        address = peer.host
+        try:
+            ip_address(address)
+        except ValueError:
+            found = await anyio.getaddrinfo(address, peer.port, type=socket.SOCK_STREAM)
+            address = str(found[0][4][0])
         info = LLMClusterInfo(peer.cluster_id)
-        info.append_remote_ip_info(peer.host, peer.port)
+        info.append_remote_ip_info(address, peer.port)
         return info

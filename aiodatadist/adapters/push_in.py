@@ -69,6 +69,7 @@ class IncomingPushes:
         seconds: that a request's blocks may take, from when they are expected.
         patience: seconds in which a peer answers that it has dropped a request.
         wait_usable: until no lost peer can write into the cache any more. Raises LLMException: one may write for ever.
+        lose: is told why the cache must not be used any more.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class IncomingPushes:
         post: Callable[[int, PushMessage], Awaitable[None]],
         tell: Tell,
         wait_usable: Callable[[], Awaitable[None]],
+        lose: Callable[[LLMException], object],
     ) -> None:
         self._layout = layout
         self._seconds = seconds
@@ -90,12 +92,17 @@ class IncomingPushes:
         self._post = post
         self._tell = tell
         self._wait_usable = wait_usable
+        self._lose = lose
+        self._is_closed = False
         self._arrivals: dict[str, _Arrival] = {}
         self._scopes: dict[str, Scope] = {}
 
     # ---- what the engine says ----
 
     def expect(self, order: ExpectOrder) -> None:
+        if order.request in self._scopes:
+            logger.error("request %s: its blocks are expected: a second order is ignored", order.request)
+            return
         scope = self._scopes[order.request] = Scope()
         self._tasks.start_soon(self._expect, order, scope)
 
@@ -103,6 +110,10 @@ class IncomingPushes:
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
+
+    def close(self) -> None:
+        """All links are about to end: peers need not say that nothing lands any more."""
+        self._is_closed = True
 
     def decline(self, source: PeerAddress, transfer: str) -> None:
         """The blocks are not needed. The peer is told as well as that is possible; nothing comes out."""
@@ -158,7 +169,14 @@ class IncomingPushes:
         with anyio.move_on_after(self._seconds):
             await self._links.link(order.source)
             arrival.is_asked = True
-            want = Want(transfer=order.transfer, first=order.first, into=order.into, aux=order.aux, layout=self._layout)
+            want = Want(
+                transfer=order.transfer,
+                first=order.first,
+                into=order.into,
+                count=len(order.into),
+                aux=order.aux,
+                layout=self._layout,
+            )
             await self._post(arrival.cluster, want)
             await arrival.over.wait()
         if arrival.answer is None:
@@ -168,7 +186,7 @@ class IncomingPushes:
 
     async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
         """Until no byte of it lands any more."""
-        if self._arrivals.get(order.transfer) is not arrival:
+        if self._arrivals.get(order.transfer) is not arrival or self._is_closed:
             return
         try:
             if arrival.is_asked and arrival.answer is None:
@@ -177,7 +195,7 @@ class IncomingPushes:
             if arrival.is_asked and not isinstance(arrival.answer, Sent):
                 await self._wait_usable()
         except LLMException as error:
-            logger.error("request %s: %s", order.request, error)  # noqa: TRY400 - the message says it all
+            self._lose(error)
         finally:
             del self._arrivals[order.transfer]
 

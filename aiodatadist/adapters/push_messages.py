@@ -3,6 +3,7 @@
 ::
 
     decode                                  prefill
+      More(where blocks are)      ------->                        (what one message has no room for)
       Want(where its blocks are)  ------->
                                   <=======  layers, as they are computed
                                   <-------  Sent | Refused(why)
@@ -12,11 +13,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_NAME = 256
+MAX_BLOCKS = 2048
+"""Numbers of blocks in one message, of up to 19 digits each."""
 TransferName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 """The router's name of a request, the same for both engines."""
 BlockNumber = Annotated[int, Field(ge=0, lt=2**63)]
@@ -28,10 +32,18 @@ class _Message(BaseModel):
     transfer: TransferName
 
 
+class More(_Message):
+    """Of a ``want`` that follows: the first of its blocks belong into these."""
+
+    kind: Literal["more"] = "more"
+    into: tuple[BlockNumber, ...]
+
+
 class Want(_Message):
     """Blocks ``first``, ``first + 1``, ... of the request belong into these.
 
     Attributes:
+        count: of blocks, in this message and in those before it.
         aux: where what goes with them belongs, if something does.
         layout: of the asking end: both have to have the same.
     """
@@ -39,6 +51,7 @@ class Want(_Message):
     kind: Literal["want"] = "want"
     first: BlockNumber
     into: tuple[BlockNumber, ...]
+    count: BlockNumber
     aux: BlockNumber | None = None
     layout: dict[str, str | int]
 
@@ -62,8 +75,17 @@ class Refused(_Message):
     reason: str
 
 
-PushMessage = Want | Drop | Sent | Refused
+PushMessage = More | Want | Drop | Sent | Refused
 _ADAPTER: TypeAdapter[PushMessage] = TypeAdapter(Annotated[PushMessage, Field(discriminator="kind")])
+
+
+def split(message: PushMessage) -> Iterator[PushMessage]:
+    """In messages that fit in notifications."""
+    if isinstance(message, Want):
+        while len(message.into) > MAX_BLOCKS:
+            yield More(transfer=message.transfer, into=message.into[:MAX_BLOCKS])
+            message = message.model_copy(update={"into": message.into[MAX_BLOCKS:]})
+    yield message
 
 
 def encode(message: PushMessage) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiodatadist.adapters.ended import Tell
-from aiodatadist.adapters.push_messages import PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_messages import More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED = 4096
 """Ends of transfers that are kept for those who ask late."""
+MAX_PUSHES = 16384
+"""Transfers that peers may ask for at a time."""
+MAX_BEGUN = 1 << 22
+"""Numbers of blocks of wants that are not whole yet."""
 Post = Callable[[int, PushMessage], Awaitable[None]]
 """Tells a cluster something. Raises LLMException: it cannot."""
 
@@ -87,6 +91,7 @@ class OutgoingPushes:
         self._tell = tell
         self._pushes: dict[str, _Push] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
+        self._begun: dict[tuple[int, str], list[int]] = {}
 
     # ---- what the engine says ----
 
@@ -104,6 +109,10 @@ class OutgoingPushes:
             how = self._over[transfer]
             self._tell(lambda ended: ended.let_go(request, how))
             return
+        if push.request is not None:
+            logger.warning("request %s: transfer %s is request %s's", request, transfer, push.request)
+            self._tell(lambda ended: ended.let_go(request, "push_refused"))
+            return
         push.request, push.aux = request, aux
         if push.want is None:
             push.scope.deadline = asyncio.get_running_loop().time() + self._seconds
@@ -117,7 +126,22 @@ class OutgoingPushes:
 
     # ---- what peers say ----
 
+    def more(self, cluster: int, more: More) -> None:
+        """Of a want that follows."""
+        key = cluster, more.transfer
+        if sum(map(len, self._begun.values())) + len(more.into) <= MAX_BEGUN:
+            self._begun.setdefault(key, []).extend(more.into)
+
     async def want(self, cluster: int, want: Want) -> None:
+        want = want.model_copy(update={"into": (*self._begun.pop((cluster, want.transfer), ()), *want.into)})
+        if len(want.into) != want.count:
+            reason = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
+            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+            return
+        if want.transfer not in self._pushes and len(self._pushes) >= MAX_PUSHES:
+            reason = f"{len(self._pushes)} other transfers are under way"
+            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+            return
         push = self._find(want.transfer)
         if push is None:
             reason = f"it is over: {self._over[want.transfer]}"
@@ -132,6 +156,7 @@ class OutgoingPushes:
 
     async def drop(self, cluster: int, transfer: str) -> None:
         """Answered in any case: the peer waits for it."""
+        self._begun.pop((cluster, transfer), None)
         push = self._find(transfer)
         is_answered = push is not None and push.want is not None and push.cluster == cluster
         if push is not None and (push.want is None or is_answered):
@@ -141,6 +166,8 @@ class OutgoingPushes:
 
     def lost(self, cluster: int) -> None:
         """There is no link to this cluster any more."""
+        for key in [key for key in self._begun if key[0] == cluster]:
+            del self._begun[key]
         for push in self._pushes.values():
             if push.want is not None and push.cluster == cluster:
                 push.stop(LLMException("the link to the decode engine is gone"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -207,3 +210,105 @@ def test_a_service_that_is_not_open_or_badly_set_up() -> None:
     with closing(BlockService(Settings(host="0.0.0.0"))) as service, pytest.raises(LLMException, match="auth_key"):
         service.open([[np.zeros((4, 8), np.uint8)]], 4, {})
     service.close()
+
+
+# ---- orders that make no sense, and peers that are not there ----
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a name that is no host": {"host": "no-such-host.invalid", "cluster_id": 5},
+    "no address": {"host": "300.1.1.1", "cluster_id": 5},
+    "its own cluster": {"cluster_id": 0},
+    "a cache id that is none": {"cache_ids": (0,)},
+    "a negative block": {"blocks": (-1, 9)},
+    "no blocks": {"blocks": ()},
+    "fewer blocks": {"blocks": (3,)},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_order_that_makes_no_sense_comes_out_and_others_go_on(ends: tuple[End, End], kind: str) -> None:
+    owner, puller = ends
+    wrong = dict(WRONG[kind])
+    if "cluster_id" in wrong:
+        wrong["cluster_id"] = wrong["cluster_id"] or puller.address.cluster_id
+    blocks = wrong.pop("blocks", (3, 9))
+    puller.service.pull(
+        order("wrong", new_lease_name(), owner.address.model_copy(update=wrong), blocks=blocks, into=(4, 5))
+    )
+    assert puller.until("received", "wrong", 20).failed == {"wrong": (4, 5)}
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9])
+    puller.service.pull(order("r", lease, owner.address))
+    assert puller.until("received", "r").failed == {}
+
+
+def test_a_peer_may_be_named(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9])
+    puller.service.pull(order("r", lease, owner.address.model_copy(update={"host": "localhost"})))
+    assert puller.until("received", "r").failed == {}
+
+
+def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    with soft_faults_cleared():
+        soft_fault("HcclBatchGet:delay=200@*")
+        owner.service.keep("r", lease, [3, 9])
+        puller.service.pull(order("r", lease, owner.address))
+        puller.service.pull(order("r", lease, owner.address, into=(2, 3)))
+        assert puller.until("received", "r").counters["pull_done"] == 1
+    assert puller.holds(2) == {18}
+
+
+def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
+    settings = Settings(link_seconds=1, pull_seconds=1, heartbeat_interval=100)
+    puller = End(1, settings, LAYOUT)
+    with closing(puller.service), socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(100)
+        source = puller.address.model_copy(update={"cluster_id": 9, "port": silent.getsockname()[1]})
+        began = time.monotonic()
+        for n in range(8):
+            puller.service.pull(order(f"r{n}", new_lease_name(), source))
+        received: set[str] = set()
+        while len(received) < 8:
+            assert time.monotonic() < began + 20
+            received |= puller.service.take().received
+            time.sleep(0.001)
+        assert time.monotonic() - began < 6, "one attempt was made behind the other"
+
+
+STUCK = """
+import os, sys
+from aiodatadist import InternalError
+from aiodatadist.testing import soft_fault
+from tests.adapters.test_block_service import *
+settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)
+owner, puller = End(0, settings, LAYOUT), End(1, settings, LAYOUT)
+lease = new_lease_name()
+owner.service.keep("r", lease, [3, 9])
+soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
+puller.service.pull(order("r", lease, owner.address))
+for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1])):
+    try:
+        call()
+    except InternalError as error:
+        print(error, flush=True)
+os._exit(0)  # what is stuck cannot be closed
+"""
+
+
+def test_a_cache_that_the_device_does_not_let_go_of_is_told() -> None:
+    """The engine would go on to use blocks that may be written to at any time."""
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    told = done.stdout.splitlines()
+    assert len(told) == 2, done.stderr
+    assert all("the KV cache is lost" in each and "start the engine again" in each for each in told)
+
+
+def test_a_rank_that_is_none() -> None:
+    with pytest.raises(ParamInvalid, match="rank is 2: it has to be from 0 to 1"):
+        BlockService(Settings(), 2, 2)

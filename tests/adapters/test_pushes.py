@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
+from aiodatadist.adapters import push_messages, push_out
 from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
@@ -351,3 +352,73 @@ def test_tensors_of_several_sizes_and_what_goes_with_a_request() -> None:
             prefill.service.pushed("s", "q", aux=11)
             assert decode.received("s").outcomes["s"] == "push_missed"
             assert prefill.sent("q").outcomes["q"] == "push_failed"
+
+
+# ---- names that come twice, long prompts, and an end in the middle ----
+
+
+def test_a_second_request_of_a_transfer_comes_out_at_once(ends: tuple[End, End]) -> None:
+    """As a router's retry makes it. The first one is kept."""
+    prefill, decode = ends
+    prefill.step("t")
+    prefill.service.pushed("t", "first")
+    prefill.service.pushed("t", "retry")
+    assert prefill.sent("retry").outcomes == {"retry": "push_refused"}
+    decode.expect("t", prefill.address)
+    assert decode.received("t").outcomes == {"t": "push_arrived"}
+    assert prefill.sent("first").outcomes["first"] == "push_done"
+
+
+def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    decode.expect("t", prefill.address, (0, 1))
+    prefill.until(lambda ended: ended.wanted == {"t"})
+    decode.expect("t", prefill.address, (2, 3))
+    decode.expect("u", prefill.address, (4, 5))  # behind it
+    for request in ("t", "u"):
+        prefill.step(request)
+        prefill.service.pushed(request, request)
+    assert decode.received("t", "u").outcomes == {"t": "push_arrived", "u": "push_arrived"}
+    assert (decode.holds(0), decode.holds(2), decode.holds(4)) == ({3}, {18}, {3})
+
+
+@pytest.mark.parametrize("pages", [2048, 2049, 50_000])
+def test_blocks_that_one_message_has_no_room_for(pages: int) -> None:
+    with ExitStack() as stack:
+        made = []
+        for number in range(2):
+            service = BlockService(Settings(device_id=number, **FAST))
+            stack.enter_context(closing(service))
+            array = np.full((60_000, 64), number, np.uint8)
+            groups = [TensorGroup((array.ctypes.data,), len(array), 64)]
+            made.append((service, array, service.open_groups(groups, [], {})))
+        (prefill, fro, address), (decode, into, _) = made
+        fro[:pages, :4] = np.arange(pages, dtype=np.uint32).view(np.uint8).reshape(-1, 4)
+        decode.expect(ExpectOrder("r", address, "r", 0, tuple(range(59_999, 59_999 - pages, -1))))
+        prefill.push("r", Portion(0, tuple(range(pages))))
+        prefill.pushed("r", "r")
+        until = time.monotonic() + 20
+        while "r" not in (ended := decode.take()).received:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        assert ended.outcomes == {"r": "push_arrived"}
+        assert (into[59_999 : 59_999 - pages : -1] == fro[:pages]).all()
+        assert (into[: 60_000 - pages] == 1).all()
+
+
+def test_a_want_that_is_not_whole_is_refused(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_out, "MAX_BEGUN", 0)
+    monkeypatch.setattr(push_messages, "MAX_BLOCKS", 1)
+    prefill, decode = ends
+    decode.expect("t", prefill.address, (0, 1))
+    assert decode.received("t").outcomes == {"t": "push_missed"}
+
+
+def test_a_decode_engine_that_waits_is_closed_at_once() -> None:
+    prefill, decode = End(0, link_seconds=30), End(1, link_seconds=30)
+    with closing(prefill.service):
+        with closing(decode.service):
+            decode.expect("r", prefill.address)
+            prefill.until(lambda ended: ended.wanted == {"r"})
+            began = time.monotonic()
+        assert time.monotonic() - began < 10, "it waited for an answer for which it does not listen any more"

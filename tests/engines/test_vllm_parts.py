@@ -29,7 +29,8 @@ def vllm() -> SimpleNamespace:
         "torch": "torch", "prometheus": "prometheus_client", "config": "vllm.config", "base": f"{base}.v1.base",
         "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": adapter, "offer": f"{adapter}.offer",
         "model": f"{adapter}.model", "orders": f"{adapter}.orders", "steps": f"{adapter}.steps",
-        "worker": f"{adapter}.worker_side", "kinds": "vllm.v1.kv_cache_interface",
+        "worker": f"{adapter}.worker_side", "kinds": "vllm.v1.kv_cache_interface", "request": "vllm.v1.request",
+        "context": f"{adapter}.context_scheduler", "scheduler": f"{adapter}.scheduler_side",
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own packages
@@ -153,10 +154,12 @@ def test_layers_of_a_step_become_ready_once(vllm: SimpleNamespace) -> None:
     assert list(steps.end()) == []
 
 
-def transfer_config(vllm: SimpleNamespace, connector: str = "AioDataDistConnector", **extra: Any) -> Any:
+def transfer_config(
+    vllm: SimpleNamespace, connector: str = "AioDataDistConnector", policy: str = "recompute", **extra: Any
+) -> Any:
     return vllm.config.KVTransferConfig(
         kv_connector=connector, kv_connector_module_path="aiodatadist.adapters.vllm", kv_role="kv_both",
-        kv_connector_extra_config=extra,
+        kv_load_failure_policy=policy, kv_connector_extra_config=extra,
     )  # fmt: skip
 
 
@@ -197,7 +200,9 @@ def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:
         block_size=16, num_kv_heads=2, head_size=8, dtype=vllm.torch.float32, sliding_window=64
     )
     config = SimpleNamespace(
-        kv_transfer_config=transfer_config(vllm, connector, **changes.get("extra", {})),
+        kv_transfer_config=transfer_config(
+            vllm, connector, changes.get("policy", "recompute"), **changes.get("extra", {})
+        ),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=changes.get("pipeline", 1), tensor_parallel_size=changes.get("ranks", 1), rank=0
         ),
@@ -235,6 +240,7 @@ def test_what_cannot_be_is_refused_when_the_engine_starts(
         ({"window": True}, "the KV cache is a SlidingWindowSpec"),
         ({"ranks": 2}, "pool is memory:: it is in one process's memory"),
         ({"extra": {"pool": "nothing://x"}}, "nothing"),
+        ({"policy": "fail"}, "kv_load_failure_policy is 'fail': it has to be 'recompute'"),
     ],
 )
 def test_blocks_that_cannot_be_shared_are_refused(vllm: SimpleNamespace, changes: dict[str, Any], message: str) -> None:
@@ -251,3 +257,87 @@ def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: Simp
     assert found is vllm.adapter.AioDataDistConnector
     assert vllm.base.supports_hma(found)
     assert [found.requires_piecewise_for_cudagraph(extra) for extra in ({}, {"push": True})] == [False, True]
+
+
+# ---- the scheduler's half ----
+
+
+def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:
+    """One that was computed whole."""
+    return SimpleNamespace(
+        request_id=name, num_prompt_tokens=40, num_computed_tokens=40, kv_transfer_params=params,
+        status=vllm.request.RequestStatus.FINISHED_LENGTH_CAPPED,
+    )  # fmt: skip
+
+
+def test_requests_of_one_transfer_after_each_other_are_pushed_and_beside_each_other_are_not(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = vllm.scheduler.SchedulerSide(Settings(), 16)
+    first, retry, later = (
+        request(vllm, name, do_remote_decode=True, transfer_id="t") for name in ("first", "retry", "later")
+    )
+    for each in (first, retry):
+        side.allocated(each, [1, 2, 3], 0)
+    assert "request retry: transfer_id is t: request first has it" in caplog.text
+    assert side.finished(retry, [1, 2, 3]) == (False, None), "its blocks are free at once"
+    assert side.finished(first, [1, 2, 3]) == (True, None)
+    side.allocated(later, [1, 2, 3], 0)
+    assert side.finished(later, [1, 2, 3]) == (True, None)
+
+
+@pytest.mark.parametrize("prefill", [{"port": 65535, "cluster_id": 1}, {"port": 99, "cluster_id": 2**64 - 1}])
+def test_workers_that_cannot_be_are_no_offer(
+    vllm: SimpleNamespace, prefill: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"host": "127.0.0.1", **prefill}}
+    assert vllm.offer.offer_of("r", params, 1) is not None
+    assert vllm.offer.offer_of("r", params, 2) is None
+    assert "there are no 2 workers from there" in caplog.text
+
+
+def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
+    worker = {
+        "cluster_id": 1, "host": "h", "port": 1, "cache_ids": [1], "layout": {},
+    }  # fmt: skip
+    given = {
+        "do_remote_prefill": True, "remote_request_id": "p", "remote_block_ids": [7, 8, 9], "remote_num_tokens": 99,
+        "remote_block_size": 16, "lease": new_lease_name(), "lease_seconds": 1.0, "workers": [worker],
+    }  # fmt: skip
+    offer = vllm.offer.offer_of("r", given, 1)
+    assert offer.tokens == 48, "no more than its blocks have"
+    assert offer.blocks(24, 40) == ((8, 9), 8)
+    changes: list[dict[str, Any]] = [
+        {"remote_block_ids": [-1]},
+        {"workers": [{**worker, "cache_ids": [0]}]},
+        {"workers": []},
+    ]
+    for change in changes:
+        assert vllm.offer.offer_of("r", {**given, **change}, 1) is None
+
+
+@pytest.mark.parametrize("lag", [0, 1], ids=["in turns", "ahead of the tokens"])
+def test_blocks_of_answers_are_saved(vllm: SimpleNamespace, lag: int) -> None:
+    """vLLM schedules a step before it knows the token that the last one gave."""
+    service = SimpleNamespace(is_looked_up=lambda _: True, found=lambda _: 0, forget=lambda _: None)
+    side, tokens = vllm.context.ContextScheduler(service, 4), [0] * 8
+    known = SimpleNamespace(request_id="r", num_prompt_tokens=8, block_hashes=[])
+    side.allocated(known, list(range(100, 110)), 0)
+    saved: list[int] = []
+    for step in range(20):
+        known.block_hashes = [bytes([i]) * 32 for i in range(len(tokens) // 4)]
+        again = SimpleNamespace(
+            req_ids=["r"] * (step > 0), new_block_ids=[None], num_computed_tokens=[7 + step], resumed_req_ids=set()
+        )
+        if step == 0:
+            again.new_block_ids = again.num_computed_tokens = []
+        orders = side.take_orders(
+            SimpleNamespace(
+                scheduled_new_reqs=[SimpleNamespace(req_id="r", num_computed_tokens=0)] * (step == 0),
+                scheduled_cached_reqs=again, num_scheduled_tokens={"r": 1 if step else 8}, preempted_req_ids=None,
+            )
+        )  # fmt: skip
+        saved += [block for save in orders.saves for block in save.blocks]
+        if step >= lag:
+            tokens.append(0)
+    assert saved == [100, 101, 102, 103, 104, 105]

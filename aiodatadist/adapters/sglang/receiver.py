@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
@@ -9,6 +10,9 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
 from aiodatadist.errors import TransferError
+
+_RECEIVERS = count()
+"""A room may have several, one behind the other or by mistake: each has a name of its own."""
 
 
 class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has no types here
@@ -24,6 +28,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self.conclude_state: int | None = None
         self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
         self._room = str(bootstrap_room)
+        self._request = f"{self._room} {next(_RECEIVERS)}"
         self._is_ready = self._is_expecting = self._is_aborted = False
         self._reason = ""
 
@@ -61,14 +66,14 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         aux = None if aux_index is None else int(aux_index)
         pages = tuple(map(int, kv_indices))
         self._is_expecting = True
-        self.kv_mgr.service.expect(ExpectOrder(self._room, source, self._room, prefix // page_size, pages, aux))
+        self.kv_mgr.service.expect(ExpectOrder(self._request, source, self._room, prefix // page_size, pages, aux))
 
     def poll(self) -> int:
         if self.conclude_state is not None:
             return self.conclude_state
         if not self._is_expecting:
             return int(KVPoll.WaitingForInput if self._is_ready else KVPoll.Bootstrapping)
-        outcome = self.kv_mgr.outcome(self._room)
+        outcome = self.kv_mgr.outcome(self._request)
         if outcome is None:
             return int(KVPoll.Transferring)
         is_here = outcome == "push_arrived" and not self._is_aborted
@@ -88,7 +93,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         """The prefill engine is told, and :meth:`poll` says when the pages are free."""
         self._is_aborted, self._reason = True, "it was aborted"
         if self._is_expecting:
-            self.kv_mgr.service.cancel(self._room)
+            self.kv_mgr.service.cancel(self._request)
         else:
             self._conclude(KVPoll.Failed, self._reason)
 
@@ -100,4 +105,4 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         return self.poll() in {KVPoll.Failed, KVPoll.Success}
 
     def clear(self) -> None:
-        self.kv_mgr.forget(self._room)
+        self.kv_mgr.forget(self._request)

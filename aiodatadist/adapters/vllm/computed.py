@@ -63,6 +63,12 @@ class ComputedBlocks:
                 self._requests[request_id].blocks += map(int, blocks[0])
             yield from self._advance(scheduled, request_id, computed)
 
+    def take_back(self, request_id: str, first: int) -> None:
+        """Tell of blocks from this one on again with the next step: they are complete, and their tokens are not known yet."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.done = min(request.done, first)
+
     def _advance(self, scheduled: Any, request_id: str, computed: int) -> Iterator[Completed]:
         request = self._requests.get(request_id)
         if request is not None:

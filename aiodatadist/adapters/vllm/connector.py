@@ -40,7 +40,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, model.block_size)
+            self._scheduler = SchedulerSide(settings, model.block_size, model.ranks)
         else:
             self._worker = WorkerSide(settings, model)
 

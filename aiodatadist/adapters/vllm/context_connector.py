@@ -42,6 +42,12 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
         self._check(vllm_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec)
         check_pool(settings, model.ranks == 1)
+        policy = self._kv_transfer_config.kv_load_failure_policy
+        if self._kv_transfer_config.is_kv_consumer and policy != "recompute":
+            raise ValueError(
+                f"kv_load_failure_policy is {policy!r}: it has to be 'recompute', because what a cache had may be gone "
+                "when it is loaded"
+            )
         config = config_of(settings, self._identity(vllm_config, settings, model), model.rank, model.ranks)
         self._scheduler: ContextScheduler | None = None
         self._worker: ContextWorker | None = None

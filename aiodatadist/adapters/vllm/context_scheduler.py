@@ -113,7 +113,10 @@ class ContextScheduler:
         for done in self._computed.completed(scheduled):
             known = self._requests[done.request_id]
             hashes = hashes_of(known.request, done.first, done.first + len(done.blocks))
-            if hashes:  # what has no tokens has none
+            self._computed.take_back(
+                done.request_id, done.first + len(hashes)
+            )  # a token is known one step later, or never
+            if hashes:
                 self._orders.saves.append(Blocks(done.request_id, hashes, done.blocks[: len(hashes)]))
                 known.has_saves = True
         self._orders.preempted += scheduled.preempted_req_ids or ()

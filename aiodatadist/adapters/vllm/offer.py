@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_messages import TransferName
-from aiodatadist.values.lease_ticket import LeaseName
+from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, Block, LeaseName
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Offer(_Params):
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
     remote_request_id: str
-    remote_block_ids: tuple[int, ...] = Field(min_length=1)
+    remote_block_ids: tuple[Block, ...] = Field(min_length=1, max_length=MAX_TICKET_BLOCKS)
     remote_num_tokens: int = Field(ge=1)
     remote_block_size: int = Field(ge=1)
     lease: LeaseName
@@ -78,16 +78,27 @@ class PushOffer(_Params):
     transfer_id: TransferName
     prefill: PeerAddress
 
+    def has_workers(self, ranks: int) -> bool:
+        """So many can be: their ports and cluster ids are numbers of such."""
+        rank0 = self.prefill
+        return rank0.port + ranks - 1 <= 65535 and rank0.cluster_id + ranks - 1 < 2**64
+
     def worker(self, rank: int) -> PeerAddress:
         rank0 = self.prefill
         return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
 
 
-def offer_of(request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
-    """None: the request brings no blocks, or what it brings makes no sense, which is logged."""
+def offer_of(request_id: str, params: Mapping[str, Any] | None, ranks: int) -> Offer | PushOffer | None:
+    """None: the request brings no blocks, or what it brings makes no sense, which is logged. ``ranks``: workers here."""
     if not params or not params.get("do_remote_prefill"):
         return None
-    return (PushOffer if "transfer_id" in params else Offer).read(request_id, params)
+    if "transfer_id" not in params:
+        return Offer.read(request_id, params)
+    offer = PushOffer.read(request_id, params)
+    if offer is not None and not offer.has_workers(ranks):
+        logger.warning("request %s: kv_transfer_params: prefill: there are no %d workers from there", request_id, ranks)
+        return None
+    return offer
 
 
 _NAME: TypeAdapter[str] = TypeAdapter(TransferName)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer
 from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push
 from aiodatadist.values.lease_ticket import new_lease_name
 
+logger = logging.getLogger(__name__)
+
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
 
@@ -22,15 +25,18 @@ class SchedulerSide:
 
     Args:
         block_size: tokens of a block.
+        ranks: workers.
     """
 
-    def __init__(self, settings: Settings, block_size: int) -> None:
+    def __init__(self, settings: Settings, block_size: int, ranks: int = 1) -> None:
         self._settings = settings
         self._block_size = block_size
+        self._ranks = ranks
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
         self._pushed: dict[str, str] = {}
+        self._pushers: dict[str, str] = {}
         self._computed = ComputedBlocks(block_size)
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
@@ -41,7 +47,7 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """How many tokens more than ``computed`` are to be had, and that they come by and by."""
-        offer = offer_of(request.request_id, request.kv_transfer_params)
+        offer = offer_of(request.request_id, request.kv_transfer_params, self._ranks)
         count = 0 if offer is None else self._offered(request, offer) - computed
         return (count, True) if count > 0 else (0, False)
 
@@ -53,10 +59,10 @@ class SchedulerSide:
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
         transfer = transfer_to_push(request.kv_transfer_params)
-        if transfer is not None:
+        if transfer is not None and self._is_pusher(request.request_id, transfer):
             self._pushed[request.request_id] = transfer
             self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
-        offer = offer_of(request.request_id, request.kv_transfer_params)
+        offer = offer_of(request.request_id, request.kv_transfer_params, self._ranks)
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
@@ -74,6 +80,13 @@ class SchedulerSide:
             self._orders.loads.append(Load(request_id, offer, blocks, into, skip, external_tokens))
         self._loading.add(request_id)
 
+    def _is_pusher(self, request_id: str, transfer: str) -> bool:
+        """The first request of a transfer: others, which a router's retry makes, keep and push nothing."""
+        first = self._pushers.setdefault(transfer, request_id)
+        if first != request_id:
+            logger.warning("request %s: transfer_id is %s: request %s has it", request_id, transfer, first)
+        return first == request_id
+
     def _refuse(self, offer: Offer | PushOffer) -> None:
         """The other engine need not keep it."""
         if isinstance(offer, PushOffer):
@@ -89,7 +102,7 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are kept, and what the next engine is to be told."""
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        offer = offer_of(request_id, params)
+        offer = offer_of(request_id, params, self._ranks)
         if offer is not None:  # it was never scheduled here
             self._refuse(offer)
         if request_id in self._loading:
@@ -117,6 +130,9 @@ class SchedulerSide:
     def _end_push(self, request_id: str, transfer: str, is_whole: bool) -> tuple[bool, dict[str, Any] | None]:
         self._pushed.pop(request_id, None)
         self._computed.remove(request_id)
+        if self._pushers.get(transfer, request_id) != request_id:
+            return False, None
+        self._pushers.pop(transfer, None)
         if is_whole:
             self._orders.pushed.append((transfer, request_id))
         else:
