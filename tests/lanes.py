@@ -87,7 +87,7 @@ TORCH = Lane(
 def _vllm(version: str, requirement: str) -> Lane:
     return Lane(
         f"vllm-{version}",
-        extra=(requirement,),
+        extra=(requirement, "mooncake-transfer-engine-non-cuda==0.3.13.post1"),
         without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
         tests=(*VLLM_TESTS, "--timeout", "150"),
         is_newest=version == "newest",

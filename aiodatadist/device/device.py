@@ -44,7 +44,7 @@ class Device:
         self._notifies: list[Handle] = []
         self._spare_notifies: list[Handle] = []
         self._streams = 0
-        self._closed = False
+        self._closed = self._is_stuck = False
         self._pid = os.getpid()
 
     @classmethod
@@ -210,13 +210,18 @@ class Device:
                     memory.free()
                 except LLMException as error:
                     refused = refused or error
-        if not any(memory.is_stuck for memory in self._memories):
+        if self._is_stuck:
+            logger.warning(
+                "device %d has a transfer that does not end: it is not given back, which would wait for it", self.index
+            )
+        else:
             self.runtime.release_device(self.index)
         if refused is not None:
             raise refused
 
     def mark_stuck(self, address: int, nbytes: int) -> None:
-        """The device will not let go of these bytes: the allocation that they lie in is never freed."""
+        """The device will not let go of these bytes: the allocation they lie in is never freed, the device not given back."""
+        self._is_stuck = True
         for memory in self._memories:
             if memory.address < address + nbytes and address < memory.address + memory.nbytes:
                 memory.is_stuck = True

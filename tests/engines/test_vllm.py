@@ -19,11 +19,12 @@ def expected(alone: Engine, wanted: list[list[int]], tokens: int = TOKENS) -> li
 
 
 class Watch:
-    """What engines have when nothing runs, and what they counted since. ``descriptors``: of links, or of a pool's client."""
+    """What engines have when nothing runs, and what they counted since. ``descriptors``: of links, or of a pool's client;
+    ``threads``: besides."""
 
-    def __init__(self, *engines: Engine, descriptors: int = 12) -> None:
+    def __init__(self, *engines: Engine, descriptors: int = 12, threads: int = 4) -> None:
         self._engines = engines
-        self._descriptors = descriptors
+        self._descriptors, self._threads = descriptors, threads
         self._before = [each.state() for each in engines]
 
     def counted(self, name: str) -> int:
@@ -39,7 +40,7 @@ class Watch:
             now = each.state()
             assert now["free"] >= before["free"]
             assert now["descriptors"] <= before["descriptors"] + self._descriptors
-            assert now["threads"] <= before["threads"] + 4
+            assert now["threads"] <= before["threads"] + self._threads
 
 
 def test_the_tokens_are_those_of_one_engine(alone: Engine, pair: tuple[Engine, Engine]) -> None:

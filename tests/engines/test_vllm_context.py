@@ -9,14 +9,23 @@ from typing import Any
 
 import pytest
 
-from tests.context_caching.servers import RedisServer, need_redis, running
+from tests.context_caching.servers import (
+    MooncakeLender,
+    MooncakeMaster,
+    RedisServer,
+    need_mooncake,
+    need_redis,
+    running,
+)
 from tests.engines.conftest import SMALL
-from tests.engines.engines import BLOCK, Engine, opened, prompts
+from tests.engines.engines import BLOCK, Engine, eventually, opened, prompts
 from tests.engines.test_vllm import REQUESTS, TOKENS, Watch, expected
 
 CONNECTOR = "AioDataDistContextConnector"
 DESCRIPTORS = 32
 """Of connections to a pool, and of streams."""
+THREADS = 16
+"""Of the calls of a pool that block."""
 Served = dict[str, list[int]]
 
 
@@ -37,6 +46,19 @@ def sharing(model: Path, server: RedisServer) -> Iterator[tuple[Engine, Engine, 
     embedded = Engine(model, model / "embedded.log", {"pool": "memory:?bytes=512MiB"}, CONNECTOR)
     with opened(one, other, embedded):
         yield one, other, embedded
+
+
+@pytest.fixture(scope="module")
+def over_mooncake(model: Path) -> Iterator[tuple[Engine, Engine]]:
+    """Two over a Mooncake master, to whose store another process lends memory."""
+    need_mooncake()
+    master = MooncakeMaster()
+    with running(master, MooncakeLender(master)):
+        settings = {"pool": master.url, "load_seconds": 10, "save_seconds": 10}
+        one = Engine(model, model / "mooncake one.log", settings, CONNECTOR, **SMALL)
+        other = Engine(model, model / "mooncake other.log", {**settings, "device_id": 1}, CONNECTOR, **SMALL)
+        with opened(one, other):
+            yield one, other
 
 
 def serve(engine: Engine, name: str, wanted: list[list[int]], tokens: int = TOKENS) -> list[list[int]]:
@@ -64,6 +86,23 @@ def test_what_one_engine_computed_another_loads(alone: Engine, sharing: tuple[En
     second.nothing_is_kept()
     assert second.counted("loaded_blocks") == full_blocks(wanted)
     assert second.counted("load_missed") == 0
+
+
+def test_what_one_engine_computed_another_loads_over_mooncake(
+    alone: Engine, over_mooncake: tuple[Engine, Engine]
+) -> None:
+    one, other = over_mooncake
+    first = prompts(4, 30)
+    for engine, name in ((one, "first"), (other, "second")):
+        assert serve(engine, name, first) == expected(alone, first)
+    wanted = prompts(12, 29)
+    tokens = expected(alone, wanted)
+    watch = Watch(one, other, descriptors=DESCRIPTORS, threads=THREADS)
+    assert serve(one, "p", wanted) == tokens
+    eventually(lambda: one.state()["requests"], 0)
+    assert serve(other, "q", wanted) == tokens
+    watch.nothing_is_kept()
+    assert watch.counted("loaded_blocks") == full_blocks(wanted)
 
 
 def test_prefixes_that_requests_share(alone: Engine, sharing: tuple[Engine, Engine, Engine]) -> None:
