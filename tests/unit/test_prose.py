@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 THIS = Path(__file__).resolve()
 
-FOLDERS = ("aiodatadist", "benchmarks", "docs", "native", "tests")
+FOLDERS = ("aiodatadist", "benchmarks", "docs", "examples", "native", "tests")
 """Where the words below are not used, as on the pages at the top."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,7 +19,7 @@ UNCLEAR = re.compile(r"(?<![A-Za-z])(?:(?:any|every|no|some)_?body|whoever|of ou
 """A sentence with one of these does not say who acts: caller, peer, device, pool, link."""
 
 PATH = re.compile(
-    r"`((?:[\w.-]+/)+[\w.-]*\.(?:c|h|md|py|sh|toml|txt)|(?:aiodatadist|benchmarks|native|tests)/(?:[\w.-]+/)*)`"
+    r"`((?:[\w.-]+/)+[\w.-]*\.(?:c|h|md|py|sh|toml|txt)|(?:aiodatadist|benchmarks|examples|native|tests)/(?:[\w.-]+/)*)`"
 )
 
 

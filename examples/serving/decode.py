@@ -1,0 +1,144 @@
+"""The decode service: pulls a prompt's blocks from where they were computed, and writes the rest of the answer.
+
+``python -m examples.serving.decode --port 8002 --prefill 1@127.0.0.1:26001``
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from aiodatadist import LeaseTicket, LLMClusterInfo, LLMException, LLMRole, ParamInvalid
+from aiodatadist.cli.model import blocks_for
+
+from .answer import Answer, Pieces, Refused
+from .api import DONE, DecodeJob, completion, event
+from .kv import Kv, open_kv
+from .links import PrefillLinks
+from .metrics import Metrics
+from .service import EVENTS, JSON, add_kv_arguments, add_routes, kv_settings, parser_of, run
+
+TELL_SECONDS = 5.0
+
+
+class Decode:
+    """Requests of one service."""
+
+    def __init__(self, kv: Kv, links: PrefillLinks, metrics: Metrics) -> None:
+        self._kv = kv
+        self._links = links
+        self._tokens = metrics.counter("serving_tokens", "Tokens written")
+        self._pulled = metrics.counter("serving_pulled_bytes", "Bytes of KV cache pulled")
+
+    async def answer(self, job: DecodeJob) -> Pieces:
+        """Events of one token each, or all of the text at once."""
+        ticket, position = job.kv_transfer_params.ticket, len(job.tokens)
+        if len(ticket.blocks) != blocks_for(position):
+            raise Refused(400, f"the ticket is for {len(ticket.blocks)} blocks, the prompt has {blocks_for(position)}")
+        table: list[int] = []
+        is_here = False
+        try:
+            await self._links.wait_up(ticket.cluster_id)
+            table = await self._kv.blocks.take(blocks_for(position + job.max_tokens))
+            await self._pull(ticket, table)
+            is_here = True
+            await self._kv.fetch(table[: len(ticket.blocks)])
+            token, text = job.kv_transfer_params.first_token, ""
+            for written in range(job.max_tokens):
+                if written:
+                    token = await self._kv.next_token(token, position, table, job.seed)
+                    position += 1
+                self._tokens.inc()
+                if job.stream:
+                    yield event(chr(token))
+                else:
+                    text += chr(token)
+            yield DONE if job.stream else completion(text)
+        finally:
+            self._kv.blocks.give(table)
+            if not is_here:
+                await self._release(ticket)
+
+    async def _pull(self, ticket: LeaseTicket, table: list[int]) -> None:
+        """When it has returned prefill keeps the blocks no longer. Failed or cancelled, no byte lands in ours any more.
+
+        Raises:
+            Refused: 410, the prompt has to be computed again.
+        """
+        try:
+            report = await self._kv.manager.pull_leased(ticket, self._kv.device, table[: len(ticket.blocks)])
+        except ParamInvalid as error:
+            raise Refused(400, str(error)) from error
+        except LLMException as error:  # no link, or no such lease: it was started again, or took the blocks back
+            raise Refused(410, str(error)) from error
+        self._pulled.inc(report.bytes)
+
+    async def _release(self, ticket: LeaseTicket) -> None:
+        """Prefill may use the blocks for another request at once. Where it cannot be told, the lease ends by itself."""
+        with anyio.move_on_after(TELL_SECONDS, shield=True):
+            try:
+                await self._kv.manager.release_lease(ticket)
+            except LLMException:
+                return
+
+
+def app_of(arguments: Namespace) -> FastAPI:
+    metrics = Metrics()
+    service: Decode
+    links: PrefillLinks
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        nonlocal service, links
+        made = metrics.counter("serving_links_made", "Links made, the first ones and others")
+        async with open_kv(LLMRole.DECODER, kv_settings(arguments), metrics) as kv:
+            links = PrefillLinks(kv.datadist, arguments.prefill, arguments.link_seconds, made)
+            service = Decode(kv, links, metrics)
+            async with anyio.create_task_group() as group:
+                group.start_soon(links.keep)
+                yield
+                group.cancel_scope.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/v1/completions")
+    async def completions(job: DecodeJob) -> Response:
+        return Answer(service.answer(job), EVENTS if job.stream else JSON, metrics.ended)
+
+    async def health() -> dict[str, str]:
+        return {"status": "ok" if links.number_up else "there is no link to a prefill service"}
+
+    add_routes(app, metrics, health)
+    return app
+
+
+def peer(text: str) -> LLMClusterInfo:
+    """``1@127.0.0.1:26001``: a cluster id, and where it listens."""
+    number, _, address = text.partition("@")
+    host, _, port = address.rpartition(":")
+    try:
+        info = LLMClusterInfo(int(number))
+        info.append_remote_ip_info(host, int(port))
+    except (ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"{text!r} is not ID@IP:PORT: {error}") from None
+    return info
+
+
+def main() -> None:
+    parser = parser_of(__doc__, port=8002)
+    add_kv_arguments(parser, cluster_id=2)
+    parser.add_argument(
+        "--prefill", type=peer, nargs="+", required=True, metavar="ID@IP:PORT", help="cluster and --kv-listen"
+    )
+    parser.add_argument("--link-seconds", type=float, default=5.0, help="that a request waits for a link that is down")
+    arguments = parser.parse_args()
+    run(app_of(arguments), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The model and its KV cache: what prefill and decode have in common.
+
+numpy computes on the host, and peers reach the device, so there are two caches with the same block numbers, and blocks are
+copied from one to the other. A model that computes on the device needs one cache and neither copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import numpy as np
+
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
+from aiodatadist.cli.model import Array, Model, ModelConfig, sample
+
+from .blocks import Blocks
+from .metrics import Metrics
+
+CONFIG = ModelConfig(layers=2, dim=64, heads=4, kv_heads=2, head_dim=16, hidden=128)
+WEIGHTS_SEED = 7
+PAGE = 2 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KvSettings:
+    """Of one service.
+
+    Attributes:
+        listen: ``ip:port`` for peers that link; None: this service links.
+        blocks: of 16 tokens.
+        longest_line, wait_seconds: requests that may wait for blocks, and how long.
+        drain_seconds: after the last request, for leases to give their blocks back.
+        auth_key_file: a secret that all services have; needed unless ``listen`` is a loopback address.
+    """
+
+    cluster_id: int
+    listen: str | None
+    device_id: int
+    blocks: int
+    longest_line: int
+    wait_seconds: float
+    drain_seconds: float
+    auth_key_file: Path | None
+
+    def config(self) -> LLMConfig:
+        # Each tensor starts with a page: what an NPU's peers reach is mapped by pages.
+        tensor = -(-self.blocks * CONFIG.block_bytes // PAGE) * PAGE
+        return LLMConfig(
+            device_id=self.device_id,
+            listen=self.listen,
+            mem_pool_cfg=json.dumps({"memory_size": CONFIG.num_tensors * tensor, "page_shift": PAGE.bit_length() - 1}),
+            sync_kv_timeout=10_000,  # milliseconds of one transfer, once it runs
+            auth_key=self.auth_key_file.read_bytes() if self.auth_key_file else None,
+        )
+
+
+class Kv:
+    """An open cluster, its blocks, and a model that computes in them in a thread."""
+
+    def __init__(self, datadist: LLMDataDist, device: Cache, host: Cache, tensors: list[Array], blocks: Blocks) -> None:
+        self.datadist = datadist
+        self.manager = datadist.cache_manager
+        self.device = device
+        self.blocks = blocks
+        self._host = host
+        self._tensors = tensors
+        self._model = Model(CONFIG, WEIGHTS_SEED)
+        self._processor = anyio.CapacityLimiter(1)  # requests take turns, token by token
+
+    async def first_token(self, prompt: bytes, table: Sequence[int], seed: int) -> int:
+        """Computes a prompt: its keys and values are in the blocks of ``table`` afterwards, where peers can read them."""
+
+        def work() -> int:
+            stop = anyio.from_thread.check_cancelled  # between two layers
+            return sample(self._model.prefill(prompt, self._tensors, table, lambda _: stop()), seed, len(prompt))
+
+        token = await self._compute(work)
+        await self.manager.swap_blocks(self._host, self.device, {block: block for block in table})
+        return token
+
+    async def fetch(self, table: Sequence[int]) -> None:
+        """What was pulled into these blocks is what the model sees."""
+        await self.manager.swap_blocks(self.device, self._host, {block: block for block in table})
+
+    async def next_token(self, token: int, position: int, table: Sequence[int], seed: int) -> int:
+        """The one after ``token``, which stands at ``position``."""
+        return await self._compute(
+            lambda: sample(self._model.decode_step(token, position, self._tensors, table), seed, position + 1)
+        )
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        """Cancelled, it waits for the thread: no block is given back while the model writes to it."""
+        return await anyio.to_thread.run_sync(work, limiter=self._processor)
+
+
+@asynccontextmanager
+async def open_kv(role: LLMRole, settings: KvSettings, metrics: Metrics) -> AsyncIterator[Kv]:
+    """Open until the end of the block, and until all blocks are back or their time is over."""
+    shape = CONFIG.cache_shape(settings.blocks)
+    tensors = [np.zeros(shape, np.float32) for _ in range(CONFIG.num_tensors)]
+    async with LLMDataDist(role, settings.cluster_id, settings.config()) as datadist:
+        manager = datadist.cache_manager
+        desc = CacheDesc(CONFIG.num_tensors, shape, DataType.DT_FLOAT)
+        device = await manager.allocate_blocks_cache(desc, BlocksCacheKey(settings.cluster_id))
+        on_host = CacheDesc(CONFIG.num_tensors, shape, DataType.DT_FLOAT, Placement.HOST)
+        host = await manager.register_blocks_cache(on_host, tensors)
+        blocks = Blocks(settings.blocks, settings.longest_line, settings.wait_seconds)
+        metrics.gauge("serving_blocks", "Blocks of the KV cache", lambda: blocks.count)
+        metrics.gauge("serving_blocks_free", "Blocks that hold nothing", lambda: blocks.free)
+        metrics.gauge("serving_requests_waiting", "Requests that wait for blocks", lambda: blocks.waiting)
+        metrics.gauge("serving_links", "Links to peers", lambda: len(datadist.statistics().links))
+        yield Kv(datadist, device, host, tensors, blocks)
+        with anyio.move_on_after(settings.drain_seconds):
+            await blocks.wait_all_free()

@@ -1,0 +1,132 @@
+"""The prefill service: computes prompts, and keeps their blocks until a decode service has them.
+
+``python -m examples.serving.prefill --port 8001 --kv-listen 127.0.0.1:26001``
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import anyio
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from aiodatadist import BlockLease, LLMRole
+from aiodatadist.cli.model import blocks_for
+
+from .answer import Answer, Pieces, Refused
+from .api import Kept, PrefillJob, completion
+from .kv import Kv, open_kv
+from .metrics import Metrics
+from .service import JSON, add_kv_arguments, add_routes, kv_settings, parser_of, run
+
+TELL_SECONDS = 5.0
+MAX_UNWANTED = 4096
+
+
+class Prefill:
+    """Requests of one service, and the leases that they have become.
+
+    Args:
+        lease_seconds: that blocks are kept for a decode service to begin its pull.
+    """
+
+    def __init__(self, kv: Kv, metrics: Metrics, lease_seconds: float) -> None:
+        self._kv = kv
+        self._lease_seconds = lease_seconds
+        self._leases: dict[str, BlockLease] = {}
+        self._unwanted: OrderedDict[str, None] = OrderedDict()
+        self._ended = metrics.counter("serving_leases_ended", "Leases, by how they ended", "how")
+        metrics.gauge("serving_leases", "Leases that last", lambda: len(self._leases))
+
+    async def answer(self, job: PrefillJob) -> Pieces:
+        """The first token, and the ticket for the blocks."""
+        tokens, blocks = job.tokens, self._kv.blocks
+        with ExitStack() as stack:
+            table = await blocks.take(blocks_for(len(tokens)))
+            stack.callback(blocks.give, table)
+            first = await self._kv.first_token(tokens, table, job.seed)
+            lease = self._keep(job.kv_transfer_params.lease, table)
+            stack.pop_all()  # from here on the lease gives them back
+        is_sent = False
+        try:
+            yield completion(chr(first), Kept(ticket=lease.ticket(), first_token=first))
+            is_sent = True
+        finally:
+            if not is_sent:  # the router has gone, and no decode service will ever know this lease
+                await self._withdraw(lease)
+
+    def _keep(self, name: str, table: list[int]) -> BlockLease:
+        """Raises Refused: the router does not want it any more, or has given its name to another one."""
+        if name in self._unwanted:
+            raise Refused(410, "the request was taken back")
+        if name in self._leases:
+            raise Refused(409, f"there is a lease {name} already")
+        lease = self._kv.manager.lease_blocks(self._kv.device, table, round(1000 * self._lease_seconds), name=name)
+        self._leases[name] = lease
+        lease.add_done_callback(self._over)
+        return lease
+
+    def _over(self, lease: BlockLease) -> None:
+        """Taken, not wanted, late, or its peer is lost: in each case nothing reads the blocks any more."""
+        del self._leases[lease.name]
+        self._kv.blocks.give(lease.blocks)
+        self._ended.labels(str(lease.ended)).inc()
+
+    async def take_back(self, name: str) -> None:
+        """The router does not want a request, which may be computing still, or not have begun."""
+        lease = self._leases.get(name)
+        if lease is not None:
+            await self._withdraw(lease)
+            return
+        self._unwanted[name] = None
+        if len(self._unwanted) > MAX_UNWANTED:
+            self._unwanted.popitem(last=False)
+
+    async def _withdraw(self, lease: BlockLease) -> None:
+        """If a peer is pulling just now it ends with that, now or later."""
+        with anyio.move_on_after(TELL_SECONDS, shield=True):
+            await lease.withdraw()
+
+
+def app_of(arguments: Namespace) -> FastAPI:
+    metrics = Metrics()
+    service: Prefill
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        nonlocal service
+        async with open_kv(LLMRole.PROMPT, kv_settings(arguments), metrics) as kv:
+            service = Prefill(kv, metrics, arguments.lease_seconds)
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/v1/completions")
+    async def completions(job: PrefillJob) -> Response:
+        return Answer(service.answer(job), JSON, metrics.ended)
+
+    @app.delete("/v1/leases/{name}", status_code=204)
+    async def take_back(name: str) -> None:
+        await service.take_back(name)
+
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    add_routes(app, metrics, health)
+    return app
+
+
+def main() -> None:
+    parser = parser_of(__doc__, port=8001)
+    add_kv_arguments(parser, cluster_id=1)
+    parser.add_argument("--lease-seconds", type=float, default=30.0, help="that blocks are kept for a decode service")
+    arguments = parser.parse_args()
+    run(app_of(arguments), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The services of ``examples/serving`` in processes of their own, on ports that are free."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aiodatadist.cli.model import Model, blocks_for, empty_cache, sample
+from benchmarks.ports import free_port
+from examples.serving.kv import CONFIG, WEIGHTS_SEED
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 40.0
+"""Seconds after which a test gives up; says nothing about the services."""
+
+Job = dict[str, Any]
+_model = Model(CONFIG, WEIGHTS_SEED)
+
+
+def expected(job: Job) -> str:
+    """The text of a single process, whose cache never moves."""
+    prompt, count, seed = job["prompt"].encode(), job["max_tokens"], job.get("seed", 0)
+    table = range(blocks_for(len(prompt) + count))
+    cache = empty_cache(CONFIG, len(table))
+    text = [sample(_model.prefill(prompt, cache, table), seed, len(prompt))]
+    for position in range(len(prompt), len(prompt) + count - 1):
+        text.append(sample(_model.decode_step(text[-1], position, cache, table), seed, position + 1))
+    return bytes(text).decode()
+
+
+class Service:
+    """One of them. ``log`` has what it wrote."""
+
+    def __init__(self, command: list[str], port: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.log: list[str] = []
+        self._command = [sys.executable, "-m", *command, "--port", port]
+        self.start()
+
+    @classmethod
+    def of(cls, name: str, *options: str) -> Service:
+        """``name``: ``prefill``, ``decode`` or ``router``."""
+        return cls([f"examples.serving.{name}", *options], str(free_port()))
+
+    def start(self) -> None:
+        """Also once more, when it has ended."""
+        self._process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self._is_ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=(self._process,))
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.log.append(line)
+            if "Uvicorn running on" in line:
+                self._is_ready.set()
+        self._is_ready.set()  # or it has ended
+
+    def wait_ready(self) -> None:
+        assert self._is_ready.wait(PATIENCE), self.log
+        assert self._process.poll() is None, self.log
+
+    def metrics(self) -> dict[str, float]:
+        """By name and labels, as they are written."""
+        lines = httpx.get(f"{self.url}/metrics", trust_env=False).text.splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[:1] != "#")}
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._ended()
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait_ended(self) -> int:
+        code = self._process.wait(PATIENCE)
+        self._ended()
+        return code
+
+    def _ended(self) -> None:
+        self._process.wait(PATIENCE)
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def close(self) -> None:
+        if not self._reader.is_alive():
+            return
+        self.kill()
+
+    def complaints(self) -> list[str]:
+        """What it wrote of things that went wrong unexpectedly."""
+        return [line for line in self.log if "Traceback" in line or "ERROR" in line or "never" in line]
+
+
+class Three:
+    """A router, a prefill and a decode service."""
+
+    def __init__(
+        self, prefill: tuple[str, ...] = (), decode: tuple[str, ...] = (), router: tuple[str, ...] = ()
+    ) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        self.prefill = Service.of("prefill", "--kv-listen", address, *prefill)
+        self.decode = Service.of("decode", "--prefill", f"1@{address}", *decode)
+        self.router = Service.of("router", "--prefill", self.prefill.url, "--decode", self.decode.url, *router)
+        self.all = self.prefill, self.decode, self.router
+
+    def wait_ready(self) -> None:
+        for service in self.all:
+            service.wait_ready()
+        eventually(self.health, "ok")
+
+    def health(self) -> str:
+        return str(httpx.get(f"{self.router.url}/health", trust_env=False).json()["status"])
+
+    def kept(self) -> dict[str, float]:
+        """What either end holds of requests: all of it is 0 when none is under way."""
+        found = {"waiting": 0.0, "leases": self.prefill.metrics()["serving_leases"]}
+        for name, service in (("prefill", self.prefill), ("decode", self.decode)):
+            counted = service.metrics()
+            found[f"blocks of {name}"] = counted["serving_blocks"] - counted["serving_blocks_free"]
+            found["waiting"] += counted["serving_requests_waiting"]
+        return found
+
+    def wait_nothing_kept(self) -> None:
+        eventually(lambda: {name: count for name, count in self.kept().items() if count}, {})
+
+    def opened(self) -> list[tuple[float, float]]:
+        """Of each service: descriptors and tasks. The router looks at its connections when it is asked for its health."""
+        self.health()
+        found = [service.metrics() for service in self.all]
+        return [(counted["process_open_fds"], counted["serving_tasks"]) for counted in found]
+
+
+@contextmanager
+def three(**options: tuple[str, ...]) -> Iterator[Three]:
+    """Open until the block ends; none of them complained."""
+    services = Three(**options)
+    try:
+        services.wait_ready()
+        yield services
+    finally:
+        for service in services.all:
+            service.close()
+            print(*service.log, sep="")  # pytest shows it where a test failed
+    assert [service.complaints() for service in services.all] == [[], [], []]
+
+
+def eventually(look: Callable[[], Any], wanted: Any) -> None:
+    """A service does not say when it is done with what no request waits for."""
+    until = time.monotonic() + PATIENCE
+    while (found := look()) != wanted and time.monotonic() < until:
+        time.sleep(0.02)
+    assert found == wanted
+
+
+@asynccontextmanager
+async def streamed(
+    client: httpx.AsyncClient, url: str, job: Job
+) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[str]]]:
+    """The response, and the texts of its events. They end with an AssertionError if the answer is not whole."""
+    async with client.stream("POST", f"{url}/v1/completions", json={**job, "stream": True}) as response:
+        yield response, _texts(response)
+
+
+async def _texts(response: httpx.Response) -> AsyncIterator[str]:
+    async for line in response.aiter_lines():
+        if line == "data: [DONE]":
+            return
+        if line:
+            yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    raise AssertionError("the answer ended without its last event")

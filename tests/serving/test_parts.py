@@ -1,0 +1,134 @@
+"""The line for blocks, and how a request's generator ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+
+from examples.serving.answer import Answer, Pieces, Refused
+from examples.serving.blocks import Blocks
+
+# ---- blocks ----
+
+
+async def test_a_request_waits_until_there_is_room() -> None:
+    blocks, order = Blocks(4, 8, 10.0), []
+    table = await blocks.take(3)
+
+    async def wait(count: int) -> None:
+        taken = await blocks.take(count)
+        order.append(count)
+        blocks.give(taken)
+
+    async with anyio.create_task_group() as group:
+        for count in (4, 1):
+            group.start_soon(wait, count)
+            await anyio.wait_all_tasks_blocked()
+        assert (order, blocks.waiting, blocks.free) == ([], 2, 1)  # the small one does not overtake
+        blocks.give(table)
+    assert (order, blocks.waiting, blocks.free) == ([4, 1], 0, 4)
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_takes_nothing_and_holds_up_no_other() -> None:
+    blocks = Blocks(4, 8, 10.0)
+    table = await blocks.take(3)
+    async with anyio.create_task_group() as group:
+        group.start_soon(blocks.take, 4)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert (blocks.waiting, blocks.free) == (0, 1)
+    assert len(await blocks.take(1)) == 1
+    blocks.give(table)
+    assert blocks.free == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "line", "seconds", "status", "after"),
+    [(5, 8, 10.0, 400, {}), (4, 0, 10.0, 503, {"Retry-After": "1"}), (4, 8, 0.01, 503, {"Retry-After": "1"})],
+    ids=["never", "line", "late"],
+)
+async def test_refused(count: int, line: int, seconds: float, status: int, after: dict[str, str]) -> None:
+    blocks = Blocks(4, line, seconds)
+    await blocks.take(1)
+    with pytest.raises(Refused) as refused:
+        await blocks.take(count)
+    assert (refused.value.status, refused.value.headers) == (status, after)
+    assert (blocks.waiting, blocks.free) == (0, 3)
+
+
+# ---- answers ----
+
+
+class Client:
+    """One that goes when it has so many pieces, or never."""
+
+    def __init__(self, goes_after: int = -1) -> None:
+        self._goes_after = goes_after
+        self._is_gone = anyio.Event()
+        self.status = 0
+        self.pieces: list[bytes] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if len(self.pieces) != self._goes_after:
+            await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.pieces.append(message["body"])
+        if len(self.pieces) == self._goes_after:
+            self._is_gone.set()
+            await anyio.sleep_forever()  # as where the network is slower than the model
+
+
+async def outcome(pieces: Pieces, client: Client) -> str:
+    counted: list[str] = []
+    with anyio.fail_after(10):
+        await Answer(pieces, "text/plain", counted.append)({"type": "http"}, client.receive, client.send)
+    (found,) = counted
+    return found
+
+
+async def numbers(ended: list[str], refused: bool = False) -> AsyncGenerator[bytes]:
+    try:
+        if refused:
+            raise Refused(503, "there is no room", 1)
+        for number in range(3):
+            yield b"%d" % number
+    finally:
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+        ended.append("ended")
+
+
+async def test_an_answer() -> None:
+    client, ended = Client(), list[str]()
+    assert await outcome(numbers(ended), client) == "answered"
+    assert (client.status, client.pieces, ended) == (200, [b"0", b"1", b"2", b""], ["ended"])
+
+
+async def test_a_client_that_goes_ends_its_request_before_the_answer_returns() -> None:
+    client, ended = Client(goes_after=2), list[str]()
+    assert await outcome(numbers(ended), client) == "disconnected"
+    assert (client.pieces, ended) == ([b"0", b"1"], ["ended"])
+
+
+async def test_a_client_that_goes_before_the_first_piece() -> None:
+    async def waiting() -> AsyncGenerator[bytes]:
+        await anyio.sleep_forever()
+        yield b""
+
+    client = Client(goes_after=0)
+    assert await outcome(waiting(), client) == "disconnected"
+    assert (client.status, client.pieces) == (0, [])
+
+
+async def test_a_request_that_is_refused() -> None:
+    client, ended = Client(), list[str]()
+    assert await outcome(numbers(ended, refused=True), client) == "refused"
+    assert (client.status, ended) == (503, ["ended"])
+    assert b"there is no room" in client.pieces[0]
