@@ -109,9 +109,10 @@ def app_of(arguments: Namespace) -> FastAPI:
     async def completions(job: PrefillJob) -> Response:
         return Answer(service.answer(job), JSON, metrics.ended)
 
-    @app.delete("/v1/leases/{name}", status_code=204)
-    async def take_back(name: str) -> None:
+    @app.delete("/v1/leases/{name}")
+    async def take_back(name: str) -> Response:
         await service.take_back(name)
+        return Response(status_code=204)
 
     async def health() -> dict[str, str]:
         return {"status": "ok"}

@@ -136,11 +136,23 @@ class Three:
     def wait_nothing_kept(self) -> None:
         eventually(lambda: {name: count for name, count in self.kept().items() if count}, {})
 
-    def opened(self) -> list[tuple[float, float]]:
-        """Of each service: descriptors and tasks. The router looks at its connections when it is asked for its health."""
+    def opened(self) -> dict[str, float]:
+        """Descriptors and tasks of each service. The router looks at its connections when it is asked for its health."""
         self.health()
-        found = [service.metrics() for service in self.all]
-        return [(counted["process_open_fds"], counted["serving_tasks"]) for counted in found]
+        found: dict[str, float] = {}
+        for name, service in (("prefill", self.prefill), ("decode", self.decode), ("router", self.router)):
+            counted = service.metrics()
+            found[f"descriptors of {name}"] = counted["process_open_fds"]
+            found[f"tasks of {name}"] = counted["serving_tasks"]
+        return found
+
+    def wait_no_more_opened(self, before: dict[str, float], more: int = 0) -> None:
+        """``more`` descriptors or tasks of a service are none too many."""
+
+        def left() -> dict[str, tuple[float, float]]:
+            return {name: (now, before[name]) for name, now in self.opened().items() if now > before[name] + more}
+
+        eventually(left, {})
 
 
 @contextmanager
@@ -162,7 +174,7 @@ def eventually(look: Callable[[], Any], wanted: Any) -> None:
     until = time.monotonic() + PATIENCE
     while (found := look()) != wanted and time.monotonic() < until:
         time.sleep(0.02)
-    assert found == wanted
+    assert found == wanted, f"{found}, not {wanted}"
 
 
 @asynccontextmanager

@@ -8,13 +8,16 @@ from collections import Counter
 import anyio
 import anyio.to_thread
 import httpx
+import pytest
 
-from tests.serving.processes import PATIENCE, Job, Three, eventually, expected, streamed, three
+from tests.serving.processes import Job, Three, expected, streamed, three
 
 CLIENTS = 200
 KILLED_AFTER = 40
 """Answers."""
 SMALL = "--blocks", "256", "--longest-line", "32", "--wait-seconds", "2"
+SECONDS = 100.0
+"""After which the test gives up: it takes 4 to 8 of them where nothing else runs."""
 LONG = 600
 """Tokens that a client asks for which leaves after some."""
 
@@ -99,6 +102,7 @@ def jobs_of(count: int) -> list[Job]:
     ]
 
 
+@pytest.mark.timeout(150)
 async def test_every_token_is_right_and_nothing_is_kept() -> None:
     jobs = jobs_of(CLIENTS)
     with three(prefill=SMALL, decode=SMALL, router=("--retry-seconds", "30")) as services:
@@ -106,11 +110,12 @@ async def test_every_token_is_right_and_nothing_is_kept() -> None:
             assert (await client.post(f"{services.router.url}/v1/completions", json=jobs[0])).is_success
             before = services.opened()  # of connections, the few between the services
         load = Load(services)
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(SECONDS):
             await load.run(jobs)
 
         services.wait_nothing_kept()
-        eventually(lambda: [now <= then for now, then in zip(services.opened(), before, strict=True)], [True] * 3)
+        # One eventfd of the device's is opened under load, and stays: after six such loads it was still one.
+        services.wait_no_more_opened(before, more=1)
         ended = {service: service.metrics() for service in services.all}
     assert len(load.answers) == CLIENTS * 3 // 4
     assert load.answers == {number: expected(jobs[number]) for number in load.answers}

@@ -8,8 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist import LLMRole, new_lease_name
 from examples.serving.answer import Answer, Pieces, Refused
+from examples.serving.api import PrefillJob
 from examples.serving.blocks import Blocks
+from examples.serving.kv import KvSettings, open_kv
+from examples.serving.metrics import Metrics
+from examples.serving.prefill import Prefill
 
 # ---- blocks ----
 
@@ -57,6 +62,31 @@ async def test_refused(count: int, line: int, seconds: float, status: int, after
         await blocks.take(count)
     assert (refused.value.status, refused.value.headers) == (status, after)
     assert (blocks.waiting, blocks.free) == (0, 3)
+
+
+# ---- prefill ----
+
+SETTINGS = KvSettings(
+    cluster_id=1,
+    listen=None,
+    device_id=0,
+    blocks=64,
+    longest_line=8,
+    wait_seconds=10,
+    drain_seconds=10,
+    auth_key_file=None,
+)
+
+
+@pytest.mark.parametrize("pieces", [0, 1], ids=["computing", "sending"])
+async def test_a_router_that_goes_before_it_has_prefills_answer_leaves_no_block(pieces: int) -> None:
+    lease = new_lease_name()
+    job = PrefillJob.model_validate({"prompt": "a" * 900, "kv_transfer_params": {"lease": lease}})
+    metrics = Metrics()
+    async with open_kv(LLMRole.PROMPT, SETTINGS, metrics) as kv:
+        assert await outcome(Prefill(kv, metrics, 30.0).answer(job), Client(goes_after=pieces)) == "disconnected"
+        assert (kv.blocks.free, kv.blocks.waiting) == (64, 0)
+        assert (b'leases_ended_total{how="withdrawn"} 1.0' in metrics.text()) is (pieces == 1)
 
 
 # ---- answers ----

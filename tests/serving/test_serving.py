@@ -234,6 +234,20 @@ def test_prefill_that_was_started_again_is_linked_again() -> None:
         services.wait_nothing_kept()
 
 
+def test_each_link_that_is_made_again_leaves_nothing_of_the_last_one() -> None:
+    with three() as services:
+        opened = []
+        for made in (2, 3, 4):
+            services.prefill.kill()
+            services.prefill.start()
+            services.prefill.wait_ready()
+            eventually(lambda: services.decode.metrics()["serving_links_made_total"], made)
+            eventually(services.health, "ok")
+            assert ask(services.router, {"prompt": "a"}).status_code == 200
+            opened.append(services.opened())
+        services.wait_no_more_opened(opened[0])
+
+
 async def test_an_answer_whose_decode_service_died_does_not_look_whole() -> None:
     with three() as services:
         async with (
