@@ -62,7 +62,7 @@ hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, o
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
 	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)
 
-packaging: $(STAMP)  ## the wheel, where nothing else is installed
+packaging: $(STAMP)  ## sdist and wheel as they are released, where nothing else is installed
 	@$(BIN)/python -m tests.packaging
 
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch

