@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging bare torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -43,6 +43,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
+	$(MAKE) bare
 
 # What runs on strict softnpu alone belongs to those lanes.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
@@ -64,6 +65,9 @@ hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says h
 
 packaging: $(STAMP)  ## sdist and wheel as they are released, where nothing else is installed
 	@$(BIN)/python -m tests.packaging
+
+bare: $(STAMP)  ## the wheel and the demo in a Debian without a compiler, as Dockerfile has it; needs root and mmdebstrap
+	@$(BIN)/python -m tests.bare_root
 
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
 	$(BIN)/python -m tests.lanes torch

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests import packaging
+from tests import bare_root, packaging
 from tests.packaging import BUILT, ROOT, Wrong
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -122,3 +122,50 @@ def test_wheels_are_tried_with_each_python_that_the_package_says_it_is_for() -> 
         if text.startswith("Programming Language :: Python :: 3.")
     ]
     assert PYPROJECT["tool"]["cibuildwheel"]["build"] == [f"cp{version}-manylinux_*" for version in versions]
+
+
+# ---- the image ----
+
+
+def test_image_is_slim_and_not_roots_and_shows_the_demo() -> None:
+    first, last = bare_root.stages(bare_root.DOCKERFILE.read_text())
+    assert last.base == f"{first.base}-slim"
+    assert last.copies == [f"--from=build {bare_root.PLACE} {bare_root.PLACE}"]
+    assert not [line for line in last.runs if "apt" in line or "pip" in line]
+    assert last.user not in {"root", "0"}
+    assert last.command == ["aiodatadist", "demo"]
+    assert last.environment == {"PATH": f"{bare_root.PLACE}/bin:$PATH"}
+
+
+def test_instruction_that_the_bare_root_does_not_carry_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="ENTRYPOINT"):
+        bare_root.stages('FROM python:3.11-slim\nENTRYPOINT ["aiodatadist"]\n')
+
+
+def test_compiler_in_the_root_is_found(tmp_path: Path) -> None:
+    root = bare_root.Root(tmp_path)
+    assert root.compilers() == []
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/gcc").touch()
+    assert root.compilers() == ["gcc"]
+
+
+def test_image_leaves_out_what_git_does() -> None:
+    """What tests and builds leave behind on a developer's machine is no part of the build."""
+    left_out = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    assert set(ignored) - {"*.egg-info", "*.py[co]", ".coverage"} <= left_out
+
+
+# ---- the workflows ----
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda file: file.name)
+def test_workflow_is_pinned_bounded_and_may_write_nothing(file: Path) -> None:
+    text = file.read_text()
+    actions = re.findall(r"uses: (\S+)", text)
+    assert actions
+    assert [action for action in actions if not re.fullmatch(r"[\w./-]+@(release/)?v\d+", action)] == []
+    assert text.count("runs-on:") == text.count("timeout-minutes:")
+    assert "\npermissions:\n  contents: read\n" in text
+    assert re.findall(r"(\w[\w-]*): write", text) in ([], ["id-token"])

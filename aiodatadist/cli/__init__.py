@@ -2,7 +2,8 @@
 what this machine offers.
 
 Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
-command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr.
+command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr; without a
+command it is the help, and the code is 2.
 """
 
 from __future__ import annotations

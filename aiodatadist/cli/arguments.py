@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from aiodatadist import __version__
 from aiodatadist.cli.bench_arguments import BENCH, add_bench
 from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
@@ -33,7 +35,8 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
         CommandError: an argument is wrong.
     """
     parser = _Parser(prog="aiodatadist", description="KV cache transfer for disaggregated LLM serving.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="a prefill and a decode process share a KV cache", description=_DEMO))
     doctor = commands.add_parser(
         "doctor", help="what was found on this machine, and what that means", description=DOCTOR
@@ -41,6 +44,8 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
     add_doctor(doctor)
     add_bench(commands.add_parser("bench", help="how fast a KV cache travels here", description=BENCH))
     arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        return partial(_show_help, parser)
     if arguments.command == "bench":
         return partial(_run_bench, arguments)
     if arguments.command == "doctor":
@@ -64,6 +69,12 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
             *places(arguments),
         ),
     )
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    """Without a command: the help, where a script that lost a word does not take it for output; argparse's code for that."""
+    parser.print_help(sys.stderr)
+    return 2
 
 
 _DEMO = (

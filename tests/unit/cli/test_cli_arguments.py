@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -13,7 +14,6 @@ from aiodatadist.cli import doctor_arguments, main
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "COMMAND"),
         (["nonsense"], "nonsense"),
         (["demo", "--tokens", "0"], "'0' is not a whole number from 1 to"),
         (["demo", "--tokens", "many"], "'many'"),
@@ -30,6 +30,21 @@ def test_wrong_argument_is_one_line_and_exit_code_2(
     assert out == ""
     assert errors.count("\n") == 1
     assert words in errors
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"aiodatadist {metadata.version('aiodatadist')}\n"
+
+
+def test_without_a_command_there_is_the_help_and_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith("usage: aiodatadist [-h] [--version] COMMAND")
+    assert all(f"\n    {command} " in errors for command in ("demo", "doctor", "bench"))
 
 
 def test_help_hides_what_is_not_for_people(capsys: pytest.CaptureFixture[str]) -> None:
