@@ -23,7 +23,7 @@ from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.figures import duration, quantity
 from aiodatadist.cli.messages import ContextJob, ContextRun
 from aiodatadist.cli.prompt import load_prompt, shown
-from aiodatadist.cli.screen import Screen, open_screen
+from aiodatadist.cli.screen import Screen, cut, open_screen, wrapped
 from aiodatadist.context_caching.results import CcStatus
 
 _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
@@ -61,7 +61,8 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     )
     screen = open_screen(sys.stdout, silent=options.json)
     try:
-        screen.line(f"prompt: {prompt.describe()}")
+        for line in wrapped(f"prompt: {prompt.describe()}", 8):
+            screen.line(line)
         screen.line(f"pool: {_public(options.url)}")
         first, second = anyio.run(_both, job, command)
         _show(first, second, screen)
@@ -127,12 +128,15 @@ async def _in_process(job: ContextJob, command: Command) -> ContextRun:
 
 def _show(first: ContextRun, second: ContextRun, screen: Screen) -> None:
     screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
-    screen.line(f"  >>>{shown(second.text)}")
+    for line in cut(shown(second.text), "  >>>"):
+        screen.line(line)
     for name, run in (("first run", first), ("second run", second)):
         for left, right in _rows(run):
-            screen.line(f"{name:<12}{left:<10}{right}")
+            for line in wrapped(f"{name:<12}{left:<10}{right}", 22):
+                screen.line(line)
             name = ""  # noqa: PLW2901 - only on the first line
-    screen.line(_gain(first, second))
+    for line in wrapped(_gain(first, second), 2):
+        screen.line(line)
     screen.line(f"tokens equal: {'yes' if first.text == second.text else 'NO'}")
 
 

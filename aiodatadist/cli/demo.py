@@ -24,7 +24,7 @@ from aiodatadist.cli.figures import figures_of, layered_table, table, v1_table
 from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist.cli.place import Place
 from aiodatadist.cli.prompt import Prompt, load_prompt, shown
-from aiodatadist.cli.screen import Screen, open_screen
+from aiodatadist.cli.screen import Screen, cut, open_screen, wrapped
 
 MAX_TOKENS = 1024
 
@@ -78,7 +78,8 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
     )
     screen = open_screen(sys.stdout, silent=options.json)
     try:
-        screen.line(f"prompt: {prompt.describe()}")
+        for line in wrapped(f"prompt: {prompt.describe()}", 8):
+            screen.line(line)
         finished = anyio.run(conduct, job, screen, command)
     finally:
         screen.close()
@@ -157,10 +158,11 @@ async def _follow(
 def _show(job: Job, finished: Finished, screen: Screen) -> None:
     """The text, the table and the verdict."""
     screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
-    screen.line(f"  ...{shown(job.prompt[-40:])}")
-    screen.line(f"  >>>{shown(finished.text)}")
+    for line in (*cut(shown(job.prompt[-40:]), "  ..."), *cut(shown(finished.text), "  >>>")):
+        screen.line(line)
     if finished.layers:
-        screen.line("layers: # computed by prefill, > on the way into decode's cache")
+        screen.line("layers: # computed by prefill, > on the way into decode's cache;")
+        screen.line("  when each was ready, and how much later it was in decode")
         for line in timeline.lines(finished.layers):
             screen.line(f"  {line}")
     rows = table(figures_of(finished.pulls), finished.runtime)
@@ -168,8 +170,8 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
         rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
     if job.v1:
         rows = v1_table(finished.pulls[0], finished.runtime)
-    for left, right in rows:
-        screen.line(f"{left:<16}{right}")
+    for line in (line for left, right in rows for line in wrapped(f"{left:<16}{right}", 16)):
+        screen.line(line)
     screen.line(f"KV bytes equal: {_yes(finished.kv_equal)}")
     screen.line(f"tokens equal: {_yes(finished.text == finished.reference)}")
 

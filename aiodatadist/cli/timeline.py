@@ -13,7 +13,7 @@ from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.figures import duration
 from aiodatadist.cli.messages import LayerTimes
 
-WIDTH = 56
+WIDTH = 38
 
 
 def span(layers: Sequence[LayerTimes]) -> tuple[float, float]:
@@ -34,8 +34,8 @@ def lines(layers: Sequence[LayerTimes], width: int = WIDTH) -> list[str]:
         began, ready, landed = column(layer.began), column(layer.ready), column(layer.landed)
         sending = ">" * max(1, landed - ready)
         bar = (" " * began + "#" * max(1, ready - began) + sending).ljust(width)
-        drawn.append(f"layer {layer.layer:>3} |{bar[: width + 1]}| ready {duration(layer.ready - begin)}, "
-                     f"{duration(layer.landed - layer.ready)} later in decode")  # fmt: skip
+        after, later = duration(layer.ready - begin), duration(layer.landed - layer.ready)
+        drawn.append(f"layer {layer.layer:>3} |{bar[: width + 1]}| {after:>9}, {later} later")
     computed = layers[-1].ready - begin
     drawn.append(
         f"compute {duration(computed)}, all layers in decode {duration(end - begin - computed)} after the last was ready"

@@ -58,6 +58,7 @@ def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
         "2",
         "--json",
         str(into),
+        env={**os.environ, "COLUMNS": "400"},
     )
     assert done.returncode == 0, done.stderr
     report = BenchReport.model_validate_json(into.read_text())
@@ -73,8 +74,10 @@ def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
     assert isinstance(written["rows"][0]["gigabytes_per_second"]["median"], float)
     for column in ("Block Size (B)", "Batch Size", "B/W (GB/Sec)", "Avg Lat. (us)"):
         assert column in done.stdout
-    again = bench(*SHORT, "4KiB", "--op", "pull", "--concurrency", "2", "--compare", str(into))
+    narrow = {**os.environ, "COLUMNS": "80"}
+    again = bench(*SHORT, "4KiB", "--op", "pull", "--concurrency", "2", "--compare", str(into), env=narrow)
     assert again.returncode == 0, again.stderr
+    assert [line for line in again.stdout.splitlines() if len(line) > 80] == []
     assert again.stdout.count("gone") == 8
 
 

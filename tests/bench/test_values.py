@@ -12,10 +12,11 @@ from aiodatadist.cli.bench.figures import Latencies, Row, Spread, Window, percen
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.progress import open_progress
-from aiodatadist.cli.bench.report import aligned, table
+from aiodatadist.cli.bench.report import table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
 from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.tables import aligned
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,6 @@ def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
 def test_reports_are_compared_row_by_row() -> None:
     old = [row(8.0), row(8.0, op=Op.PUSH), row(8.0, memory=MemoryKind.USER), row(8.0, layers=4)]
     new = [row(10.0), row(6.0, op=Op.PUSH), row(8.05, memory=MemoryKind.USER), row(8.0, layers=8)]
-    verdicts = [line[-1] for line in compared(old, new)[1:]]
+    verdicts = [line[2] for line in compared(old, new)[1:]]
     assert verdicts == ["faster", "slower", "within the spread", "new", "gone"]
     assert verdict(Spread.of([1.0]), Spread.of([1.0])) == "within the spread"

@@ -55,6 +55,7 @@ def test_the_timeline_is_drawn(start: Start) -> None:
     assert len(drawn) == 8
     assert all("#" in line and ">" in line for line in drawn)
     assert out.splitlines()[-2:] == ["KV bytes equal: yes", "tokens equal: yes"]
+    assert [line for line in out.splitlines() if len(line) > 80 and "/" not in line] == []
 
 
 @pytest.mark.parametrize("victim", ["prefill", at_night("decode")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,10 +22,11 @@ from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.bench.options import BenchOptions, BenchRole
 from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.progress import open_progress
-from aiodatadist.cli.bench.report import BenchReport, aligned, lines
+from aiodatadist.cli.bench.report import BenchReport, lines
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.pipes import die_with_parent
+from aiodatadist.cli.tables import folded
 
 
 def run_bench(options: BenchOptions) -> int:
@@ -156,9 +158,10 @@ def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -
     if is_for_machines:
         print(text, end="")
     else:
-        print("\n".join(lines(report)))
+        columns = shutil.get_terminal_size().columns
+        print("\n".join(lines(report, columns)))
         if old is not None and report.rows:
-            print("\n" + "\n".join(aligned(compared(old.rows, report.rows))))
+            print("\n" + "\n".join(folded(compared(old.rows, report.rows), 1, columns)))
     try:
         if options.json is not None and not is_for_machines:
             options.json.write_text(text, encoding="utf-8")

@@ -21,15 +21,15 @@ def verdict(old: Spread, new: Spread) -> str:
 def compared(old: Sequence[Row], new: Sequence[Row]) -> list[list[str]]:
     """The head, then a line per row of ``new``, and one per row of ``old`` that ``new`` has not."""
     before = {_key(row): row for row in old}
-    cells = [["Case", "old (GB/Sec)", "new (GB/Sec)", "new / old", ""]]
+    cells = [["Case", "new/old", "", "old (GB/Sec)", "new (GB/Sec)"]]
     for row in new:
         earlier = before.pop(_key(row), None)
         if earlier is None:
-            cells.append([_name(row), "-", str(row.gigabytes_per_second), "-", "new"])
+            cells.append([_name(row), "-", "new", "-", str(row.gigabytes_per_second)])
             continue
         a, b = earlier.gigabytes_per_second, row.gigabytes_per_second
-        cells.append([_name(row), str(a), str(b), f"{b.median / a.median:.2f}", verdict(a, b)])
-    cells += [[_name(row), str(row.gigabytes_per_second), "-", "-", "gone"] for row in before.values()]
+        cells.append([_name(row), f"{b.median / a.median:.2f}", verdict(a, b), str(a), str(b)])
+    cells += [[_name(row), "-", "gone", str(row.gigabytes_per_second), "-"] for row in before.values()]
     return cells
 
 

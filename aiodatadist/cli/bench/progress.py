@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from aiodatadist.cli.bench.figures import Row
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.screen import wrapped
 
 
 class Progress(Protocol):
@@ -33,7 +34,8 @@ class _Lines:
 
     def end(self, rows: list[Row]) -> None:
         self._done += 1
-        print(f"{self._done} of {self._rows}: {_told(rows[0].case)} {_speeds(rows)}", file=sys.stderr, flush=True)
+        told = f"{self._done} of {self._rows}: {_told(rows[0].case)} {_speeds(rows)}"
+        print("\n".join(wrapped(told, 4)), file=sys.stderr, flush=True)
 
 
 @contextmanager

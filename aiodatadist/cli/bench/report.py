@@ -10,8 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from aiodatadist.cli.bench.figures import Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import Machine, Ran
+from aiodatadist.cli.screen import wrapped_all
+from aiodatadist.cli.tables import folded
 
 SCHEMA = "aiodatadist-bench/1"
+
+KEYS = 5
+"""Columns that say what a row is of."""
 
 
 class BenchReport(BaseModel):
@@ -68,23 +73,17 @@ def _median(spread: Spread | None) -> str:
     return "-" if spread is None else f"{spread.median:.2f}"
 
 
-def lines(report: BenchReport) -> list[str]:
-    """For people: what ran, the table, and what is wrong."""
+def lines(report: BenchReport, columns: int) -> list[str]:
+    """For people with so many columns: what ran, the table, and what is wrong."""
     machine, ran = report.machine, report.ran
     soft = f" ({ran.strictness})" if ran.strictness else ""
     head = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}",
         f"aiodatadist {machine.aiodatadist}, Python {machine.python}, {machine.loop}; {ran.runtime}{soft}"
         f"{' ' + ran.chip if ran.chip else ''}, transport {ran.transport}, device {ran.device}",
-        "",
     ]
     wrong = [
         f"WRONG: {row.case.op.value} of {row.case.block} B: {text}" for row in report.rows for text in row.wrong or ()
     ]
-    return [*head, *aligned(table(report.rows)), *wrong]
-
-
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    table_lines = folded(table(report.rows), KEYS, columns)
+    return [*wrapped_all(head, columns), "", *table_lines, *wrapped_all(wrong, columns)]

@@ -6,9 +6,10 @@ import io
 
 import pytest
 
+from aiodatadist.cli import timeline
 from aiodatadist.cli.figures import duration, figures_of, portions_of, quantity, table
-from aiodatadist.cli.messages import Progress, Pull
-from aiodatadist.cli.screen import PlainScreen, TerminalScreen, open_screen
+from aiodatadist.cli.messages import LayerTimes, Progress, Pull
+from aiodatadist.cli.screen import PlainScreen, TerminalScreen, cut, open_screen, wrapped_all
 
 MIB = 1 << 20
 
@@ -80,3 +81,19 @@ def test_silent_screen_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     screen.progress(Progress(phase="decode", done=1, total=1))
     screen.close()
     assert out.getvalue() == ""
+
+
+def test_lines_of_80_columns() -> None:
+    layers = [LayerTimes(layer=i, began=i / 2, ready=i / 2 + 0.49, landed=i / 2 + 0.5) for i in range(8)]
+    assert max(len(f"  {line}") for line in timeline.lines(layers)) <= 80
+    assert [len(line) for line in wrapped_all(["word " * 40, "short"])] == [79, 78, 48, 5]
+    assert wrapped_all(["word " * 40])[1].startswith("    word")
+
+
+@pytest.mark.parametrize("text", ["", "short", "blanks   count " * 20])
+def test_text_of_the_model_is_cut_and_not_changed(text: str) -> None:
+    first, *others = lines = cut(text, "  >>>")
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith("     ") for line in others)
+    assert first.startswith("  >>>")
+    assert "".join(line[5:] for line in lines) == text
