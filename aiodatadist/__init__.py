@@ -10,7 +10,7 @@ import logging
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.config.llm_config import LLMConfig
+from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.datadist import LLMDataDist, Statistics
 from aiodatadist.device import empty, torch_empty
 from aiodatadist.errors import (
@@ -114,6 +114,7 @@ __all__ = [
     "ParamInvalid",
     "PeerLost",
     "Placement",
+    "PoolConfig",
     "PoolUsage",
     "ProtocolError",
     "PushType",

@@ -19,6 +19,7 @@ from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.engine import Engine
+from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
@@ -257,7 +258,7 @@ class LLMDataDist:
         Raises:
             LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on;
                 everything is as it was. ``LLM_FEATURE_NOT_ENABLED``: another address, with ``transfer_backend`` ``"hixl"``.
-            TypeError, ParamInvalid: an argument is wrong.
+            TypeError, ParamInvalid: an argument is wrong, or a host name is not found.
         """
         engine = self._running_here()
         checks.instance(role, "role", LLMRole)
@@ -265,7 +266,7 @@ class LLMDataDist:
         text = next((value for key, value in options.items() if str(key).lower() == "llm.listenipinfo"), None)
         config = self._config.model_copy()
         config.listen_ip_info = text
-        address = config.listen_address
+        address = await find_listen_address(config)
         await engine.wait_parted()
         if engine.has_links:
             raise LLMException(

@@ -27,6 +27,7 @@ TOUCHES_THE_LOOP = (
     "tests/faults/test_liveness.py",
     "tests/faults/test_timeouts.py",
     "tests/test_after_linking.py",
+    "tests/test_listening.py",
     "tests/test_notifications.py",
     "tests/unit/link/",
     "tests/unit/test_stream.py",

@@ -645,6 +645,24 @@ async def test_what_a_destination_refuses_is_its_own_affair() -> None:
         assert [made.held(i) for i in range(3)] == [before[0], before[1], made.after_blocks(2, before[2])]
 
 
+async def test_all_layers_where_none_are_named() -> None:
+    """None is all layers of that cache; at either end there have to be as many."""
+    async with fan(count=2) as made:
+        made.dsts[1] = await made.targets[1].blocks(CacheDesc(2 * LAYERS + 2, [16, 1024], DataType.DT_UINT8), 1)
+        before = [made.held(i) for i in range(2)]
+        whole = TransferWithCacheKeyConfig(BlocksCacheKey(2))
+        one_layer_more = TransferWithCacheKeyConfig(BlocksCacheKey(3, 1))
+        source_alone = TransferWithCacheKeyConfig(BlocksCacheKey(3, 1), None, range(1, 1 + LAYERS))
+        task = made.blocks(Computing(made), [whole, one_layer_more])
+        assert await task.get_results() == [OK, LLMStatusCode.LLM_PARAM_INVALID]
+        assert [made.held(i) for i in range(2)] == [made.after_blocks(0, before[0]), before[1]]
+        assert await made.blocks(Computing(made), [source_alone]).get_results() == [OK]
+        with pytest.raises(
+            ParamInvalid, match=r"src_layer_range range\(0, 4\) and dst_layer_range range\(0, 2\): .*equally long"
+        ):
+            made.blocks(Computing(made), [TransferWithCacheKeyConfig(BlocksCacheKey(2), None, range(2))])
+
+
 @modes
 async def test_a_destination_unlinked_in_the_middle(one_sided: bool) -> None:
     async with fan(count=2, one_sided=one_sided) as made:

@@ -16,6 +16,7 @@ import anyio.abc
 
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
+from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
 from aiodatadist.concurrency.blocking_calls import in_thread
@@ -166,7 +167,7 @@ class Engine:
             self.local_copies = LocalCopies(self.device)
             stack.push_async_callback(self.local_copies.aclose)
             stack.callback(self._heartbeats.close)
-            address = self._config.listen_address
+            address = await find_listen_address(self._config)
             listener = None if address is None else await Listener.open(*address, self.auth_key, "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._replace_listener(listener)

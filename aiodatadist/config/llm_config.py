@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
@@ -35,11 +35,16 @@ WITHOUT_EFFECT: Final = {
 _UNSET: Final[Any] = object()
 
 
+_LABEL: Final = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?")
+"""Of ASCII; what ends in a number is an address, or a wrong one."""
+
+
 def parse_address(text: str, name: str) -> tuple[str, int]:
-    """``"ip:port"``, or ``"[ipv6]:port"``; port 0 is any free one.
+    """``"ip:port"``, ``"[ipv6]:port"`` or ``"name:port"``, where the name of a host stays a name; port 0 is any free one.
 
     Raises:
-        ParamInvalid: it is neither.
+        ParamInvalid: it is none of these.
     """
     host, _, port = text.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
@@ -47,10 +52,12 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     try:
         is_address = ipaddress.ip_address(host).version == (6 if in_brackets else 4)
     except ValueError:
-        is_address = False
+        is_address = not in_brackets and _HOST_NAME.fullmatch(host) is not None
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
     if not is_address or not is_port:
-        raise ParamInvalid(f"{name} is {text!r}: it has to be ip:port or [ipv6]:port with a port in [0, 65535]")
+        raise ParamInvalid(
+            f"{name} is {text!r}: it has to be ip:port, [ipv6]:port or name:port with a port in [0, 65535]"
+        )
     return host, int(port)
 
 
@@ -75,7 +82,8 @@ class LLMConfig(BaseModel):
 
     Attributes:
         device_id: the device of this cluster. A list is kept, and refused by ``init`` when it has several.
-        listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. Also ``listen``.
+        listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. The name of a host
+            may stand for its address, which ``init`` looks up: its first IPv4 address, or else its first. Also ``listen``.
         sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
         enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
         link_total_time: seconds for a link by rank table; 0: what ``HCCL_CONNECT_TIMEOUT`` says, else 120.
@@ -83,8 +91,8 @@ class LLMConfig(BaseModel):
         local_comm_res: this device in a rank table, as JSON of version 1.0, or 1.2 (A3, which needs it). Without it that is
             made of this machine's address, the physical device id, and the address of the device's network card, which
             ``/etc/hccn.conf`` or ``hccn_tool`` knows. softnpu has addresses of its own.
-        mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host, as JSON with
-            ``memory_size`` in bytes and ``page_shift``.
+        mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host: ``memory_size`` in bytes
+            and ``page_shift``, as JSON, a dict or a :class:`PoolConfig`; kept as JSON.
         rdma_traffic_class: 0 to 255, a multiple of 4, of HCCL's communicators. None: what HCCL_RDMA_TC says, else 132.
         rdma_service_level: 0 to 7, likewise. None: what HCCL_RDMA_SL says, else 4. Any other uint32 is kept in both, is as
             None, and a warning at ``init`` says so.
@@ -93,7 +101,7 @@ class LLMConfig(BaseModel):
             effect, and a warning at ``init`` names them. Entries that stand for an attribute count as its value in
             :meth:`generate_options`, unless the attribute was changed.
         enable_switch_role, mem_utilization, buf_pool_cfg: of the KvCacheManager mode: checked and kept, and of no
-            consequence in the other one. ``mem_utilization`` is a share in [0, 1].
+            consequence in the other one. ``mem_utilization`` is a share in [0, 1], ``buf_pool_cfg`` JSON or a dict.
         transfer_backend: ``"hixl"``: a link belongs to its initiator, see :meth:`LLMDataDist.link_clusters`. It needs
             ``listen_ip_info`` and both modes on. Bytes travel as ``transport`` says all the same: there is no HIXL engine.
         global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give them; they are
@@ -149,8 +157,8 @@ class LLMConfig(BaseModel):
         link_total_time: int = 0,
         link_retry_count: int = 1,
         local_comm_res: str | None = None,
-        mem_pool_cfg: str | None = None,
-        host_mem_pool_cfg: str | None = None,
+        mem_pool_cfg: str | Mapping[str, int] | PoolConfig | None = None,
+        host_mem_pool_cfg: str | Mapping[str, int] | PoolConfig | None = None,
         rdma_traffic_class: int | None = None,
         rdma_service_level: int | None = None,
         transfer_backend: Literal["hixl"] | None = None,
@@ -158,7 +166,7 @@ class LLMConfig(BaseModel):
         ge_options: Mapping[str, str] | None = None,
         enable_switch_role: bool = False,
         mem_utilization: float = DEFAULT_MEM_UTILIZATION,
-        buf_pool_cfg: str | None = None,
+        buf_pool_cfg: str | Mapping[str, Any] | rules.BufferPoolConfig | None = None,
         deploy_res_path: str | None = None,
         cluster_info: str | None = None,
         output_max_size: int | None = None,
@@ -202,7 +210,7 @@ class LLMConfig(BaseModel):
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
-        """Where to listen.
+        """Where to listen: an address and a port; or a name and a port, as long as that was not looked up.
 
         Raises:
             ParamInvalid: ``listen_ip_info`` is not an address, or a network address without ``auth_key``.
@@ -210,12 +218,19 @@ class LLMConfig(BaseModel):
         if not self.listen_ip_info:
             return None
         host, port = parse_address(self.listen_ip_info, "listen_ip_info")
-        if not ipaddress.ip_address(host).is_loopback and self.auth_key is None:
-            raise ParamInvalid(
-                f"listen_ip_info is {self.listen_ip_info!r}: listening on a network needs auth_key",
-                hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
-            )
+        with suppress(ValueError):  # a name
+            self.check_listening_on(ipaddress.ip_address(host))
         return host, port
+
+    def check_listening_on(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+        """Raises ParamInvalid: this address, which ``listen_ip_info`` is or stands for, needs ``auth_key``."""
+        if address.is_loopback or self.auth_key is not None:
+            return
+        stands_for = "" if str(address) in str(self.listen_ip_info) else f", which is {address}"
+        raise ParamInvalid(
+            f"listen_ip_info is {self.listen_ip_info!r}{stands_for}: listening on a network needs auth_key",
+            hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
+        )
 
     @property
     def device(self) -> int:

@@ -14,7 +14,16 @@ from itertools import pairwise
 from reprlib import repr as shortened
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretBytes,
+    ValidationError,
+    model_validator,
+)
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
@@ -313,16 +322,20 @@ class JsonOption(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
-    def parse(cls, value: str, name: str) -> Self:
-        """Read the option called ``name``.
+    def parse(cls, value: str | Mapping[str, Any] | Self, name: str) -> Self:
+        """Read the option called ``name``: JSON, a mapping with the same fields, or what this returned.
 
         Raises:
-            TypeError: not a str.
-            ParamInvalid: no JSON object of this shape, a value that breaks its rule, or more than 16 Ki characters.
+            TypeError: none of these.
+            ParamInvalid: no object of this shape, a value that breaks its rule, or more than 16 Ki characters.
         """
-        text = characters(value, name, MAX_SHAPED)
+        if isinstance(value, cls):
+            return value
+        checks.instance(value, name, (str, Mapping, cls))
         try:
-            return cls.model_validate_json(text)
+            if isinstance(value, Mapping):
+                return cls.model_validate(dict(value))
+            return cls.model_validate_json(characters(value, name, MAX_SHAPED))
         except ValidationError as error:
             raise ParamInvalid(f"{name}: {_first_problem(error)}") from None
         except ParamInvalid as error:
@@ -336,6 +349,8 @@ def _first_problem(error: ValidationError) -> str:
         return f"{where} is missing: it has to be given"
     if problem["type"] == "extra_forbidden":
         return f"{where} is {shortened(problem['input'])}: there is no such field"
+    if problem["type"] == "model_type":
+        return f"{where} is {shortened(problem['input'])}: it has to be an object"
     rule = problem["msg"].replace("Input should be", "it has to be")
     return f"{where} is {shortened(problem['input'])}: {rule}"
 
@@ -346,10 +361,20 @@ class PoolConfig(JsonOption):
     Attributes:
         memory_size: bytes of the pool, at least one page and fewer than 2**32 - 1 pages.
         page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, and 64 KiB unless said otherwise.
+
+    Raises ParamInvalid: a value breaks its rule, or there is another.
     """
 
     memory_size: int = Field(gt=0, lt=2**64)
     page_shift: int = Field(default=16, ge=10, lt=31)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_sentence(cls, value: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return made(value)
+        except ValidationError as error:
+            raise ParamInvalid(_first_problem(error)) from None
 
     @model_validator(mode="after")
     def _count_pages(self) -> Self:
@@ -416,12 +441,12 @@ class BufferPoolConfig(JsonOption):
 
 
 def shaped(name: str, shape: type[JsonOption]) -> Check:
-    """The JSON of ``shape``, kept as it was given; an empty text is the same as none."""
+    """``shape``, kept as its JSON, a text as it was given; an empty text is the same as none."""
 
     def check(value: Any) -> str | None:
-        if checks.instance(value, name, str) == "":
+        if value == "":
             return None
-        shape.parse(value, name)
-        return str(value)
+        pool = shape.parse(value, name)
+        return value if isinstance(value, str) else pool.model_dump_json(exclude_unset=True)
 
     return check

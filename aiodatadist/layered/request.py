@@ -141,12 +141,13 @@ class LayeredRequest:
             raise ParamInvalid(f"src_batch_index is {slot}: the source has {self.entry.pieces}, and blocks only 0")
         if isinstance(config, TransferWithCacheKeyConfig):
             key, dst_layers = config.cache_key, config.dst_layer_range
-            if len(dst_layers) != len(layers):
+            if dst_layers is not None and len(dst_layers) != len(layers):
                 raise ParamInvalid(
                     f"src_layer_range {layers} and dst_layer_range {dst_layers}: they have to be equally long"
                 )
             selection = self._selection(slot, Layers(layers, dst_layers, self.tensors))
-            return Wanted(find_link(key), key, layers, dst_layers.start, selection, self.block_size)
+            first = 0 if dst_layers is None else dst_layers.start
+            return Wanted(find_link(key), key, layers, first, selection, self.block_size)
         return self._wanted_by_address(config, layers, find_link)
 
     def _selection(self, slot: int, layers: Layers) -> Selection:

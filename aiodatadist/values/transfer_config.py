@@ -10,10 +10,10 @@ from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, CacheKeyByIdAndIndex
 
 
-def check_range(value: Any, name: str) -> range:
-    """Raises TypeError, ParamInvalid: it is no range with step 1 and 0 <= start < stop."""
+def check_range(value: Any, name: str) -> range | None:
+    """None is all layers. Raises TypeError, ParamInvalid: it is no range with step 1 and 0 <= start < stop."""
     if value is None:
-        raise TypeError(f"{name} is missing: it has to be a range of layers, for instance range(num_layers)")
+        return None
     checks.instance(value, name, range)
     if value.step != 1 or value.start < 0 or value.stop <= value.start:
         raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
@@ -73,7 +73,7 @@ class TransferConfig(_Destination):
 
     @src_layer_range.setter
     def src_layer_range(self, src_layer_range: range | None) -> None:
-        self._src_layer_range = None if src_layer_range is None else check_range(src_layer_range, "src_layer_range")
+        self._src_layer_range = check_range(src_layer_range, "src_layer_range")
 
     @property
     def src_batch_index(self) -> int:
@@ -89,8 +89,10 @@ class TransferWithCacheKeyConfig(_Destination):
 
     Args:
         cache_key: a blocks cache, or a batch slot by id.
-        src_layer_range, dst_layer_range: both have to be given, though the signature, as upstream's, has None; equally long;
-            source layer ``first + i`` goes to destination layer ``first' + i``.
+        src_layer_range, dst_layer_range: layers of the source, and those of the destination where they go; all layers of that
+            cache if None, which upstream refuses. As many at either end: source layer ``first + i`` goes to destination layer
+            ``first' + i``. What only the caches tell is checked with them: the transfer is refused, or its destination fails,
+            before a byte moves.
         src_batch_index: batch slot of a contiguous source; 0 with a :class:`BlocksCacheKey`.
 
     Raises TypeError, ValueError, ParamInvalid: an argument is wrong. So does setting a property.
@@ -107,7 +109,7 @@ class TransferWithCacheKeyConfig(_Destination):
         self.dst_cluster_id = cache_key.cluster_id
         self.src_layer_range = src_layer_range
         self.dst_layer_range = dst_layer_range
-        if len(self._src_layer_range) != len(self._dst_layer_range):
+        if src_layer_range is not None and dst_layer_range is not None and len(src_layer_range) != len(dst_layer_range):
             raise ParamInvalid(
                 f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they have to be equally long"
             )
@@ -123,7 +125,7 @@ class TransferWithCacheKeyConfig(_Destination):
         self._cache_key = cache_key
 
     @property
-    def src_layer_range(self) -> range:
+    def src_layer_range(self) -> range | None:
         return self._src_layer_range
 
     @src_layer_range.setter
@@ -131,7 +133,7 @@ class TransferWithCacheKeyConfig(_Destination):
         self._src_layer_range = check_range(src_layer_range, "src_layer_range")
 
     @property
-    def dst_layer_range(self) -> range:
+    def dst_layer_range(self) -> range | None:
         return self._dst_layer_range
 
     @dst_layer_range.setter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import json
+import re
 from typing import Any
 
 import pytest
@@ -237,7 +238,8 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("link_total_time", 1.0),
     ("link_retry_count", None),
     ("local_comm_res", {}),
-    ("mem_pool_cfg", {"memory_size": 1048576}),
+    ("mem_pool_cfg", [("memory_size", 1048576)]),
+    ("mem_pool_cfg", 1048576),
     ("host_mem_pool_cfg", b"{}"),
     ("rdma_traffic_class", "132"),
     ("rdma_service_level", 4.0),
@@ -251,7 +253,7 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("mem_utilization", "0.5"),
     ("mem_utilization", True),
     ("mem_utilization", None),
-    ("buf_pool_cfg", {}),
+    ("buf_pool_cfg", []),
     ("deploy_res_path", 1),
     ("cluster_info", {}),
     ("output_max_size", "1"),
@@ -278,6 +280,12 @@ BROKEN_RULES = [
     ("local_comm_res", "[" * 60000, "local_comm_res is not JSON"),
     ("local_comm_res", " " * (MAX_LOCAL_COMM_RES + 1), "local_comm_res has 65537 characters: the limit is 65536"),
     ("sync_kv_timeout", "\u0663", "it has to be digits"),
+    ("mem_pool_cfg", {"memory_size": 0}, "mem_pool_cfg: memory_size is 0: it has to be greater than 0"),
+    ("mem_pool_cfg", {"memory_size": "1048576"}, "memory_size is '1048576': it has to be a valid integer"),
+    ("host_mem_pool_cfg", {"page_shift": 16}, "host_mem_pool_cfg: memory_size is missing"),
+    ("host_mem_pool_cfg", {"memory_size": 1048576, "page_shift": 31}, "page_shift is 31: it has to be less than 31"),
+    ("host_mem_pool_cfg", {"memory_size": 1048576, 1: 2}, "host_mem_pool_cfg: 1 is "),
+    ("buf_pool_cfg", {}, "buf_pool_cfg: buf_cfg is missing"),
     ("mem_pool_cfg", "[]", "mem_pool_cfg: the text is []: it has to be an object"),
     ("mem_pool_cfg", "{", "mem_pool_cfg: the text is '{': Invalid JSON"),
     ("mem_pool_cfg", '{"page_shift": 16}', "mem_pool_cfg: memory_size is missing"),
@@ -506,6 +514,10 @@ def test_options_are_a_dictionary_of_strings(options: Any) -> None:
         ("0.0.0.0:0", ("0.0.0.0", 0)),
         ("[::1]:65535", ("::1", 65535)),
         ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+        ("localhost:1", ("localhost", 1)),
+        ("prefill-0.prefill.default.svc.cluster.local.:26000", ("prefill-0.prefill.default.svc.cluster.local.", 26000)),
+        ("node_7:0", ("node_7", 0)),
+        ("3com.com:1", ("3com.com", 1)),
     ],
 )
 def test_address_is_ip_and_port(text: str, address: tuple[str, int]) -> None:
@@ -514,12 +526,14 @@ def test_address_is_ip_and_port(text: str, address: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:1:2", "localhost:1",
-     "::1:80", "[::1]80", "[127.0.0.1]:1", "127.0.0.1: 1", "127.0.0.1:1.0", "127.0.0.1:" + "9" * 5000, "127.0.0.1:٣"],
+    ["", ":", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:1:2", "127.0.0.1.5:1",
+     "300.1.1.1:1", "1:1", "-a:1", "a-:1", "a..b:1", ".a:1", "a b:1", "[localhost]:1", "\u00fcber:1", "a" * 64 + ":1",
+     "a." * 127 + ":1", "localhost", "localhost:", "user@host:1", "::1:80", "[::1]80", "[127.0.0.1]:1", "127.0.0.1: 1",
+     "127.0.0.1:1.0", "127.0.0.1:" + "9" * 5000, "127.0.0.1:\u0663"],
 )  # fmt: skip
 def test_anything_else_is_no_address(text: str) -> None:
     with pytest.raises(
-        ParamInvalid, match=r"^x is .*: it has to be ip:port or \[ipv6\]:port with a port in \[0, 65535\]"
+        ParamInvalid, match=r"^x is .*: it has to be ip:port, \[ipv6\]:port or name:port with a port in \[0, 65535\]"
     ):
         parse_address(text, "x")
 
@@ -530,8 +544,9 @@ def test_any_text_is_an_address_or_param_invalid(text: str) -> None:
         host, port = parse_address(text, "x")
     except ParamInvalid:
         return
-    assert ipaddress.ip_address(host)
     assert 0 <= port < 2**16
+    if not re.search("[a-z]", host):  # else it may be the name of a host
+        assert ipaddress.ip_address(host)
 
 
 def test_network_address_needs_a_key() -> None:
@@ -613,6 +628,43 @@ def test_cluster_info_need_not_have_addresses() -> None:
 def test_pool_has_pages_of_64_kib_unless_said_otherwise() -> None:
     pool = PoolConfig.parse('{"memory_size": 1048577}', "mem_pool_cfg")
     assert (pool.page, pool.pages) == (65536, 16)
+
+
+@pytest.mark.parametrize("name", ["mem_pool_cfg", "host_mem_pool_cfg"])
+@pytest.mark.parametrize(
+    "given",
+    ['{"memory_size":1048576,"page_shift":10}', {"memory_size": 1048576, "page_shift": 10},
+     PoolConfig(memory_size=1048576, page_shift=10)],
+    ids=["text", "dict", "object"],
+)  # fmt: skip
+def test_pool_may_be_text_or_dict_or_object_and_is_kept_as_text(name: str, given: object) -> None:
+    config = LLMConfig(**_any(**{name: given}))
+    assert getattr(config, name) == '{"memory_size":1048576,"page_shift":10}'
+    assert LLMConfig.from_options(config.generate_options()) == config
+    other = LLMConfig()
+    setattr(other, name, given)
+    assert other == config
+
+
+def test_what_a_pool_leaves_out_is_left_out_in_its_text() -> None:
+    assert LLMConfig(mem_pool_cfg={"memory_size": 1048576}).mem_pool_cfg == '{"memory_size":1048576}'
+    assert LLMConfig(buf_pool_cfg={"buf_pool_size": 1048576}).buf_pool_cfg == '{"buf_pool_size":1048576}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"memory_size": 0}, "memory_size is 0: it has to be greater than 0"),
+        ({"memory_size": 65535}, "memory_size is 65535: it has to be at least a page, 65536 bytes"),
+        ({"memory_size": 1048576, "page_shift": 9}, "page_shift is 9: it has to be greater than or equal to 10"),
+        ({"memory_size": 1048576, "pages": 1}, "pages is 1: there is no such field"),
+        ({}, "memory_size is missing: it has to be given"),
+    ],
+)
+def test_pool_that_cannot_be_is_param_invalid_where_it_is_made(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamInvalid) as caught:
+        PoolConfig(**fields)
+    assert caught.value.args[0].startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ PUBLIC: dict[str, str] = {
         FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer
         LeaseEnd LeaseTicket LinkClosed LinkError LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
-        PeerLost Placement PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
+        PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
         Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError TransferReport
         TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
     """,

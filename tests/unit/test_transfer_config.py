@@ -92,8 +92,7 @@ def test_addresses_are_checked_when_made_and_when_set(
 @pytest.mark.parametrize(
     ("name", "value", "kind", "message"),
     [
-        ("src_layer_range", None, TypeError, "src_layer_range is missing: it has to be a range of layers"),
-        ("dst_layer_range", None, TypeError, "dst_layer_range is missing: it has to be a range of layers"),
+        ("dst_layer_range", 2, TypeError, "dst_layer_range is 2 of type int"),
         ("src_layer_range", [0, 1], TypeError, r"src_layer_range is \[0, 1\]"),
         ("src_batch_index", None, TypeError, "src_batch_index is None"),
         ("src_batch_index", -1, ValueError, "src_batch_index is -1"),
@@ -134,6 +133,15 @@ def test_ranges_are_not_empty_and_in_steps_of_one(wrong: range, make: Callable[.
     config = make()
     with pytest.raises(LLMException, match=message):
         setattr(config, name, wrong)
+
+
+def test_all_layers_where_none_are_named() -> None:
+    config = TransferWithCacheKeyConfig(BlocksCacheKey(2, 0))
+    assert (config.src_layer_range, config.dst_layer_range) == (None, None)
+    config.dst_layer_range = range(1, 4)
+    config.dst_layer_range = None
+    assert config.dst_layer_range is None
+    assert by_key(src_layer_range=None, dst_layer_range=range(1, 4)).src_layer_range is None
 
 
 def test_equally_many_layers() -> None:
