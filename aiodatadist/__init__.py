@@ -61,6 +61,7 @@ from aiodatadist.values.descriptors import (
     Status,
 )
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
+from aiodatadist.values.link_results import LinkResults
 from aiodatadist.values.selection import BlockParts
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
@@ -103,6 +104,7 @@ __all__ = [
     "LeaseTicket",
     "LinkClosed",
     "LinkError",
+    "LinkResults",
     "LinkStatistics",
     "LinkTimeout",
     "LlmConfig",

@@ -38,6 +38,7 @@ from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import LLMRole, Placement, RegisterMemStatus
+from aiodatadist.values.link_results import LinkResults
 
 logger = logging.getLogger(__name__)
 
@@ -366,7 +367,7 @@ class LLMDataDist:
         self,
         clusters: Sequence[LLMClusterInfo],
         timeout: int = 3000,
-    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+    ) -> LinkResults:
         """Link to peers that listen, up to 16 at a time.
 
         HCCL cannot be told to stop waiting for a peer. On an NPU a link whose caller was cancelled, or whose time is over, is
@@ -382,9 +383,9 @@ class LLMDataDist:
             timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
 
         Returns:
-            The last failure, or success; and one status per peer, in order. Failures of single links are not raised; the
-            log has their reasons. ``LLM_PARAM_INVALID`` for a peer that has not exactly one address; and
-            ``(LLM_PARAM_INVALID, [])`` for an empty list.
+            The last failure, or success; and one status per peer, in order. Failures of single links are not raised: they are
+            the ``errors`` of what is returned, one per peer, and in the log. ``LLM_PARAM_INVALID`` for a peer that has not
+            exactly one address; and ``(LLM_PARAM_INVALID, [])`` for an empty list.
 
         Raises:
             TypeError, ValueError, ParamInvalid: another argument is wrong. Nothing was started.
@@ -402,7 +403,7 @@ class LLMDataDist:
         clusters: Sequence[LLMClusterInfo],
         timeout: int = 3000,
         force: bool = False,
-    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+    ) -> LinkResults:
         """End links. Transfers under way on them may finish within ``timeout`` milliseconds, then they are stopped.
 
         With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays.
@@ -426,26 +427,24 @@ class LLMDataDist:
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
         """Raises ParamInvalid: a link to this cluster is not ended. Its id is enough: the link knows its peer."""
 
-    async def _for_each(self, calls: Sequence[Call]) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+    async def _for_each(self, calls: Sequence[Call]) -> LinkResults:
         if not calls:
-            return LLMStatusCode.LLM_PARAM_INVALID, []
-        results = [LLMStatusCode.LLM_FAILED] * len(calls)
+            return LinkResults(LLMStatusCode.LLM_PARAM_INVALID, [])
+        errors: list[LLMException | None] = [None] * len(calls)
         limit = anyio.CapacityLimiter(LINKS_AT_A_TIME)
 
         async def one(index: int, call: Call) -> None:
             async with limit:
                 try:
                     await call()
-                    results[index] = LLMStatusCode.LLM_SUCCESS
                 except LLMException as error:
                     logger.warning("cluster %d: %s", self._cluster_id, error)
-                    results[index] = error.status_code
+                    errors[index] = error
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(calls):
                 group.start_soon(one, index, call)
-        failures = [status for status in results if status is not LLMStatusCode.LLM_SUCCESS]
-        return (failures[-1] if failures else LLMStatusCode.LLM_SUCCESS), results
+        return LinkResults.of(errors)
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Until a link to that cluster is ready, whichever end made it."""

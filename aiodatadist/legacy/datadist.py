@@ -13,7 +13,7 @@ import anyio
 from aiodatadist import datadist
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config import llm_config as configuration
-from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, NotLinked, ParamInvalid
 from aiodatadist.legacy.config import LLMConfig, engine_config
 from aiodatadist.legacy.kv_cache_manager import KvCacheManager
 from aiodatadist.legacy.model import LLMModel
@@ -21,15 +21,15 @@ from aiodatadist.legacy.model_config import Layout
 from aiodatadist.legacy.requests import CapacityState, LLMReq
 from aiodatadist.legacy.runner import ModelRunner
 from aiodatadist.legacy.running_models import RunningModels
-from aiodatadist.legacy.statuses import v1_errors, v1_status
+from aiodatadist.legacy.statuses import v1_error, v1_errors
 from aiodatadist.values import checks
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import LLMRole, RegisterMemStatus
+from aiodatadist.values.link_results import LinkResults
 
 logger = logging.getLogger(__name__)
 
 MAX_CLUSTERS: Final = 16
-Linked = tuple[LLMStatusCode, list[LLMStatusCode]]
 OK: Final = LLMStatusCode.LLM_SUCCESS
 
 
@@ -160,7 +160,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
     # ---- links ----
 
-    async def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> Linked:
+    async def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> LinkResults:
         """DECODER: link to peers that listen.
 
         Args:
@@ -168,7 +168,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
         Returns:
             ``LLM_LINK_FAILED`` if one of them was not linked, or success; and one status per peer, in order. What failed has
-            left nothing behind. The log has the reasons. Nothing was started, and the list is empty, with
+            left nothing behind; ``errors`` and the log have the reasons. Nothing was started, and the list is empty, with
             ``LLM_PARAM_INVALID`` (there are no clusters), ``LLM_CLUSTER_NUM_EXCEED_LIMIT`` (more than 16),
             ``LLM_REPEAT_REQUEST`` (one is there twice), ``LLM_PROCESSING_LINK`` (another call did not end).
 
@@ -182,17 +182,17 @@ class LLMDataDist(datadist.LLMDataDist):
         refusal = _check(clusters)
         _check_local(clusters)
         if refusal is not None:
-            return refusal, []
+            return LinkResults(refusal, [])
         async with self._alone(timeout) as is_alone:
             if not is_alone:
-                return LLMStatusCode.LLM_PROCESSING_LINK, []
-            _, each = await super().link_clusters(clusters, timeout)
-        each = [v1_status(status) for status in each]
-        return (OK if all(status is OK for status in each) else LLMStatusCode.LLM_LINK_FAILED), each
+                return LinkResults(LLMStatusCode.LLM_PROCESSING_LINK, [])
+            linked = await super().link_clusters(clusters, timeout)
+        each = LinkResults.of(error and v1_error(error) for error in linked.errors)
+        return LinkResults(OK if each.status is OK else LLMStatusCode.LLM_LINK_FAILED, each.statuses, each.errors)
 
     async def unlink_clusters(
         self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False
-    ) -> Linked:
+    ) -> LinkResults:
         """End links.
 
         Args:
@@ -212,13 +212,14 @@ class LLMDataDist(datadist.LLMDataDist):
         checks.instance(force, "force", bool)
         refusal = _check(clusters)
         if refusal is not None:
-            return refusal, []
+            return LinkResults(refusal, [])
         async with self._alone(timeout) as is_alone:
             if not is_alone:
-                return LLMStatusCode.LLM_PROCESSING_LINK, []
-            each = await _gather([self._unlink(info, timeout, force) for info in clusters])
+                return LinkResults(LLMStatusCode.LLM_PROCESSING_LINK, [])
+            each = LinkResults.of(await _gather([self._unlink(info, timeout, force) for info in clusters]))
         harmless = {OK, LLMStatusCode.LLM_NOT_YET_LINK}
-        return next((status for status in reversed(each) if status not in harmless), OK), each
+        status = next((status for status in reversed(each.statuses) if status not in harmless), OK)
+        return LinkResults(status, each.statuses, each.errors)
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
         """DECODER: exchange a word with a peer.
@@ -239,22 +240,23 @@ class LLMDataDist(datadist.LLMDataDist):
         with manager.link_locks.hold(remote_cluster_id, "check_link_status"), v1_errors():
             await super().check_link_status(remote_cluster_id)
 
-    async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMStatusCode:
+    async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMException | None:
+        """Why it is not what was wanted."""
         cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
         if self._running().peek_link(cluster_id) is None:
-            return LLMStatusCode.LLM_NOT_YET_LINK
+            return NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id)
         if force:
-            return (await super().unlink_clusters([info], timeout, force=True))[0]
+            return (await super().unlink_clusters([info], timeout, force=True)).errors[0]
         try:
             with self._v1("unlink_clusters").link_locks.hold(cluster_id, "unlink_clusters"):
-                status, _ = await super().unlink_clusters([info], timeout)
-                if status is OK:
-                    return OK
+                (error,) = (await super().unlink_clusters([info], timeout)).errors
+                if error is None:
+                    return None
                 await super().unlink_clusters([info], timeout, force=True)
-        except LLMException as error:
-            logger.warning("cluster %d: %s", self.cluster_id, error)
-            return error.status_code
-        return LLMStatusCode.LLM_NOTIFY_PROMPT_UNLINK_FAILED
+        except LLMException as busy:
+            logger.warning("cluster %d: %s", self.cluster_id, busy)
+            return busy
+        return error.with_status(LLMStatusCode.LLM_NOTIFY_PROMPT_UNLINK_FAILED)
 
     @asynccontextmanager
     async def _alone(self, timeout: int) -> AsyncIterator[bool]:
@@ -378,10 +380,10 @@ def _check_local(clusters: Sequence[LLMClusterInfo]) -> None:
         )
 
 
-async def _gather(calls: Sequence[Coroutine[Any, Any, LLMStatusCode]]) -> list[LLMStatusCode]:
-    results = [LLMStatusCode.LLM_FAILED] * len(calls)
+async def _gather(calls: Sequence[Coroutine[Any, Any, LLMException | None]]) -> list[LLMException | None]:
+    results: list[LLMException | None] = [None] * len(calls)
 
-    async def one(index: int, call: Coroutine[Any, Any, LLMStatusCode]) -> None:
+    async def one(index: int, call: Coroutine[Any, Any, LLMException | None]) -> None:
         results[index] = await call
 
     async with anyio.create_task_group() as group:
