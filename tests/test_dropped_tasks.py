@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 
 import anyio
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType, TransferWithCacheKeyConfig
 from aiodatadist.testing import Cluster, linked_pair
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
@@ -18,6 +19,9 @@ MISSING = BlocksCacheKey(1, 77)
 def failing(cluster: Cluster, cache: Cache) -> CacheTask:
     """The peer has no such cache, which it has to be asked for."""
     return cluster.datadist.cache_manager.pull_blocks(MISSING, cache, [0], [0])
+
+
+FAILING_LINE = failing.__code__.co_firstlineno + 2
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -73,7 +77,56 @@ async def test_what_is_dropped_is_logged_once(when: str, caplog: pytest.LogCaptu
         del task
         await over.wait()
         (line,) = told(caplog)
-        assert line.startswith("pull_blocks with cluster 1 failed, and its exception was never retrieved: ")
+        assert line.startswith(
+            "pull_blocks with cluster 1 failed, and its exception was never retrieved: CacheNotFound: "
+        )
+        assert "offers no cache for" in line  # why it failed
+        assert "[LLM_KV_CACHE_NOT_EXIST]" in line
+        assert line.endswith(f"; it was started at {__file__}:{FAILING_LINE}, in failing")
+
+
+async def test_in_asyncios_debug_mode_all_lines_that_led_there_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        asyncio.get_running_loop().set_debug(True)
+        task = failing(decoder, cache)
+        await ended(task)
+        del task
+        (line,) = told(caplog)
+        _, _, lines = line.partition("; it was started at (most recent call last):\n")
+        assert lines.splitlines()[-1].strip().startswith("return cluster.datadist.cache_manager.pull_blocks(")
+        assert "task = failing(decoder, cache)" in lines
+
+
+async def test_what_caused_a_failure_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """A synchronizer that raises is the caller's own code: the log shows where it did."""
+
+    class Broken:
+        async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+            raise ZeroDivisionError("no such layer")
+
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(1), range(1), range(1))
+        task = decoder.datadist.cache_manager.transfer_cache_async(cache, Broken(), [config], [0], [0])
+        await ended(task)
+        del task
+        (line,) = told(caplog)
+        assert "its exception was never retrieved: TransferError: " in line
+        assert f"; it was started at {__file__}:" in line
+        assert "in synchronize_layer" in caplog.text
+        assert "ZeroDivisionError: no such layer" in caplog.text
+
+
+async def test_a_transfer_that_a_callback_of_the_loop_started_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        over = anyio.Event()
+
+        def begin() -> None:
+            failing(decoder, cache)._transfer.add_done_callback(lambda _: over.set())
+
+        asyncio.get_running_loop().call_soon(begin)
+        await over.wait()
+        (line,) = told(caplog)
+        assert line.endswith(f":{FAILING_LINE}, in failing")
 
 
 async def test_a_cancelled_one_that_is_dropped_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

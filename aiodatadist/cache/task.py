@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from aiodatadist.concurrency.origin import Origin
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
@@ -35,8 +36,9 @@ class CacheTask:
     """A transfer under way. It has started when you get it.
 
     ``await`` it for its :class:`TransferReport`; or keep it, and ask. Dropping it leaks nothing: the transfer goes on, its
-    caches stay leased until it ends, and a failure that no caller asked for is logged. Cancelling the task that awaits it
-    cancels the transfer, and the cancellation is delivered only when no byte can land any more.
+    caches stay leased until it ends, and a failure that no caller asked for is logged, with the line that started it (in
+    asyncio's debug mode, the last ten that led there). Cancelling the task that awaits it cancels the transfer, and the
+    cancellation is delivered only when no byte can land any more.
 
     It belongs to the event loop of its cluster: elsewhere it can be asked how it is (:meth:`done`, :meth:`cancelled`,
     :meth:`exception`, :meth:`result`), and everything else raises LLMException, in a forked child ForkError.
@@ -45,7 +47,7 @@ class CacheTask:
         peer: the other cluster, or our own for copies.
     """
 
-    __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_transfer", "peer")
+    __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_origin", "_transfer", "peer")
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class CacheTask:
         self._check_here = check_here
         self._is_told = False
         self._operation = operation
+        self._origin = None if transfer.state is TransferState.DONE else Origin()  # what succeeded is not told of
         self._transfer = transfer
         self.peer = peer
 
@@ -74,7 +77,7 @@ class CacheTask:
 
     def __del__(self) -> None:
         if not self._is_told:
-            self._transfer.drop(f"{self._operation} with cluster {self.peer}")
+            self._transfer.drop(f"{self._operation} with cluster {self.peer}", self._origin)
 
     def done(self) -> bool:
         """It has ended, one way or another."""

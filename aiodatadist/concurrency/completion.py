@@ -28,6 +28,7 @@ from typing import Any, Self
 
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
+from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.errors import LLMException, StuckError
 
@@ -163,7 +164,7 @@ class TransferCompletion(Completion):
 
     def __init__(self) -> None:
         super().__init__()
-        self._dropped_as: str | None = None
+        self._dropped_as: tuple[str, Origin | None] | None = None
         self.error: LLMException | None = None
         self.nbytes = 0
         self.ranges = 0
@@ -188,15 +189,19 @@ class TransferCompletion(Completion):
         if self.state is TransferState.CANCELLED:
             raise asyncio.CancelledError("the transfer was cancelled")
 
-    def drop(self, name: str) -> None:
-        """The caller let go of it without asking what became of it: a failure is logged, now or when it comes."""
-        self._dropped_as = name
-        if self.is_done:
-            self._tell_of_failure(name)
+    def drop(self, name: str, origin: Origin | None) -> None:
+        """The caller let go of it without asking what became of it: a failure is logged, now or when it comes.
 
-    def _tell_of_failure(self, name: str) -> None:
+        Args:
+            origin: where it was started; None: it has succeeded.
+        """
+        self._dropped_as = name, origin
+        if self.is_done:
+            self._tell_of_failure(name, origin)
+
+    def _tell_of_failure(self, name: str, origin: Origin | None) -> None:
         if self.error is not None:
-            logger.error("%s failed, and its exception was never retrieved: %s", name, self.error)
+            log_unretrieved(logger, name, self.error, origin)
 
     def replace_error(self, error: LLMException) -> None:
         """For a done callback: tell a better-informed error instead, for instance that the peer died."""
@@ -210,7 +215,7 @@ class TransferCompletion(Completion):
         self.error = error
         self._end(state)
         if self._dropped_as is not None:
-            self._tell_of_failure(self._dropped_as)
+            self._tell_of_failure(*self._dropped_as)
 
     def _unanswered(self) -> None:
         self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))

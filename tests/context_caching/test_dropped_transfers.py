@@ -65,3 +65,5 @@ async def test_what_is_dropped_is_logged_once(when: str, caplog: pytest.LogCaptu
     (line,) = told(caplog)
     assert line.startswith("save of 1 keys failed, and its exception was never retrieved: ")
     assert "gone" in line
+    assert f"; it was started at {__file__}:" in line
+    assert line.endswith(", in test_what_is_dropped_is_logged_once")

@@ -12,6 +12,7 @@ from typing import Any, Self
 import anyio.lowlevel
 
 from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
 from aiodatadist.context_caching.results import CcResult
@@ -27,9 +28,9 @@ class BlockTransfer(Completion):
     """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure that no caller asked for is
-    logged. Cancelling the task that awaits it cancels it, and the cancellation is delivered only when it has ended. It
-    belongs to the event loop it was started on: to await or to cancel it on another one raises EmsInvalidArgument, and in a
-    forked child EmsInternalError.
+    logged, with the line that started it. Cancelling the task that awaits it cancels it, and the cancellation is delivered
+    only when it has ended. It belongs to the event loop it was started on: to await or to cancel it on another one raises
+    EmsInvalidArgument, and in a forked child EmsInternalError.
 
     Attributes:
         seconds: that the caller allowed for it, infinite without a limit.
@@ -42,6 +43,7 @@ class BlockTransfer(Completion):
     def __init__(self, what: str, seconds: float) -> None:
         self._error: EmsException | None = None
         self._is_told = False
+        self._origin = Origin()
         super().__init__()
         self.seconds = seconds
         self.scope = Scope()
@@ -59,7 +61,7 @@ class BlockTransfer(Completion):
 
     def __del__(self) -> None:
         if self._error is not None and not self._is_told:
-            logger.error("%s failed, and its exception was never retrieved: %s", self.what, self._error)
+            log_unretrieved(logger, self.what, self._error, self._origin)
 
     def done(self) -> bool:
         """It has ended, one way or another."""

@@ -1,0 +1,57 @@
+"""Where a caller started something, for the message about it when the caller forgets it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
+from asyncio.constants import DEBUG_STACK_DEPTH
+from types import CodeType, FrameType
+
+_OURS = "aiodatadist"
+_RUN_BY = frozenset({"asyncio", "uvloop", "anyio", "contextvars", "threading"})
+"""A loop or a thread, and no caller, is what called us."""
+
+
+class Origin:
+    """The line of the caller's that led here; in asyncio's debug mode, the last ten that did. Keeps no frame alive."""
+
+    __slots__ = ("_code", "_line", "_stack")
+
+    def __init__(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _package(frame) == _OURS:
+            frame = frame.f_back
+        self._code: CodeType | None = None
+        self._line = 0
+        self._stack: traceback.StackSummary | None = None
+        if frame is not None and _package(frame) not in _RUN_BY:
+            self._code, self._line = frame.f_code, frame.f_lineno
+            loop = _get_running_loop()
+            if loop is not None and loop.get_debug():
+                self._stack = traceback.StackSummary.extract(
+                    traceback.walk_stack(frame), limit=DEBUG_STACK_DEPTH, lookup_lines=False
+                )
+
+    def __str__(self) -> str:
+        """To stand behind a sentence; empty where no caller is known."""
+        if self._code is None:
+            return ""
+        if self._stack is None:
+            return f"; it was started at {self._code.co_filename}:{self._line}, in {self._code.co_qualname}"
+        lines = "".join(traceback.format_list(self._stack[::-1])).rstrip()
+        return f"; it was started at (most recent call last):\n{lines}"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def log_unretrieved(logger: logging.Logger, what: str, error: Exception, origin: Origin | None) -> None:
+    """A caller never asked for this failure. What caused it is shown as well, where that is known."""
+    logger.error(
+        "%s failed, and its exception was never retrieved: %s: %s%s",
+        *(what, type(error).__name__, error, "" if origin is None else origin),
+        exc_info=error if error.__cause__ is not None else None,
+    )
