@@ -16,7 +16,9 @@ from aiodatadist.cache.plan import (
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.device import MAX_COPY_SECONDS, give_way, tensors
+from aiodatadist.concurrency.origin import Origin
+from aiodatadist.counting import Call, Ended, Observer, tell
+from aiodatadist.device import MAX_COPY_SECONDS, TransferCompletion, TransferState, give_way, tensors
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
@@ -66,6 +68,7 @@ class CacheManager:
 
     def __init__(self, engine: Engine, copy_seconds: float = MAX_COPY_SECONDS) -> None:
         self._engine = engine
+        self._flows = engine.totals.transfers
         self._copy_seconds = copy_seconds
 
     @property
@@ -165,6 +168,18 @@ class CacheManager:
         return await self._registry_here.register(
             desc, [span.address for span in spans], keep, blocks, naming, accessible
         )
+
+    def _task(self, what: str, peer: int, transfer: TransferCompletion, about: object) -> CacheTask:
+        """What the caller of a transfer gets. From here on it is counted, and observed."""
+        engine, origin = self._engine, None
+        if transfer.state is TransferState.DONE:
+            self._flows[what].ran(transfer)
+        else:
+            engine.totals.begun(what, transfer)
+            origin = Origin()
+        if engine.observer is not None:
+            _observe(engine.observer, Call("transfer", what, engine.cluster_id, peer, None, transfer.elapsed), transfer)
+        return CacheTask(what, peer, transfer, engine.check_here, about, origin)
 
     # ---- looking into them ----
 
@@ -373,9 +388,12 @@ class CacheManager:
             transfer = link.at_once(direction, key.model_id, cache, array("Q", mine), array("Q", theirs))
         except (TypeError, OverflowError):  # no number of a block
             return None
-        if transfer is None:
-            return None
-        return CacheTask(what, link.cluster_id, transfer, engine.check_here, _Blocks(key, len(mine)))
+        if (
+            transfer is not None and engine.observer is None and transfer.state is TransferState.DONE
+        ):  # what _task() does then, without the call
+            self._flows[what].ran(transfer)
+            return CacheTask(what, link.cluster_id, transfer, engine.check_here, _Blocks(key, len(mine)))
+        return None if transfer is None else self._task(what, link.cluster_id, transfer, _Blocks(key, len(mine)))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
         link, engine = self._link(key), self._engine
@@ -475,7 +493,7 @@ class CacheManager:
         selection = Selection(layers, sources, targets, parts=parts)
         spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request=not engine.one_sided)
         pull = link.start_leased(spec, kept.lease, seconds, patience, takers, "pull_leased")
-        return CacheTask("pull_leased", link.cluster_id, pull, engine.check_here, spec)
+        return self._task("pull_leased", link.cluster_id, pull, spec)
 
     async def release_lease(self, ticket: LeaseTicket | Mapping[str, Any]) -> None:
         """Tell the owner that its blocks are not wanted. One that this end pulls just now is left alone: cancel that.
@@ -585,7 +603,7 @@ class CacheManager:
             transfer.add_done_callback(
                 lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
             )
-        return CacheTask(what, link.cluster_id, transfer, self._engine.check_here, spec)
+        return self._task(what, link.cluster_id, transfer, spec)
 
     # ---- layer by layer ----
 
@@ -642,9 +660,7 @@ class CacheManager:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         transfer = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
         self._engine.start_layered(transfer)
-        return CacheTask(
-            "transfer_cache_async", wanted[0].link.cluster_id, transfer, self._engine.check_here, wanted[0]
-        )
+        return self._task("transfer_cache_async", wanted[0].link.cluster_id, transfer, wanted[0])
 
     @asynccontextmanager
     async def receive_layers(
@@ -763,7 +779,7 @@ class CacheManager:
     def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
         self._engine.check_here()
         transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
-        return CacheTask(what, self._engine.cluster_id, transfer, self._engine.check_here, grid)
+        return self._task(what, self._engine.cluster_id, transfer, grid)
 
     # ---- other ----
 
@@ -829,6 +845,16 @@ class _Blocks(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key}, {self.number} blocks, all layers"
+
+
+def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> None:
+    end = tell(observer, call)
+
+    def ended(done: TransferCompletion) -> None:
+        figures = (done.nbytes, done.ranges, done.queue_seconds, done.transfer_seconds)
+        end(Ended(done.status, done.error, *figures))
+
+    transfer.add_done_callback(ended)
 
 
 def _not_accessible(cache: Cache, name: str) -> ParamInvalid:

@@ -6,8 +6,8 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -23,6 +23,7 @@ from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
+from aiodatadist.counting import Call, Ended, Figures, Observer, Totals, tell
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     FeatureNotEnabled,
@@ -46,7 +47,8 @@ LINKS_AT_A_TIME = 16
 FINALIZE_SECONDS = 30.0
 """Seconds after which a cancelled finalize() gives up waiting for the device."""
 
-Call = Callable[[], Awaitable[None]]
+Linking = tuple[int, Callable[[], Awaitable[None]]]
+"""A peer, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class LLMDataDist:
         self._cache_manager: CacheManager
         self._rank_groups: RankGroups
         self._starting = anyio.Lock()
+        self._observer: Observer | None = None
+        self.totals = Totals()
 
     # ---- life ----
 
@@ -253,6 +257,40 @@ class LLMDataDist:
         engine = self._running()
         return Statistics(tuple(engine.statistics()), len(engine.registry.table), engine.registry.pool_usage())
 
+    def figures(self) -> Figures[PoolUsage]:
+        """All that was counted since this object was made, over all its links: what a metrics endpoint needs.
+
+        From any thread, and at any time: before :meth:`init` and after :meth:`finalize` there are no links, caches and pools.
+        """
+        engine, totals = self._engine, self.totals
+        is_there = engine is not None and not engine.resident.has_ended
+        pools = engine.registry.pool_usage() if engine is not None and is_there else {}
+        return Figures(
+            self._cluster_id,
+            {operation: flow.figures() for operation, flow in list(totals.transfers.items())},
+            totals.linking.figures(),
+            engine.link_states() if engine is not None and is_there else {},
+            totals.links_made,
+            dict(totals.links_ended),
+            totals.leases_opened - sum(totals.leases_ended.copy().values()),
+            totals.leases_opened,
+            dict(totals.leases_ended),
+            len(engine.registry.table) if engine is not None and is_there else 0,
+            {placement.name.lower(): usage for placement, usage in pools.items()},
+        )
+
+    @property
+    def observer(self) -> Observer | None:
+        """Is told of each transfer and of each call that makes or ends links; see :class:`~aiodatadist.telemetry.Observer`.
+        None, the default, costs nothing."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._observer = observer
+        if self._engine is not None:
+            self._engine.observer = observer
+
     async def switch_role(self, role: LLMRole, switch_options: Mapping[str, str] | None = None) -> None:
         """Take another role, and listen as the options say: on ``llm.listenIpInfo``, or, without it, not at all.
 
@@ -337,7 +375,8 @@ class LLMDataDist:
             raise FeatureNotEnabled(
                 "there are no links by rank table with transfer_backend 'hixl': link_clusters() makes one"
             )
-        return await groups.link(comm_name, cluster_rank_info, rank_table)
+        with self._observed("link", None):
+            return await groups.link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
         """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
@@ -349,7 +388,10 @@ class LLMDataDist:
 
     async def unlink(self, comm_id: int) -> None:
         """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
-        await self._groups_here().unlink(checks.integer(comm_id, "comm_id", checks.UINT64))
+        groups = self._groups_here()
+        checks.integer(comm_id, "comm_id", checks.UINT64)
+        with self._observed("unlink", None):
+            await groups.unlink(comm_id)
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
         """Exchange a word with a peer.
@@ -396,7 +438,8 @@ class LLMDataDist:
         async def link(info: LLMClusterInfo, cluster_id: int) -> None:
             await engine.link_in_attempts(only_address(info), cluster_id, seconds)
 
-        return await self._for_each([partial(link, info, i) for info, i in zip(clusters, ids, strict=True)])
+        calls: list[Linking] = [(i, partial(link, info, i)) for info, i in zip(clusters, ids, strict=True)]
+        return await self._for_each("link_clusters", calls)
 
     async def unlink_clusters(
         self,
@@ -422,29 +465,51 @@ class LLMDataDist:
             self._check_unlink(info, force)
             await engine.unlink(cluster_id, seconds, force)
 
-        return await self._for_each([partial(unlink, info, i) for info, i in zip(clusters, ids, strict=True)])
+        calls: list[Linking] = [(i, partial(unlink, info, i)) for info, i in zip(clusters, ids, strict=True)]
+        return await self._for_each("unlink_clusters", calls)
 
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
         """Raises ParamInvalid: a link to this cluster is not ended. Its id is enough: the link knows its peer."""
 
-    async def _for_each(self, calls: Sequence[Call]) -> LinkResults:
+    async def _for_each(self, operation: str, calls: Sequence[Linking]) -> LinkResults:
         if not calls:
             return LinkResults(LLMStatusCode.LLM_PARAM_INVALID, [])
         errors: list[LLMException | None] = [None] * len(calls)
         limit = anyio.CapacityLimiter(LINKS_AT_A_TIME)
 
-        async def one(index: int, call: Call) -> None:
+        async def one(index: int, peer: int, call: Callable[[], Awaitable[None]]) -> None:
             async with limit:
                 try:
-                    await call()
+                    with self._observed(operation, peer):
+                        await call()
                 except LLMException as error:
                     logger.warning("cluster %d: %s", self._cluster_id, error)
                     errors[index] = error
 
         async with anyio.create_task_group() as group:
-            for index, call in enumerate(calls):
-                group.start_soon(one, index, call)
+            for index, (peer, call) in enumerate(calls):
+                group.start_soon(one, index, peer, call)
         return LinkResults.of(errors)
+
+    @contextmanager
+    def _observed(self, operation: str, peer: int | None) -> Iterator[None]:
+        """The observer is told of what is called inside."""
+        if self._observer is None:
+            yield
+            return
+        end = tell(self._observer, Call("link", operation, self._cluster_id, peer))
+        ended = Ended("CANCELLED")
+        try:
+            yield
+            ended = Ended(LLMStatusCode.LLM_SUCCESS.name)
+        except LLMException as error:
+            ended = Ended(error.status_code.name, error)
+            raise
+        except Exception as error:
+            ended = Ended(type(error).__name__, error)
+            raise
+        finally:
+            end(ended)
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Until a link to that cluster is ready, whichever end made it."""

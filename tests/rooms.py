@@ -20,6 +20,7 @@ HOUSE = "aiodatadist"
 
 ROOMS = (
     "errors",
+    "counting",
     "values",
     "config",
     "wire",
@@ -47,7 +48,7 @@ ROOMS = (
 WINGS = {
     "context_caching": (
         "results", "pools.contract", "errors", "checks", "identity", "memory", "pools", "transfer", "health_gate",
-        "pool_guard", "block_index", "cache", "", "ems",
+        "pool_guard", "block_index", "calls", "cache", "", "ems",
     ),
 }  # fmt: skip
 """The same inside a room that has rooms."""

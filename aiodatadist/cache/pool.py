@@ -101,7 +101,7 @@ class PagePool:
 
     def usage(self) -> PoolUsage:
         """How full it is now."""
-        largest = self._by_size[-1][0] if self._by_size else 0
+        largest = max((pages for pages, _ in self._by_size[-1:]), default=0)  # other threads ask, too
         return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, *self._pinned())
 
     def _no_room(self, nbytes: int) -> OutOfMemory:

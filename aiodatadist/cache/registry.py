@@ -114,7 +114,8 @@ class CacheRegistry:
 
     def _pinned(self, placement: Placement) -> tuple[int, int]:
         """Bytes of a pool that are in use, and how many of them are withheld."""
-        entries = {*self.table, *(deallocation.entry for deallocation in self._deallocations.values())}
+        deallocations = list(self._deallocations.values())  # in one step: other threads ask, too
+        entries = {*list(self.table), *(deallocation.entry for deallocation in deallocations)}
         pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
         pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
         return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
@@ -125,7 +126,7 @@ class CacheRegistry:
             self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
-        return {placement: pool.pages.usage() for placement, pool in self._pools.items()}
+        return {placement: pool.pages.usage() for placement, pool in list(self._pools.items())}
 
     def _pool_for(self, desc: CacheDesc) -> _Pool:
         pool = self._pools.get(desc.placement)

@@ -56,13 +56,15 @@ class CacheTask:
         transfer: TransferCompletion,
         check_here: Callable[[], None],
         about: object = "",
+        origin: Origin | None = None,
     ) -> None:
-        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown."""
+        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown.
+        ``origin``: who started it, if it may fail."""
         self._about = about
         self._check_here = check_here
         self._is_told = False
         self._operation = operation
-        self._origin = None if transfer.state is TransferState.DONE else Origin()  # what succeeded is not told of
+        self._origin = origin
         self._transfer = transfer
         self.peer = peer
 

@@ -25,6 +25,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
+from aiodatadist.counting import Observer, Totals
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     AuthError,
@@ -110,6 +111,10 @@ class Owner(Protocol):
     def role(self) -> LLMRole: ...
     @property
     def instance(self) -> str: ...
+    @property
+    def totals(self) -> Totals: ...
+    @property
+    def observer(self) -> Observer | None: ...
 
 
 class Engine:
@@ -134,7 +139,9 @@ class Engine:
         self.registry: CacheRegistry
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox()
-        self.block_leases = BlockLeases()
+        self.totals = owner.totals
+        self.observer = owner.observer
+        self.block_leases = BlockLeases(self.totals)
         self.layered: set[LayeredTransfer] = set()
         self.serving_a_request = serving_a_request
         self._owner = owner
@@ -403,6 +410,7 @@ class Engine:
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
         link.is_registered = True
+        self.totals.links_made += 1
         self._linked.wake()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
 
@@ -413,6 +421,7 @@ class Engine:
         except Exception:
             logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
+            self.totals.links_ended[link.cause] += 1
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
@@ -431,6 +440,21 @@ class Engine:
         Raises:
             LinkError: no link was made.
         """
+        linking, began = self.totals.linking, anyio.current_time()
+        linking.running += 1
+        try:
+            await self._link(address, cluster_id, timeout, key)
+            linking.took(anyio.current_time() - began)
+        except LLMException as error:
+            linking.failed(error.status_code.name)
+            raise
+        except asyncio.CancelledError:
+            linking.failed("CANCELLED")
+            raise
+        finally:
+            linking.running -= 1
+
+    async def _link(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> None:
         self._check_not_linked(cluster_id)
         if cluster_id in self._attempts:
             raise LinkError(
@@ -667,7 +691,11 @@ class Engine:
         return bool(self._links) or self._opening > 0 or self._is_linked_to_itself
 
     def statistics(self) -> list[LinkStatistics]:
-        return [link.counters.snapshot(link.cluster_id, link.state.value) for link in self._links.values()]
+        return [link.counters.snapshot(link.cluster_id, link.state.value) for link in list(self._links.values())]
+
+    def link_states(self) -> Counter[str]:
+        """How many links there are in each state. From any thread."""
+        return Counter(link.state.value for link in list(self._links.values()))
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""

@@ -119,7 +119,7 @@ class Heartbeats:
                     task_status.started()
                     await over.wait()
                     await _let_it_tell(link, why)
-                link.lost(why)
+                link.lost(why, "" if why == CLOSED else "heartbeats_missed")
                 if not is_begun:
                     group.cancel_scope.cancel()
         finally:

@@ -30,6 +30,7 @@ from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.outlast import outlast
+from aiodatadist.counting.figures import SUCCESS
 from aiodatadist.errors import LLMException, StuckError
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,18 @@ class TransferCompletion(Completion):
         self.ranges = 0
         self.queue_seconds = 0.0
         self.transfer_seconds = 0.0
+
+    @property
+    def status(self) -> str:
+        """Of one that has ended, in a word: ``LLM_SUCCESS``, ``CANCELLED``, or why it failed."""
+        if self.error is not None:
+            return self.error.status_code.name
+        return SUCCESS if self.state is TransferState.DONE else "CANCELLED"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that it took, from waiting behind others to the end; 0 while it is under way."""
+        return max(self.queue_seconds + self.transfer_seconds, 0.0) if self.is_done else 0.0
 
     async def wait(self) -> None:
         """Wait for the end. Where it is over already this suspends only if calls have held the loop for a millisecond.

@@ -19,6 +19,7 @@ from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.block_index import BlockIndex, ExistsQuery
+from aiodatadist.context_caching.calls import CacheFigures, CallRecords
 from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
@@ -42,6 +43,7 @@ from aiodatadist.context_caching.transfer.handle import BlockTransfer
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
 from aiodatadist.context_caching.transfer.start_limiter import StartLimiter
+from aiodatadist.counting import Observer
 from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
 
@@ -92,6 +94,7 @@ class ContextCache:
         self._in_slots: set[BlockTransfer] = set()  # of the registered cache; those that got stuck stay
         self._group: anyio.abc.TaskGroup | None = None
         self._start_limiter = StartLimiter()
+        self._records = CallRecords()
 
     # ---- life ----
 
@@ -296,7 +299,7 @@ class ContextCache:
             EmsException: see the class.
         """
         self.check_registered()
-        seconds, left = await self._time_left(timeout, hashes)
+        seconds, left = await self._time_left("save", timeout, hashes)
         transfer = self.start_save(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, write_rcache=write_rcache
         )
@@ -347,7 +350,7 @@ class ContextCache:
             EmsException: see the class.
         """
         self.check_registered()
-        seconds, left = await self._time_left(timeout, hashes)
+        seconds, left = await self._time_left("load", timeout, hashes)
         transfer = self.start_load(
             hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, read_local_only=read_local_only
         )
@@ -421,7 +424,7 @@ class ContextCache:
             buffers: for each key the regions that its value is made of, one behind the other: :class:`KvBufferWrapper` or
                 writable buffers.
         """
-        seconds, left = await self._time_left(timeout, keys)
+        seconds, left = await self._time_left("save_values", timeout, keys)
         transfer = self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
         transfer.seconds = seconds
         return await transfer
@@ -455,7 +458,7 @@ class ContextCache:
         read_local_only: bool = False,
     ) -> CcResult:
         """Read values of the caller's own names. As :meth:`load`; a value of another length than its regions is not there."""
-        seconds, left = await self._time_left(timeout, keys)
+        seconds, left = await self._time_left("load_values", timeout, keys)
         transfer = self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
         transfer.seconds = seconds
         return await transfer
@@ -492,7 +495,7 @@ class ContextCache:
 
     # ---- under way ----
 
-    async def _time_left(self, timeout: float | None, wanted: Any) -> tuple[float, float]:
+    async def _time_left(self, operation: str, timeout: float | None, wanted: Any) -> tuple[float, float]:
         """Wait for a turn to begin; seconds that the call has in all, and has left then.
 
         Raises:
@@ -504,7 +507,8 @@ class ContextCache:
         left = await self._start_limiter.wait(seconds)
         if left is None:
             count = len(wanted) if isinstance(wanted, Sized) else 0
-            raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
+            with self._records.of(operation, count):
+                raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
         return seconds, left
 
     def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> SaveLoadCall:
@@ -528,8 +532,10 @@ class ContextCache:
         transfer = BlockTransfer(f"{what} of {call.total} keys", seconds)
         if not self._guard.is_open:
             transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
+            self._records.follow(what, call.total, transfer)
             return transfer
         call.memory.take(writes="load" in what)
+        self._records.follow(what, call.total, transfer)
         transfer.add_done_callback(ended)
         self._transfers.add(transfer)
         if isinstance(call.memory, SlotMemory):
@@ -610,15 +616,28 @@ class ContextCache:
         rules.flag(all_ranks, "all_ranks")
         rules.integer(lease_ms, "lease_ms", 0)
         await give_way()
+        shards = self._names.shards() if all_ranks else [self._names.shard]
+        with self._records.of("exists", len(wanted)) as record:
+            record.result = await self._exists(wanted, seconds, shards, groups, read_local_only, lease_ms)
+            return record.result
+
+    async def _exists(
+        self,
+        wanted: Sequence[int],
+        seconds: float,
+        shards: Sequence[str],
+        groups: Sequence[int] | None,
+        local_only: bool,
+        lease_ms: int,
+    ) -> CcResult:
         if not self._guard.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
         left = await self._start_limiter.wait(seconds)
         if left is None:
             return CcResult.of([CcStatus.TIMEOUT] * len(wanted))
         deadline = anyio.current_time() + left
-        shards = self._names.shards() if all_ranks else [self._names.shard]
         try:
-            question = ExistsQuery(shards, groups, read_local_only, lease_ms, deadline)
+            question = ExistsQuery(shards, groups, local_only, lease_ms, deadline)
             return await in_time(self._block_index.exists(wanted, question), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
@@ -644,6 +663,11 @@ class ContextCache:
         seconds = rules.seconds(timeout)
         rules.integer(lease_ms, "lease_ms", 0)
         await give_way()
+        with self._records.of("exists_values", len(names)) as record:
+            record.result = await self._exists_values(names, seconds, lease_ms)
+            return record.result
+
+    async def _exists_values(self, names: Sequence[PoolKey], seconds: float, lease_ms: int) -> CcResult:
         if not self._guard.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(names))
         deadline = anyio.current_time() + seconds
@@ -674,7 +698,8 @@ class ContextCache:
         await give_way()
         deadline = anyio.current_time() + seconds
         work = self._block_index.remove(wanted, deadline)
-        return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
+        with self._records.of("remove", len(wanted)):
+            return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
@@ -684,7 +709,8 @@ class ContextCache:
         seconds = rules.seconds(timeout)
         deadline = anyio.current_time() + seconds
         work = self._block_index.remove_keys(names, deadline)
-        return await self._in_time(f"remove of {len(names)} keys", seconds, work, deadline)
+        with self._records.of("remove_values", len(names)):
+            return await self._in_time(f"remove of {len(names)} keys", seconds, work, deadline)
 
     async def _in_time(self, what: str, seconds: float, work: Coroutine[Any, Any, int], deadline: float) -> int:
         try:
@@ -706,6 +732,20 @@ class ContextCache:
         self._resident.check()
         await give_way()
         return await self._pipeline.is_healthy()
+
+    @property
+    def observer(self) -> Observer | None:
+        """Is told of each call; see :class:`~aiodatadist.telemetry.Observer`. None, the default, costs nothing."""
+        return self._records.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._records.observer = observer
+
+    def figures(self) -> CacheFigures:
+        """All that was counted so far: what a metrics endpoint needs. From any thread, also when it is closed."""
+        name = self._pipeline.pool.capabilities.name
+        return CacheFigures(self._records.figures(), self.statistics, name, self._guard.is_open)
 
     @property
     def statistics(self) -> Statistics:

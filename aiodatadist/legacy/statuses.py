@@ -59,7 +59,7 @@ class KvTask(CacheTask):
     __slots__ = ()
 
     def __init__(self, task: CacheTask, ended: Callable[[], object] | None = None) -> None:
-        super().__init__(task._operation, task.peer, task._transfer, task._check_here)
+        super().__init__(task._operation, task.peer, task._transfer, task._check_here, task._about, task._origin)
         task._is_told = True  # the caller has this one
         if ended is not None:
             self._transfer.add_done_callback(lambda _: ended())

@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting import Totals
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.leases import SLACK_SECONDS
@@ -212,7 +213,8 @@ class BlockLease:
 class BlockLeases:
     """All of one cluster, on its event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
         self._early: dict[PeerClaim, str] = {}
@@ -228,6 +230,7 @@ class BlockLeases:
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: there is a lease of this name")
         lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds)
+        self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if name in self._past:  # its peer released it before it came to be
             lease.unclaim(None, 0, LeaseEnd.RELEASED)
@@ -238,6 +241,8 @@ class BlockLeases:
         return lease
 
     def _ended(self, lease: BlockLease) -> None:
+        if lease.ended is not None:
+            self._totals.leases_ended[lease.ended.value] += 1
         self._lasting.pop(lease.name, None)
         self._remember(lease.name)
 

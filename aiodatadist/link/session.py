@@ -24,6 +24,7 @@ from aiodatadist.errors import (
     LLMStatusCode,
     NotLinked,
     PeerLost,
+    ProtocolError,
     StuckError,
 )
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
@@ -61,6 +62,13 @@ RDMA = "RDMA"
 BROKEN_TIMEOUT = 30.0
 """Seconds for closing a channel on which a transfer was stopped half-way: the peer's transfers on it end first."""
 
+_CAUSES: dict[type[LinkError], str] = {
+    LinkClosed: "unlinked",
+    PeerLost: "connection_lost",
+    ProtocolError: "protocol_error",
+}
+"""Why links end, in a word, unless more is known."""
+
 _DONE = {"get": "pulled", "put": "pushed"}
 
 
@@ -92,6 +100,7 @@ class Session:
         cluster_id: the peer's; known once the link is ready.
         instance, heartbeat: the peer's, from its hello.
         failure: why it is closed or broken.
+        cause: that in a word, as :class:`~aiodatadist.counting.Figures` counts it.
         is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
         operations: transfers for which the peer is asked, until they end.
     """
@@ -117,6 +126,7 @@ class Session:
         self.heartbeat = 0.0
         self.state = LinkState.OPENING
         self.failure: LinkError | None = None
+        self.cause = ""
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
         self.questions = PendingQuestions(wire.post)
@@ -295,6 +305,8 @@ class Session:
             self.check_idle()
 
         transfer.add_done_callback(ended)
+        if what == "served":
+            self._host.totals.begun(what, transfer)
 
     def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
         """Bytes are moved as they are. Said once for each of the peer's caches whose elements may be taken for others."""
@@ -421,7 +433,7 @@ class Session:
         """A transfer found that out before the connection or the heartbeats did: the link is over. Why, in words."""
         words = "" if error is None else error.args[0]
         died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
-        self.break_off(PeerLost(died))
+        self.break_off(PeerLost(died), "device_error")
         return died
 
     def lose(self, entry: Entry) -> None:
@@ -449,10 +461,11 @@ class Session:
         failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         return type(failure)(*failure.args, peer=self.cluster_id)
 
-    def _end(self, failure: LinkError, state: LinkState) -> None:
+    def _end(self, failure: LinkError, state: LinkState, cause: str = "") -> None:
         """Decide that it is over, and why: no new transfer starts."""
         if self.failure is None:
             self.failure = failure
+            self.cause = cause or next((word for kind, word in _CAUSES.items() if isinstance(failure, kind)), "other")
             self.layer_events.stop_sending(self.copy_of_failure())
             for scope in self._waiting:
                 scope.cancel()
@@ -460,18 +473,18 @@ class Session:
             logger.log(level, "link to cluster %d: %s", self.cluster_id, failure)
         self.state = state
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: str, cause: str = "") -> None:
         """The peer is dead, or might as well be."""
-        self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"))
+        self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"), cause)
 
     def _give_up(self, why: str) -> None:
         self.break_off(LinkError(f"cluster {self.cluster_id} {why}"))
 
-    def break_off(self, failure: LinkError) -> None:
+    def break_off(self, failure: LinkError, cause: str = "") -> None:
         """Nothing can be trusted on it from here on: the link ends itself."""
         if self.is_open:
             self._vanished = self.state is LinkState.CLOSING
-            self._end(failure, LinkState.BROKEN)
+            self._end(failure, LinkState.BROKEN, cause)
             self._stop()
             self._broken.set()
 

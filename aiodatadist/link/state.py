@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
+    from aiodatadist.counting import Totals
     from aiodatadist.link.block_leases import BlockLeases
 
 
@@ -34,6 +35,8 @@ class LinkHost(Protocol):
     def registry(self) -> CacheRegistry: ...
     @property
     def block_leases(self) -> BlockLeases: ...
+    @property
+    def totals(self) -> Totals: ...
     @property
     def timeout(self) -> float: ...
     def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None]:

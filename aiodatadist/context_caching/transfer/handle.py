@@ -81,6 +81,16 @@ class BlockTransfer(Completion):
         self.scope.cancel()
         return True
 
+    @property
+    def error(self) -> EmsException | None:
+        """Why it failed, for what counts it: a caller who wants to know asks :meth:`result`."""
+        return self._error
+
+    @property
+    def outcome(self) -> CcResult | None:
+        """What was done, likewise; None where it failed or was cancelled."""
+        return self._result
+
     def result(self) -> CcResult:
         """What was done.
 

@@ -1,0 +1,118 @@
+"""The calls of a cache, as they are counted, and as an observer is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+from aiodatadist.context_caching.errors import EmsErrorCode, EmsException
+from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
+from aiodatadist.context_caching.transfer.handle import BlockTransfer
+from aiodatadist.counting import Call, Ended, Flow, FlowFigures, Observer, tell
+from aiodatadist.counting.figures import SUCCESS
+
+_FAULTS: Final = {
+    CcStatus.TIMEOUT: EmsErrorCode.EMS_IO_TIMEOUT.name,
+    CcStatus.IO_ERROR: EmsErrorCode.EMS_IO_ERROR.name,
+    CcStatus.SKIPPED: "SKIPPED",
+}
+"""What a call came to that raised nothing, and served nothing because of its first key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """What a :class:`~aiodatadist.context_caching.ContextCache` has done since it was opened.
+
+    Attributes:
+        calls: by operation, for instance ``"load"``. By status: ``LLM_SUCCESS``, ``CANCELLED``, an ``EmsErrorCode``, or
+            ``SKIPPED``, where the pool is not used just now (:class:`~aiodatadist.context_caching.HealthGate`).
+        statistics: of the values.
+        pool: the engine's name.
+        is_used: the pool is used; else every call misses.
+    """
+
+    calls: Mapping[str, FlowFigures]
+    statistics: Statistics
+    pool: str
+    is_used: bool
+
+
+class Record:
+    """One call. Its maker says what it gave."""
+
+    def __init__(self, flow: Flow, observer: Observer | None, operation: str, keys: int) -> None:
+        self.result: CcResult | None = None
+        self._flow = flow
+        self._began = perf_counter()
+        self._end = None if observer is None else tell(observer, Call("context_cache", operation, keys=keys))
+        flow.running += 1
+
+    def ended(self, status: str, error: Exception | None = None) -> None:
+        """Once."""
+        self._flow.running -= 1
+        if status == SUCCESS and self.result is not None and self.result.details and not self.result.success:
+            status = _FAULTS.get(self.result.details[0], SUCCESS)
+        if status == SUCCESS:
+            self._flow.took(perf_counter() - self._began)
+        else:
+            self._flow.failed(status)
+        if self._end is not None:
+            self._end(Ended(status, error, hits=None if self.result is None else self.result.success))
+
+    def failed(self, error: EmsException) -> None:
+        self.result = error.partial
+        self.ended(error.status_code().name, error)
+
+
+class CallRecords:
+    """Of one cache, on its event loop.
+
+    Attributes:
+        observer: see :attr:`~aiodatadist.context_caching.ContextCache.observer`.
+    """
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        self._flows: defaultdict[str, Flow] = defaultdict(Flow)
+
+    def _record(self, operation: str, keys: int) -> Record:
+        return Record(self._flows[operation], self.observer, operation, keys)
+
+    def follow(self, operation: str, keys: int, transfer: BlockTransfer) -> None:
+        """A save or load has begun."""
+        record = self._record(operation, keys)
+
+        def ended(done: BlockTransfer) -> None:
+            if done.error is not None:
+                record.failed(done.error)
+                return
+            record.result = done.outcome
+            record.ended("CANCELLED" if done.cancelled() else SUCCESS)
+
+        transfer.add_done_callback(ended)
+
+    @contextmanager
+    def of(self, operation: str, keys: int) -> Iterator[Record]:
+        """Around a call that is awaited as it is."""
+        record = self._record(operation, keys)
+        try:
+            yield record
+        except EmsException as error:
+            record.failed(error)
+            raise
+        except asyncio.CancelledError:
+            record.ended("CANCELLED")
+            raise
+        except BaseException as error:
+            record.ended(type(error).__name__, error if isinstance(error, Exception) else None)
+            raise
+        record.ended(SUCCESS)
+
+    def figures(self) -> dict[str, FlowFigures]:
+        """From any thread."""
+        return {operation: flow.figures() for operation, flow in list(self._flows.items())}

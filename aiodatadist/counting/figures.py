@@ -1,0 +1,79 @@
+"""What was counted, as it was at one moment: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from aiodatadist.errors import LLMStatusCode
+
+Pool = TypeVar("Pool")
+
+SUCCESS = LLMStatusCode.LLM_SUCCESS.name
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFigures:
+    """Calls of one kind.
+
+    Attributes:
+        running: under way now.
+        statuses: of those that ended, how many by status: ``LLM_SUCCESS``, ``CANCELLED``, or why they failed.
+        bytes, ranges: that landed, also of those that did not succeed.
+        seconds, queue_seconds: of those that succeeded, in all: running, and waiting before.
+        by_seconds, by_queue_seconds: of those that succeeded, how many took at most each of ``SECONDS``, and no less than the
+            one before; the last is of those that took longer than all.
+        by_bytes: of those that succeeded, how many had at most ``2 ** index`` bytes, and more than the power before.
+    """
+
+    running: int
+    statuses: Mapping[str, int]
+    bytes: int
+    ranges: int
+    seconds: float
+    queue_seconds: float
+    by_seconds: tuple[int, ...]
+    by_queue_seconds: tuple[int, ...]
+    by_bytes: tuple[int, ...]
+
+    @property
+    def succeeded(self) -> int:
+        return self.statuses.get(SUCCESS, 0)
+
+    @property
+    def ended(self) -> int:
+        return sum(self.statuses.values())
+
+
+@dataclass(frozen=True)
+class Figures(Generic[Pool]):
+    """A cluster since it was made, over all its links and all its lives.
+
+    Attributes:
+        cluster_id: whose.
+        transfers: by operation, for instance ``"pull_blocks"``; ``"served"`` has what peers asked this cluster to write, in
+            request/response mode. A layered transfer to several peers is one.
+        linking: attempts of this cluster's to make a link.
+        links: links that there are now, by state.
+        links_made: whichever end asked for them.
+        links_ended: of those, why: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``, ``"device_error"``,
+            ``"protocol_error"``, ``"other"``.
+        leases: leases of blocks that are kept for peers now.
+        leases_opened, leases_ended: how many there were; and why they ended, as
+            :class:`~aiodatadist.LeaseEnd` has it.
+        caches: caches that are registered or allocated now.
+        pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
+    """
+
+    cluster_id: int
+    transfers: Mapping[str, FlowFigures]
+    linking: FlowFigures
+    links: Mapping[str, int]
+    links_made: int
+    links_ended: Mapping[str, int]
+    leases: int
+    leases_opened: int
+    leases_ended: Mapping[str, int]
+    caches: int
+    pools: Mapping[str, Pool] = field(default_factory=dict)

@@ -1,0 +1,110 @@
+"""Counters of calls of one kind, as cheap as they can be: they are always on, beside transfers of ten microseconds.
+
+They are written on the event loop alone. Any thread may read them: what is read is copied in single steps of the interpreter,
+so a reader in another thread may see a call in one number that is not yet in the next, and never a broken number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import Final, Protocol
+
+from aiodatadist.counting.figures import SUCCESS, FlowFigures
+
+SECONDS: Final = (
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds by which durations are counted."""
+
+
+class Done(Protocol):
+    """What a transfer says of itself when it has ended."""
+
+    nbytes: int
+    ranges: int
+    queue_seconds: float
+    transfer_seconds: float
+
+    @property
+    def status(self) -> str:
+        """``LLM_SUCCESS``, ``CANCELLED``, or why it failed."""
+
+
+class Flow:
+    """Calls of one kind, while they go on.
+
+    Attributes:
+        running: under way now.
+    """
+
+    __slots__ = ("_by_bytes", "_by_queue", "_by_seconds", "_bytes", "_failures", "_queue_seconds", "_ran", "_ranges",
+                 "_seconds", "running")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._ran = 0
+        self._failures: Counter[str] = Counter()
+        self._bytes = 0
+        self._ranges = 0
+        self._seconds = 0.0
+        self._queue_seconds = 0.0
+        self._by_seconds = [0] * (len(SECONDS) + 1)
+        self._by_queue = [0] * (len(SECONDS) + 1)
+        self._by_bytes = [0] * 65
+
+    def ran(self, done: Done) -> None:
+        """One was over, well, before its caller had it: it waited for nothing. A quarter of a microsecond."""
+        nbytes, seconds = done.nbytes, done.transfer_seconds
+        self._ran += 1
+        self._bytes += nbytes
+        self._ranges += done.ranges
+        self._seconds += seconds
+        self._by_seconds[bisect_left(SECONDS, seconds)] += 1
+        self._by_bytes[(nbytes - 1).bit_length()] += 1
+
+    def ended(self, done: Done) -> None:
+        """One that was running."""
+        self.running -= 1
+        if done.status == SUCCESS:
+            self.ran(done)
+            self._ran -= 1
+            self._waited(done.queue_seconds)
+        else:
+            self.failed(done.status, done.nbytes, done.ranges)
+
+    def _waited(self, seconds: float) -> None:
+        self._queue_seconds += seconds
+        self._by_queue[bisect_left(SECONDS, seconds)] += 1
+
+    def took(self, seconds: float) -> None:
+        """One succeeded that moves no bytes of its own."""
+        self._seconds += seconds
+        self._by_seconds[bisect_left(SECONDS, seconds)] += 1
+        self._waited(0.0)
+
+    def failed(self, status: str, nbytes: int = 0, ranges: int = 0) -> None:
+        """One did not succeed."""
+        self._failures[status] += 1
+        self._bytes += nbytes
+        self._ranges += ranges
+
+    def figures(self) -> FlowFigures:
+        """As they are now. From any thread."""
+        ran, by_queue, by_seconds = self._ran, self._by_queue.copy(), self._by_seconds.copy()
+        by_queue[0] += ran
+        statuses = dict(self._failures)
+        if succeeded := sum(by_seconds):
+            statuses[SUCCESS] = succeeded
+        return FlowFigures(
+            self.running,
+            statuses,
+            self._bytes,
+            self._ranges,
+            self._seconds,
+            self._queue_seconds,
+            tuple(by_seconds),
+            tuple(by_queue),
+            tuple(self._by_bytes),
+        )

@@ -1,0 +1,37 @@
+"""What a cluster has done over all its links, which come and go."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiodatadist.counting.flow import Flow
+
+
+class Running(Protocol):
+    """A transfer under way."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call it on the event loop when it has ended; at once if it has."""
+
+
+class Totals:
+    """Counted on the event loop, and read by :meth:`aiodatadist.LLMDataDist.figures`. Outlives links and engines.
+
+    Attributes: as :class:`~aiodatadist.counting.Figures` has them.
+    """
+
+    def __init__(self) -> None:
+        self.transfers: defaultdict[str, Flow] = defaultdict(Flow)
+        self.linking = Flow()
+        self.links_made = 0
+        self.links_ended: Counter[str] = Counter()
+        self.leases_opened = 0
+        self.leases_ended: Counter[str] = Counter()
+
+    def begun(self, operation: str, transfer: Running) -> None:
+        """Count one when it has ended."""
+        flow = self.transfers[operation]
+        flow.running += 1
+        transfer.add_done_callback(flow.ended)
