@@ -38,6 +38,7 @@ ROOMS = (
     "context_caching",
     "",  # the package itself: the public names
     "blocking",
+    "telemetry",
     "adapters",
     "testing",
     "cli",

@@ -22,8 +22,10 @@ from aiodatadist.blocking.runner import call, inside, runner_for
 from aiodatadist.blocking.shared_loop import acquire, release
 from aiodatadist.blocking.stats import Counters, Stats
 from aiodatadist.blocking.submitted import Handle, Submissions
+from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.config import llm_config as config
+from aiodatadist.counting import Figures, Observer
 from aiodatadist.errors import LLMException
 from aiodatadist.legacy import ModelRunner
 from aiodatadist.link import Notification
@@ -228,6 +230,21 @@ class LLMDataDist:
         """What this cluster transferred since it was initialised, or, finalized, in its last life. Never waits."""
         submissions = self._submissions
         return self._last_stats if submissions is None else submissions.counters.now
+
+    def figures(self) -> Figures[PoolUsage]:
+        """All that was counted since this object was made, over all its links and lives: what a metrics endpoint needs. Never
+        waits."""
+        return self._inner.figures()
+
+    @property
+    def observer(self) -> Observer | None:
+        """Is told of each transfer, on the loop's thread and in the context of the call that asked for it; see
+        :attr:`aiodatadist.LLMDataDist.observer`."""
+        return self._inner.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._inner.observer = observer
 
     # ---- upstream's calls ----
 

@@ -10,7 +10,9 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import anyio
@@ -221,7 +223,7 @@ class Submissions:
                 )
             self._undrained += 1
             self._under_way.add(handle)
-            self.post(handle._begin)
+            self.post(partial(copy_context().run, handle._begin))  # the caller's span is that of the transfer, too
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
         """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once."""

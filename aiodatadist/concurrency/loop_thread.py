@@ -38,7 +38,9 @@ from asyncio import _get_running_loop  # get_running_loop() raises where there i
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -276,7 +278,7 @@ class LoopThread:
             self._warn()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await ``function()`` on the loop; what it returns or raises.
+        """Await ``function()`` on the loop, in the caller's context; what it returns or raises.
 
         KeyboardInterrupt, and whatever else a signal handler raises here, cancels it, and is re-raised when it ended, or
         after ``OUTLAST_SECONDS``.
@@ -288,7 +290,7 @@ class LoopThread:
         call = _Call(function, self._refuse)
         self._calls.add(call)
         try:
-            self.post(lambda: self._start(call))
+            self.post(partial(copy_context().run, self._start, call))
             call.settled.wait()
         except BaseException:  # what a signal handler raised while it runs
             if not call.settled.is_over and self._ring(call.cancel):  # else the loop is over, and the call with it

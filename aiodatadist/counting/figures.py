@@ -20,8 +20,8 @@ class FlowFigures:
     Attributes:
         running: under way now.
         statuses: of those that ended, how many by status: ``LLM_SUCCESS``, ``CANCELLED``, or why they failed.
-        bytes, ranges: that landed, also of those that did not succeed.
-        seconds, queue_seconds: of those that succeeded, in all: running, and waiting before.
+        bytes, ranges, seconds, queue_seconds: of those that succeeded, in all; running, and waiting before.
+        failed_bytes: that landed for those that did not.
         by_seconds, by_queue_seconds: of those that succeeded, how many took at most each of ``SECONDS``, and no less than the
             one before; the last is of those that took longer than all.
         by_bytes: of those that succeeded, how many had at most ``2 ** index`` bytes, and more than the power before.
@@ -33,6 +33,7 @@ class FlowFigures:
     ranges: int
     seconds: float
     queue_seconds: float
+    failed_bytes: int
     by_seconds: tuple[int, ...]
     by_queue_seconds: tuple[int, ...]
     by_bytes: tuple[int, ...]

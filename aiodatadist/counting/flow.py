@@ -39,14 +39,14 @@ class Flow:
         running: under way now.
     """
 
-    __slots__ = ("_by_bytes", "_by_queue", "_by_seconds", "_bytes", "_failures", "_queue_seconds", "_ran", "_ranges",
-                 "_seconds", "running")  # fmt: skip
+    __slots__ = ("_by_bytes", "_by_queue", "_by_seconds", "_bytes", "_failed_bytes", "_failures", "_queue_seconds", "_ran",
+                 "_ranges", "_seconds", "running")  # fmt: skip
 
     def __init__(self) -> None:
         self.running = 0
         self._ran = 0
         self._failures: Counter[str] = Counter()
-        self._bytes = 0
+        self._bytes = self._failed_bytes = 0
         self._ranges = 0
         self._seconds = 0.0
         self._queue_seconds = 0.0
@@ -72,7 +72,7 @@ class Flow:
             self._ran -= 1
             self._waited(done.queue_seconds)
         else:
-            self.failed(done.status, done.nbytes, done.ranges)
+            self.failed(done.status, done.nbytes)
 
     def _waited(self, seconds: float) -> None:
         self._queue_seconds += seconds
@@ -84,11 +84,10 @@ class Flow:
         self._by_seconds[bisect_left(SECONDS, seconds)] += 1
         self._waited(0.0)
 
-    def failed(self, status: str, nbytes: int = 0, ranges: int = 0) -> None:
+    def failed(self, status: str, nbytes: int = 0) -> None:
         """One did not succeed."""
         self._failures[status] += 1
-        self._bytes += nbytes
-        self._ranges += ranges
+        self._failed_bytes += nbytes
 
     def figures(self) -> FlowFigures:
         """As they are now. From any thread."""
@@ -104,6 +103,7 @@ class Flow:
             self._ranges,
             self._seconds,
             self._queue_seconds,
+            self._failed_bytes,
             tuple(by_seconds),
             tuple(by_queue),
             tuple(self._by_bytes),

@@ -68,6 +68,7 @@ _CAUSES: dict[type[LinkError], str] = {
     ProtocolError: "protocol_error",
 }
 """Why links end, in a word, unless more is known."""
+LINK_CAUSES = (*_CAUSES.values(), "heartbeats_missed", "device_error", "other")
 
 _DONE = {"get": "pulled", "put": "pushed"}
 

@@ -46,6 +46,9 @@ PUBLIC: dict[str, str] = {
         MemInfo Memtype ModelConfig ModelRunner Placement PushType QueueFull RegisterMemStatus Stats Status
         Tensor TensorDesc TransferConfig TransferWithCacheKeyConfig
     """,
+    "aiodatadist.telemetry": "CacheFigures Call Ended Figures FlowFigures Observer",
+    "aiodatadist.telemetry.otel": "SpanObserver",
+    "aiodatadist.telemetry.prometheus": "Cache Cluster MetricsCollector",
     "aiodatadist.context_caching": """
         CcCacheConfig CcConfig CcConfig_v1 CcResult CcStatus ContextCache EmsErrorCode
         EmsException EmsInternalError EmsInvalidArgument EmsIoError EmsTimeout HealthGate HealthRules

@@ -1,0 +1,72 @@
+"""Spans for OpenTelemetry: of each transfer, of each call that makes or ends a link, and of each call of a context cache.
+Extra ``otel``.
+
+::
+
+    datadist.observer = cache.observer = SpanObserver()
+"""
+
+from __future__ import annotations
+
+from time import time_ns
+from typing import Final
+
+from aiodatadist.counting import Call, Ended, Tell
+
+try:
+    from opentelemetry.trace import SpanKind, StatusCode, TracerProvider, get_tracer
+    from opentelemetry.util.types import AttributeValue
+except ImportError as error:
+    raise ImportError("spans need the extra: pip install 'aiodatadist[otel]'") from error
+
+_FIGURES: Final = ("bytes", "ranges", "queue_seconds", "transfer_seconds", "hits")
+
+
+class SpanObserver:
+    """An observer of clusters and context caches, any number of them, that makes a span of each call.
+
+    A span is a child of the one that is current where the call was made, and ends when the call has: also where no caller
+    waits for it. It is called ``kv.transfer pull_blocks``, say. Its attributes begin with ``aiodatadist.``: ``operation``;
+    ``cluster`` and ``peer``, as text, since ids may be larger than an attribute's integers; of a context cache ``keys`` and
+    ``hits``; ``bytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``; and ``status``. A failure is the span's
+    status, an exception event, and ``error.type``; a cancellation is no failure.
+
+    Args:
+        tracer_provider: the global one if omitted. Where that has no SDK behind it nothing is recorded.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = get_tracer("aiodatadist", tracer_provider=tracer_provider)
+
+    def began(self, call: Call) -> Tell | None:
+        """See :class:`~aiodatadist.telemetry.Observer`."""
+        attributes: dict[str, AttributeValue] = {"aiodatadist.operation": call.operation}
+        if call.cluster_id is not None:
+            attributes["aiodatadist.cluster"] = str(call.cluster_id)
+        if call.peer is not None:
+            attributes["aiodatadist.peer"] = str(call.peer)
+        if call.keys is not None:
+            attributes["aiodatadist.keys"] = call.keys
+        span = self._tracer.start_span(
+            f"kv.{call.kind} {call.operation}",
+            kind=SpanKind.INTERNAL if call.peer == call.cluster_id else SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=time_ns() - round(1e9 * call.age_seconds),
+        )
+        if not span.is_recording():
+            span.end()
+            return None
+
+        def ended(what: Ended) -> None:
+            span.set_attribute("aiodatadist.status", what.status)
+            for name in _FIGURES:
+                value = getattr(what, name)
+                if value is not None:
+                    span.set_attribute(f"aiodatadist.{name}", value)
+            if what.error is not None:
+                span.set_attribute("error.type", type(what.error).__qualname__)
+                span.record_exception(what.error)
+                span.set_status(StatusCode.ERROR, str(what.error))
+            span.end()
+
+        return ended

@@ -1,0 +1,1 @@
+"""What Prometheus, OpenTelemetry and Grafana see."""
