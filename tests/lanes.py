@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".cache" / "venvs"
 OLDEST = ROOT / "tests" / "oldest.txt"
 
-TOOLS = ("cryptography", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "trustme")
+TOOLS = ("cryptography", "hypothesis", "opentelemetry-sdk", "pytest", "pytest-asyncio", "pytest-timeout", "trustme")
 TESTS = (
     "tests/test_callbacks.py",
     "tests/test_pull.py",
@@ -35,6 +35,7 @@ TESTS = (
     "tests/unit/link/test_wire.py",
     "tests/context_caching/test_loops.py",
     "tests/context_caching/test_ems.py",
+    "tests/telemetry",
 )
 
 
@@ -140,7 +141,7 @@ def make(lane: Lane) -> None:
     shutil.rmtree(lane.venv, ignore_errors=True)
     pip: list[str | Path] = [lane.python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     limits: list[str | Path] = ["--constraint", lane.constraints] if lane.constraints else []
-    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing]"]
+    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing,prometheus,otel]"]
     try:
         run(sys.executable, "-m", "venv", lane.venv)
         run(*pip, "--upgrade", "pip>=24")

@@ -213,3 +213,25 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert name.startswith("vllm:nixl_" if name in NIXL else "aiodatadist_")
         assert not name.endswith(("_total", "_count", "_sum", "_bucket", "_ms", "_us"))
         assert metric.words.endswith(".")
+
+
+async def test_every_metric_has_samples_and_each_sample_its_labels() -> None:
+    config = CcConfig_v1(rank_id=0, device_id=0, model_id="model")
+    async with (
+        linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache),
+        await ContextCache.open(config, "memory:?bytes=1MiB") as context,
+    ):
+        await decoder.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])
+        await context.exists_values(["a"])
+        now = scraped(registered(MetricsCollector(decoder.datadist, context)))
+    seen: dict[str, set[str]] = {}
+    for name, labels in now:
+        seen.setdefault(name, set()).update(label for label, _ in labels)
+    wanted = {
+        sample: set(metric.labels)
+        | ({"cache", "pool"} if name in CACHE else {"cluster"})
+        | ({"le"} if sample.endswith("_bucket") else set())
+        for name, metric in METRICS.items()
+        for sample in metric.samples(name)
+    }
+    assert seen == wanted
