@@ -86,7 +86,7 @@ class LLMDataDist:
         self._rank_groups: RankGroups
         self._starting = anyio.Lock()
         self._observer: Observer | None = None
-        self.totals = Totals()
+        self.totals = Totals()  # for the engine, which goes; figures() shows them
 
     # ---- life ----
 

@@ -3,6 +3,9 @@
 On one core (the process pins itself): from submitting to having awaited, for a program without steps on a stream (`empty
 program`), for one block of 64 bytes pulled over a link (`pull_blocks, 64 B`) and, for scale, a bare asyncio future that is
 resolved by `call_soon`. Bar: an empty transfer costs at most 25 us in the median.
+
+Then what it costs to be seen: the same pull with an observer that wants to know nothing (`observed`), and, where
+OpenTelemetry's SDK is installed, with one whose spans are not sampled, and with one whose spans are (`spans`) and go nowhere.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
-    CacheManager,
     DataType,
     LLMClusterInfo,
     LLMConfig,
@@ -27,6 +31,7 @@ from aiodatadist import (
 )
 from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
 from aiodatadist.device import Device, Program
+from aiodatadist.telemetry import Call, Observer
 from benchmarks.common import arguments, now, percentile, report
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
@@ -71,18 +76,37 @@ async def measure(count: int, ends: list[Place]) -> list[dict[str, Any]]:
 
         rows.append(row("empty program", await sample(empty, count)))
         await stream.aclose()
-    async with linked(ends) as (manager, cache):
-        key = BlocksCacheKey(1)
+    async with linked(ends) as (decoder, cache):
+        key, manager = BlocksCacheKey(1), decoder.cache_manager
 
         async def small() -> None:
             await manager.pull_blocks(key, cache, [3], [5])
 
-        rows.append(row("pull_blocks, 64 B", await sample(small, count)))
+        for name, observer in observers():
+            decoder.observer = observer
+            rows.append(row(f"pull_blocks, 64 B{name}", await sample(small, count)))
     return rows
 
 
+class Uninterested:
+    """An observer that wants to know nothing."""
+
+    def began(self, call: Call) -> None:
+        return None
+
+
+def observers() -> list[tuple[str, Observer | None]]:
+    found: list[tuple[str, Observer | None]] = [("", None), (", observed", Uninterested())]
+    if find_spec("opentelemetry.sdk"):
+        otel, trace = import_module("aiodatadist.telemetry.otel"), import_module("opentelemetry.sdk.trace")
+        sampling = import_module("opentelemetry.sdk.trace.sampling")
+        found.append((", not sampled", otel.SpanObserver(trace.TracerProvider(sampler=sampling.ALWAYS_OFF))))
+        found.append((", spans", otel.SpanObserver(trace.TracerProvider())))
+    return found
+
+
 @asynccontextmanager
-async def linked(ends: list[Place]) -> AsyncIterator[tuple[CacheManager, Cache]]:
+async def linked(ends: list[Place]) -> AsyncIterator[tuple[LLMDataDist, Cache]]:
     """Two clusters of this process, on two devices, with a cache of pool memory each; of the one that pulls."""
     options: dict[str, Any] = {"listen_ip_info": "127.0.0.1:0", "mem_pool_cfg": POOL}
     prefill_at, decode_at = [await place_options(place) for place in ends]
@@ -96,7 +120,7 @@ async def linked(ends: list[Place]) -> AsyncIterator[tuple[CacheManager, Cache]]
         peer.append_remote_ip_info(*(prompt.listen_address or ("", 0)))
         status, _ = await decoder.link_clusters([peer], 60_000)
         assert status == 0, status
-        yield decoder.cache_manager, cache
+        yield decoder, cache
 
 
 def main() -> None:

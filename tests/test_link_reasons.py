@@ -9,7 +9,17 @@ from typing import cast
 
 import pytest
 
-from aiodatadist import LinkError, LinkResults, LLMClusterInfo, LLMRole, LLMStatusCode, NotLinked, ParamInvalid, legacy
+from aiodatadist import (
+    LinkError,
+    LinkResults,
+    LLMClusterInfo,
+    LLMRole,
+    LLMStatusCode,
+    NotLinked,
+    ParamInvalid,
+    blocking,
+    legacy,
+)
 from aiodatadist.testing import cluster_info, open_cluster
 from benchmarks.ports import free_port
 
@@ -67,6 +77,19 @@ async def test_v1_has_them_with_its_own_statuses() -> None:
         assert unlinked == (OK, [LLMStatusCode.LLM_NOT_YET_LINK])
         assert isinstance(unlinked.errors[0], NotLinked)
         assert "cluster 7 is not linked" in str(unlinked.errors[0])
+
+
+def test_without_await_they_are_there_as_well() -> None:
+    datadist = blocking.LLMDataDist(LLMRole.MIX, 2)
+    config = blocking.LLMConfig()
+    config.enable_cache_manager = True
+    datadist.init(config.generate_options())
+    try:
+        linked = datadist.link_clusters([absent(7)], 5000)
+    finally:
+        datadist.finalize()
+    assert linked == (LLMStatusCode.LLM_LINK_FAILED, [LLMStatusCode.LLM_LINK_FAILED])
+    assert "no cluster can be reached" in str(linked.errors[0])
 
 
 def pickled(results: LinkResults) -> LinkResults:

@@ -37,7 +37,7 @@ class LinkCounters:
     """The counters behind :class:`LinkStatistics`."""
 
     def __init__(self) -> None:
-        self._bytes: Counter[str] = Counter()
+        self._bytes = {"pulled": 0, "pushed": 0, "served": 0}
         self._failures: Counter[str] = Counter()
         self._transfers = 0
         self._running = 0
@@ -52,7 +52,8 @@ class LinkCounters:
         self._bytes[what] += nbytes
         self._transfers += 1
         self._seconds += seconds
-        self._longest = max(self._longest, seconds)
+        if seconds > self._longest:  # noqa: PLR1730 - a call costs as much as the rest of this
+            self._longest = seconds
 
     def ended(self, what: str, completion: TransferCompletion) -> None:
         """``what``: pulled, pushed or served."""

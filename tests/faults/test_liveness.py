@@ -106,6 +106,7 @@ async def test_a_stopped_peer_is_noticed_on_an_idle_link() -> None:
         peer.send(signal.SIGSTOP)
         with lasting(DETECTED):
             assert "no heartbeat" in await gone(cluster)
+        assert cluster.datadist.figures().links_ended == {"heartbeats_missed": 1}
         with pytest.raises((PeerLost, NotLinked)):
             await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
 

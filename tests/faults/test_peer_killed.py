@@ -65,6 +65,8 @@ async def test_a_peer_killed_while_blocks_move_is_told_at_once_and_a_new_one_can
             elapsed = loop.time() - killed_at
         assert elapsed < 1.0
         assert await closed(cluster)
+        (cause,) = cluster.datadist.figures().links_ended
+        assert cause in {"connection_lost", "device_error"}  # what notices it first: the connection, or a transfer
         async with peer_process() as (_, again):
             assert (await cluster.datadist.link_clusters([again], 10_000))[0] is LLMStatusCode.LLM_SUCCESS
             await manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
