@@ -9,7 +9,7 @@ from asyncio import _get_running_loop  # get_running_loop() raises where there i
 from asyncio.constants import DEBUG_STACK_DEPTH
 from types import CodeType, FrameType
 
-_OURS = "aiodatadist"
+_OURS = "aiodatadist."
 _RUN_BY = frozenset({"asyncio", "uvloop", "anyio", "contextvars", "threading"})
 """A loop or a thread, and no caller, is what called us."""
 
@@ -21,12 +21,12 @@ class Origin:
 
     def __init__(self) -> None:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _package(frame) == _OURS:
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
             frame = frame.f_back
         self._code: CodeType | None = None
         self._line = 0
         self._stack: traceback.StackSummary | None = None
-        if frame is not None and _package(frame) not in _RUN_BY:
+        if frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in _RUN_BY:
             self._code, self._line = frame.f_code, frame.f_lineno
             loop = _get_running_loop()
             if loop is not None and loop.get_debug():
@@ -42,10 +42,6 @@ class Origin:
             return f"; it was started at {self._code.co_filename}:{self._line}, in {self._code.co_qualname}"
         lines = "".join(traceback.format_list(self._stack[::-1])).rstrip()
         return f"; it was started at (most recent call last):\n{lines}"
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def log_unretrieved(logger: logging.Logger, what: str, error: Exception, origin: Origin | None) -> None:
