@@ -20,11 +20,11 @@ def rows(page: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in lines}
 
 
-@pytest.mark.parametrize(("page", "cells"), [("npu.md", 4), ("npu.zh.md", 3)])
-def test_every_prediction_has_a_row(page: str, cells: int) -> None:
+@pytest.mark.parametrize("page", ["npu.md", "npu.zh.md"])
+def test_every_prediction_has_a_row(page: str) -> None:
     found = rows(page)
     assert list(found) == PREDICTIONS
-    assert {len(row) for row in found.values()} == {cells}
+    assert {len(row) for row in found.values()} == {4}
 
 
 def test_every_row_names_a_test_that_is_there() -> None:

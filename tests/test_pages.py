@@ -1,0 +1,130 @@
+"""README and docs/: every link leads somewhere, and no Chinese page is behind its English one, as far as a test can see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import pages
+
+LINKED = [*sorted(pages.ROOT.glob("*.md")), *sorted((pages.ROOT / "docs").glob("*.md"))]
+TRANSLATED = [page for page in pages.ENGLISH if page.name not in pages.NOT_TRANSLATED]
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+def test_every_page_has_a_chinese_one_or_a_reason() -> None:
+    assert {page.name for page in pages.ENGLISH} >= set(pages.NOT_TRANSLATED)
+    beside = {page.name for page in LINKED if page.name.endswith(".zh.md")}
+    assert beside == {pages.chinese(page).name for page in TRANSLATED}
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_the_two_languages_lead_to_each_other(page: Path) -> None:
+    other = pages.chinese(page)
+    assert pages.OTHER_LANGUAGE.findall(text_of(page)) == [other.name]
+    assert pages.OTHER_LANGUAGE.findall(text_of(other)) == [page.name]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for path, anchor in pages.links(page):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in pages.anchors(text_of(target)), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_chinese_pages_lead_to_chinese_pages(page: Path) -> None:
+    other = pages.chinese(page)
+    english = {path for path, _ in pages.links(other) if path.endswith(".md") and not path.endswith(".zh.md")}
+    assert {path for path in english if pages.chinese(other.parent / path).exists()} == {page.name}
+
+
+# ---- the Chinese pages are not behind ----
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_chinese_page_has_the_same_headings(page: Path) -> None:
+    english, other = (pages.sections(text_of(each)) for each in (page, pages.chinese(page)))
+    assert [section.level for section in other] == [section.level for section in english]
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_chinese_page_has_the_same_programs(page: Path) -> None:
+    english, other = (pages.blocks(text_of(each)) for each in (page, pages.chinese(page)))
+    assert [block.kind for block in other] == [block.kind for block in english]
+    for ours, theirs in zip(english, other, strict=True):
+        if ours.kind in {"console", "text"}:  # what a shell's comment says may be translated
+            assert _commands(theirs.text) == _commands(ours.text)
+        else:
+            assert theirs == ours
+
+
+def _commands(text: str) -> list[str]:
+    return [line.partition("  #")[0].rstrip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_chinese_sections_have_the_same_in_them(page: Path) -> None:
+    """Tables with as many rows and columns, lists with as many entries, the same links, words of code, and numbers."""
+    english, other = (pages.sections(text_of(each)) for each in (page, pages.chinese(page)))
+    different = [
+        f"{ours.heading} / {theirs.heading}, {what}: English only {_without(mine, its)}, Chinese only {_without(its, mine)}"
+        for ours, theirs in zip(english, other, strict=True)
+        for what in ("tables", "items", "links", "code", "figures")
+        if (mine := getattr(ours, what)) != (its := getattr(theirs, what))
+    ]
+    assert different == []
+
+
+def _without(these: list[Any], those: list[Any]) -> list[Any]:
+    return list((Counter(these) - Counter(those)).elements())
+
+
+# ---- the instruments ----
+
+SAMPLE = """# One
+
+A figure of 1.5 GB/s, `code` and [a page](other.zh.md#there), [another](x.md).
+
+<!-- fragment: sample -->
+```python
+# first.py: no heading
+```
+
+| a | b |
+| --- | --- |
+| 1 | 2 |
+
+## Two, and `three`
+
+1. first
+2. second
+"""
+
+
+def test_a_page_is_taken_apart() -> None:
+    before, one, two = pages.sections(SAMPLE)
+    assert (before.text, one.level, one.heading, two.level, two.heading) == ("", 1, "One", 2, "Two, and `three`")
+    assert one.tables == [(3, 2)]
+    assert one.code == ["code"]
+    assert one.figures == ["1", "1.5", "2"]
+    assert one.links == ["other.md", "x.md"]
+    assert two.items == [2]
+    assert pages.anchors(SAMPLE) == {"one", "two-and-three"}
+    (block,) = pages.blocks(SAMPLE)
+    assert (block.kind, block.mark, block.title) == ("python", "fragment: sample", "first.py")
+
+
+def test_commands_are_compared_without_their_comments() -> None:
+    assert _commands("$ make  # all\n$ ls\n") == _commands("$ make  # 全部\n$ ls\n") != _commands("$ make\n$ rm\n")
