@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging bare torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -39,7 +39,7 @@ test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, 
 nightly: $(STAMP)  ## the same with the long tests, on both event loops, with many examples; and the lanes
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
-	$(MAKE) sniffio oldest torch
+	$(MAKE) site sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
@@ -68,6 +68,9 @@ packaging: $(STAMP)  ## sdist and wheel as they are released, where nothing else
 
 bare: $(STAMP)  ## the wheel and the demo in a Debian without a compiler, as Dockerfile has it; needs root and mmdebstrap
 	@$(BIN)/python -m tests.bare_root
+
+site: $(STAMP)  ## the documentation site in build/site; what builds it is installed in .cache/venvs
+	@$(BIN)/python -m tests.site
 
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
 	$(BIN)/python -m tests.lanes torch

@@ -42,8 +42,8 @@ TESTS = (
 @dataclass(frozen=True)
 class Lane:
     """What is installed beside the package, the file of constraints, if there is one, what of all that is taken away again
-    because it does not fit the rest, what pytest is told, whether each day may bring other versions, and what is installed
-    without what it asks for."""
+    because it does not fit the rest, what pytest is told, whether each day may bring other versions, what is installed
+    without what it asks for, and whether the package is installed at all."""
 
     name: str
     extra: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class Lane:
     tests: tuple[str, ...] = TESTS
     is_newest: bool = False
     alone: tuple[str, ...] = ()
+    has_package: bool = True
 
     @property
     def venv(self) -> Path:
@@ -141,11 +142,11 @@ def make(lane: Lane) -> None:
     shutil.rmtree(lane.venv, ignore_errors=True)
     pip: list[str | Path] = [lane.python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     limits: list[str | Path] = ["--constraint", lane.constraints] if lane.constraints else []
-    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing,prometheus,otel]"]
+    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing,prometheus,otel]", *TOOLS] if lane.has_package else []
     try:
         run(sys.executable, "-m", "venv", lane.venv)
         run(*pip, "--upgrade", "pip>=24")
-        run(*pip, *limits, *package, *TOOLS, *lane.extra)
+        run(*pip, *limits, *package, *lane.extra)
         if lane.alone:
             run(*pip, "--no-deps", *lane.alone)
         if lane.without:

@@ -1,0 +1,179 @@
+"""What mkdocs does not find in this folder: pages of the repository's top, the reference, and where links of both lead.
+
+Pages are written for GitHub, with links from file to file. A link to a file that is no page of the site leads into the
+repository (``repo_url``), or, where that is not set, is text.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+FROM_THE_TOP = {
+    "index.md": "README.md",
+    "index.zh.md": "README.zh.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
+"""Pages of the site that are files of the repository's top."""
+MODULES = (
+    "aiodatadist.errors",
+    "aiodatadist",
+    "aiodatadist.blocking",
+    "aiodatadist.legacy",
+    "aiodatadist.context_caching",
+    "aiodatadist.context_caching.ems",
+    "aiodatadist.testing",
+    "aiodatadist.testing.pools",
+)
+"""Each has a page of the reference. A name that several export is described in the first of them."""
+FIRST = ("LLMDataDist", "CacheManager", "CacheTask", "LLMConfig", "ContextCache", "Ems")
+"""What a reader of the reference looks for; other names follow by the alphabet."""
+OTHER_LANGUAGE = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", flags=re.MULTILINE)
+"""A line for GitHub; the site has a menu."""
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+FENCE = re.compile(r"^(```.*?^```)$", flags=re.DOTALL | re.MULTILINE)
+ENGLISH_ONLY = '!!! note "本页只有英文"\n\n    本页由程序生成或随代码变化。其他页面有中文版。\n\n'
+
+
+def reference_page(module: str) -> str:
+    return f"reference/{module}.md"
+
+
+@event_priority(50)
+def on_files(files: Any, config: Any) -> Any:
+    """Before the plug-in for languages looks at them."""
+    for page in (*FROM_THE_TOP, *map(reference_page, MODULES)):
+        files.append(File(page, config.docs_dir, config.site_dir, config.use_directory_urls))
+    return files
+
+
+def on_page_read_source(page: Any, config: Any) -> str | None:
+    name = page.file.src_uri
+    if name in FROM_THE_TOP:
+        return (ROOT / FROM_THE_TOP[name]).read_text(encoding="utf-8")
+    modules = [module for module in MODULES if reference_page(module) == name]
+    return reference(modules[0]) if modules else None
+
+
+@event_priority(100)
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    name = page.file.src_uri
+    text = OTHER_LANGUAGE.sub("", markdown, count=1)
+    text = with_site_links(text, FROM_THE_TOP.get(name, f"docs/{name}"), config.repo_url)
+    is_english_among_chinese = config.theme["language"] == "zh" and not name.endswith(".zh.md")
+    return ENGLISH_ONLY + text if is_english_among_chinese else text
+
+
+# ---- links ----
+
+
+def with_site_links(markdown: str, source: str, repository: str | None) -> str:
+    """The text of ``source``, a path in the repository, with links that lead from its page of the site."""
+    pages = {path: page for page, path in FROM_THE_TOP.items()}
+    here = pages.get(source, source.removeprefix("docs/"))
+
+    def of_site(match: re.Match[str]) -> str:
+        mark, text, target = match.groups()
+        path, hash_, anchor = target.partition("#")
+        if not path or ":" in path:
+            return match[0]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if there in pages or (there.startswith("docs/") and (ROOT / there).is_file()):
+            page = pages.get(there, there.removeprefix("docs/"))
+            text = title_of(ROOT / there) if text.endswith(posixpath.basename(there).replace(".zh.md", ".md")) else text
+            return f"{mark}[{text}]({posixpath.relpath(page, posixpath.dirname(here) or '.')}{hash_}{anchor})"
+        if repository and (ROOT / there).exists():
+            return f"{mark}[{text}]({repository.rstrip('/')}/blob/HEAD/{there}{hash_}{anchor})"
+        return text if (ROOT / there).exists() else match[0]  # what is not there is for mkdocs to complain about
+
+    parts = FENCE.split(markdown)
+    return "".join(part if number % 2 else LINK.sub(of_site, part) for number, part in enumerate(parts))
+
+
+def title_of(page: Path) -> str:
+    """On GitHub a link shows the file that it leads to, here its title."""
+    title = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if title is None:
+        raise ValueError(f"{page} has no title")
+    return f"《{title[1]}》" if page.name.endswith(".zh.md") else f"“{title[1]}”"
+
+
+# ---- the reference ----
+
+
+def reference(module: str) -> str:
+    """The page of one module: what it is for, names that stand elsewhere, and all others with their docstrings."""
+    found = public()
+    introduction = (
+        _package()[module.removeprefix("aiodatadist").removeprefix(".")] if module != "aiodatadist" else _package()
+    )
+    first = introduction.docstring.value if introduction.docstring else ""
+    own = [name for name, (home, _) in found[module].items() if home == module]
+    elsewhere = [(name, home, other) for name, (home, other) in found[module].items() if home != module]
+    text = [f"# {module}", as_markdown(first)]
+    text += [f"::: {module}.{name}" for name in own]
+    if elsewhere:
+        rows = [f"| `{name}` | [`{home}.{other}`][{home}.{other}] |" for name, home, other in elsewhere]
+        text += ["## Names that are described elsewhere", "\n".join(["| name | is |", "| --- | --- |", *rows])]
+    return "\n\n".join(text) + "\n"
+
+
+def public() -> dict[str, dict[str, tuple[str, str]]]:
+    """Of each module its public names, and for each of these the module and the name under which it is described."""
+    described: dict[str, tuple[str, str]] = {}
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for path in MODULES:
+        module = _package()[path.removeprefix("aiodatadist.")] if path != "aiodatadist" else _package()
+        exports = module.exports
+        names = [str(name) for name in exports] if exports else [
+            name for name, member in module.members.items() if not name.startswith("_") and not member.is_alias
+        ]  # fmt: skip
+        found[path] = {}
+        for name in sorted(names, key=_place):
+            final = module.members[name].final_target.path if module.members[name].is_alias else f"{path}.{name}"
+            found[path][name] = described.setdefault(final, (path, name))
+    return found
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (FIRST.index(name) if name in FIRST else len(FIRST), name.lower().lstrip("_"))
+
+
+_LOADED: list[Any] = []
+
+
+def _package() -> Any:
+    if not _LOADED:
+        _LOADED.append(griffe.load("aiodatadist", search_paths=[str(ROOT)], resolve_aliases=True))
+    return _LOADED[0]
+
+
+# ---- docstrings ----
+
+ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):`(~?)([^`]+)`")
+TABLE = re.compile(r"^(={3,}(?: +={3,})+\n(?:.+\n)*={3,}(?: +={3,})+)$", flags=re.MULTILINE)
+SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", flags=re.MULTILINE)
+"""Parameters that are described together."""
+
+
+def as_markdown(docstring: str) -> str:
+    """Docstrings are written with the few marks of reStructuredText that editors understand."""
+    text = ROLE.sub(lambda match: f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`", docstring)
+    text = re.sub(r"``([^`\n]+)``", r"`\1`", text).replace("::\n\n", ":\n\n")
+    head, arguments, rest = text.partition("Args:\n")
+    text = head + arguments + SEVERAL.sub(_one_by_one, rest) if arguments else text
+    return TABLE.sub(r"```text\n\1\n```", text)
+
+
+def _one_by_one(match: re.Match[str]) -> str:
+    indent, names, words = match.groups()
+    return "\n".join(f"{indent}{name}: {words}" for name in names.split(", "))

@@ -1,0 +1,152 @@
+"""The documentation site in ``build/site``, built without a warning, and looked through. Run as ``python -m tests.site``.
+
+mkdocs itself sees links that lead nowhere where a page says so in Markdown. Here is what only finished pages show: links of
+the menus and of the reference, the other language, and that a reader's browser asks no other server for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+from tests import lanes
+from tests.unit.test_public_names import PUBLIC
+
+SITE = lanes.ROOT / "build" / "site"
+LANGUAGES = {"en": "", "zh": "zh/"}
+ADDRESS = "http://127.0.0.1:8000/"
+"""Where mkdocs shows the site while it is written; `SITE_URL` is where it is published."""
+
+
+def lane() -> lanes.Lane:
+    project = tomllib.loads((lanes.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return lanes.Lane("site", extra=tuple(project["optional-dependencies"]["docs"]), has_package=False)
+
+
+class Page(HTMLParser):
+    """What a finished page asks for, where it leads, and what can be led to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.url = ADDRESS + path.relative_to(SITE).as_posix().removesuffix("index.html")
+        self.language = ""
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.alternates: dict[str, str] = {}
+        self.text: list[str] = []
+        self._is_code = 0
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        self._is_code += tag in {"pre", "code", "script", "style"}
+        if tag == "html":
+            self.language = given["lang"]
+        elif tag == "a" and "href" in given:
+            self.links.append(given["href"])
+            if "hreflang" in given:
+                self.alternates[given["hreflang"]] = given["href"]
+        elif tag in {"script", "img", "iframe"} and "src" in given:
+            self.loaded.append(given["src"])
+        elif tag == "link" and given.get("rel") in {"stylesheet", "icon", "preconnect", "preload"}:
+            self.loaded.append(given["href"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_code -= tag in {"pre", "code", "script", "style"}
+
+    def handle_data(self, data: str) -> None:
+        if not self._is_code:
+            self.text.append(data)
+
+
+def faults(pages: dict[str, Page]) -> Iterator[str]:
+    """What is wrong with the finished site, one line each."""
+    for page in pages.values():
+        for target in {*page.links, *page.loaded}:
+            if not leads_somewhere(page, target, pages):
+                yield f"{page.url}: {target} leads nowhere"
+        yield from (f"{page.url}: loads {address}" for address in page.loaded if urlsplit(address).netloc)
+        prose = " ".join(page.text)
+        yield from (f"{page.url}: shows {mark!r}" for mark in ("](", "```", ":::", ":class:", "<!--") if mark in prose)
+    yield from of_languages(pages)
+    yield from of_reference(pages)
+
+
+def leads_somewhere(page: Page, target: str, pages: dict[str, Page]) -> bool:
+    there = urlsplit(urljoin(page.url, target))
+    if f"{there.scheme}://{there.netloc}/" != ADDRESS:
+        return there.scheme in {"http", "https", "mailto"}
+    if there.path.endswith("/") or there.path == "":
+        found = pages.get(f"{ADDRESS}{there.path.removeprefix('/')}")
+        return found is not None and (not there.fragment or unquote(there.fragment) in found.ids)
+    return (SITE / unquote(there.path).removeprefix("/")).is_file()
+
+
+def of_languages(pages: dict[str, Page]) -> Iterator[str]:
+    """Each page is there in both languages, says in which it is, and leads to the other one."""
+    found = {language: set[str]() for language in LANGUAGES}
+    for url, page in pages.items():
+        path = url.removeprefix(ADDRESS)
+        if path == "404.html":
+            continue
+        language = "zh" if path.startswith("zh/") else "en"
+        own = path.removeprefix("zh/")
+        found[language].add(own)
+        if page.language != language:
+            yield f"{url}: is in {page.language}, {language} was expected"
+        wanted = {each: f"{ADDRESS}{start}{own}" for each, start in LANGUAGES.items()}
+        leads = {each: urljoin(url, target) for each, target in page.alternates.items()}
+        if leads != wanted:
+            yield f"{url}: leads to {leads} for other languages, {wanted} was expected"
+    if found["en"] != found["zh"]:
+        yield f"in one language only: {sorted(found['en'] ^ found['zh'])}"
+
+
+def of_reference(pages: dict[str, Page]) -> Iterator[str]:
+    """Each public name is described, or stands in the table of those that are described elsewhere."""
+    for start in LANGUAGES.values():
+        for module, names in PUBLIC.items():
+            page = pages.get(f"{ADDRESS}{start}reference/{module}/")
+            if page is None:
+                yield f"{start}reference/{module}: is absent"
+                continue
+            described = {name for name in names.split() if f"{module}.{name}" in page.ids}
+            elsewhere = {word.rpartition("#")[2].rpartition(".")[2] for word in page.links}
+            missing = set(names.split()) - described - elsewhere
+            if missing:
+                yield f"{page.url}: {sorted(missing)} are not described"
+
+
+def build() -> None:
+    """Raises SystemExit: mkdocs complained."""
+    made = lane()
+    lanes.make(made)
+    command = [made.venv / "bin" / "mkdocs", "--quiet", "build", "--strict", "--clean"]
+    environment = {**os.environ, "SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1"}
+    environment["PATH"] = f"{made.venv / 'bin'}{os.pathsep}{environment['PATH']}"  # ruff, which formats signatures
+    done = subprocess.run(
+        [str(part) for part in command], cwd=lanes.ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    build()
+    pages = [Page(path) for path in sorted(SITE.rglob("*.html"))]
+    found = list(faults({page.url: page for page in pages}))
+    if found:
+        sys.exit("\n".join(found))
+    print(f"build/site: {len(pages)} pages, {sum(len(page.links) for page in pages)} links, without a warning")
+
+
+if __name__ == "__main__":
+    main()
