@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,17 @@ def test_chinese_pages_lead_to_chinese_pages(page: Path) -> None:
     assert {path for path in english if pages.chinese(other.parent / path).exists()} == {page.name}
 
 
+def test_every_extra_is_in_the_table_of_the_installation() -> None:
+    project = tomllib.loads(text_of(pages.ROOT / "pyproject.toml"))["project"]
+    (table,) = (
+        section.text
+        for section in pages.sections(text_of(pages.ROOT / "docs" / "installation.md"))
+        if "optional" in section.heading
+    )
+    named = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert sorted(named) == sorted(set(project["optional-dependencies"]) - {"dev"})
+
+
 # ---- the Chinese pages are not behind ----
 
 
@@ -91,6 +104,15 @@ def _without(these: list[Any], those: list[Any]) -> list[Any]:
     return list((Counter(these) - Counter(those)).elements())
 
 
+@pytest.mark.parametrize("page", TRANSLATED, ids=name_of)
+def test_a_chinese_paragraph_is_one_line(page: Path) -> None:
+    """GitHub and the site show the end of a line as a space, which Chinese has none of."""
+    text = pages.without_blocks(text_of(pages.chinese(page)))
+    assert BROKEN.findall(text) == []
+
+
+BROKEN = re.compile(r"^.*[\u3000-\u9fff\uff00-\uffef]\n[ ]*(?![-#|>!<\s]|\d+\. ).+$", flags=re.MULTILINE)
+
 # ---- the instruments ----
 
 SAMPLE = """# One
@@ -128,3 +150,8 @@ def test_a_page_is_taken_apart() -> None:
 
 def test_commands_are_compared_without_their_comments() -> None:
     assert _commands("$ make  # all\n$ ls\n") == _commands("$ make  # 全部\n$ ls\n") != _commands("$ make\n$ rm\n")
+
+
+def test_broken_paragraphs_are_found() -> None:
+    assert BROKEN.findall("前\n后\n\n- 一\n  二\n") == ["前\n后", "- 一\n  二"]
+    assert BROKEN.findall("# 一\n\n二\n\n- 三\n- 四\n\n1. 五\n2. 六\n| 七 |\n") == []

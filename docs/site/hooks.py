@@ -35,7 +35,7 @@ MODULES = (
     "aiodatadist.testing.pools",
 )
 """Each has a page of the reference. A name that several export is described in the first of them."""
-FIRST = ("LLMDataDist", "CacheManager", "CacheTask", "LLMConfig", "ContextCache", "Ems")
+FIRST = ("LLMDataDist", "CacheManager", "CacheTask", "LLMConfig", "ContextCache", "Ems", "LLMException")
 """What a reader of the reference looks for; other names follow by the alphabet."""
 OTHER_LANGUAGE = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", flags=re.MULTILINE)
 """A line for GitHub; the site has a menu."""
@@ -120,7 +120,8 @@ def reference(module: str) -> str:
     own = [name for name, (home, _) in found[module].items() if home == module]
     elsewhere = [(name, home, other) for name, (home, other) in found[module].items() if home != module]
     text = [f"# {module}", as_markdown(first)]
-    text += [f"::: {module}.{name}" for name in own]
+    inherited = str(module != "aiodatadist.errors").lower()  # of exceptions it would be the same for each
+    text += [f"::: {module}.{name}\n    options:\n      inherited_members: {inherited}" for name in own]
     if elsewhere:
         rows = [f"| `{name}` | [`{home}.{other}`][{home}.{other}] |" for name, home, other in elsewhere]
         text += ["## Names that are described elsewhere", "\n".join(["| name | is |", "| --- | --- |", *rows])]
@@ -167,11 +168,22 @@ SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", flags=re.MULTIL
 
 def as_markdown(docstring: str) -> str:
     """Docstrings are written with the few marks of reStructuredText that editors understand."""
-    text = ROLE.sub(lambda match: f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`", docstring)
+    first, gap, more = docstring.partition("\n\n")  # the first line stands in lists of members, so it has to be whole
+    text = TABLE.sub(_table, " ".join(first.split()) + gap + more)
+    text = ROLE.sub(lambda match: f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`", text)
     text = re.sub(r"``([^`\n]+)``", r"`\1`", text).replace("::\n\n", ":\n\n")
     head, arguments, rest = text.partition("Args:\n")
-    text = head + arguments + SEVERAL.sub(_one_by_one, rest) if arguments else text
-    return TABLE.sub(r"```text\n\1\n```", text)
+    return head + arguments + SEVERAL.sub(_one_by_one, rest) if arguments else text
+
+
+def _table(match: re.Match[str]) -> str:
+    """Columns are where the rulers are."""
+    lines = match[0].splitlines()
+    starts = [found.start() for found in re.finditer(r"=+", lines[0])]
+    ends = [*starts[1:], None]
+    rows = [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
+    rows = [row for row in rows if not set("".join(row)) <= {"="}]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(starts), *rows[1:]))
 
 
 def _one_by_one(match: re.Match[str]) -> str:

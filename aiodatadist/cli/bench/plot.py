@@ -20,30 +20,36 @@ def check_plot() -> None:
 
 
 def draw(report: BenchReport, into: Path) -> None:
-    """Medians with their quartiles; the file's suffix says the format."""
-    figure = import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
+    """Medians with their quartiles; the file's suffix says the format. A colour for each library, a mark for each case."""
+    figure = import_module("matplotlib.figure").Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
-    series: dict[str, list[Row]] = {}
+    series: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
-        series.setdefault(f"{row.by}: {row.case.op.value}, {row.case.memory.value}", []).append(row)
-    for name, rows in series.items():
-        _add(axes, rows, name)
+        series.setdefault((row.by, f"{row.case.op.value}, {row.case.memory.value}"), []).append(row)
+    libraries, cases = (list(dict.fromkeys(names)) for names in zip(*series, strict=True))
+    for (library, case), rows in series.items():
+        _add(axes, rows, f"{library}: {case}", f"C{libraries.index(library)}", MARKS[cases.index(case) % len(MARKS)])
     sizes = sorted({row.case.block for row in report.rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_text(size) for size in sizes])
     axes.set(xlabel="block", ylabel="GB/s", title=f"{report.machine.cpu}, {report.ran.runtime}")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(into)
 
 
-def _add(axes: Any, rows: list[Row], name: str) -> None:
+MARKS = "osD^v<>*"
+
+
+def _add(axes: Any, rows: list[Row], name: str, colour: str, mark: str) -> None:
     speeds = [row.gigabytes_per_second for row in rows]
     spread = [[speed.median - speed.low for speed in speeds], [speed.high - speed.median for speed in speeds]]
     sizes = [row.case.block for row in rows]
-    axes.errorbar(sizes, [speed.median for speed in speeds], yerr=spread, marker="o", capsize=3, label=name)
+    medians = [speed.median for speed in speeds]
+    axes.errorbar(sizes, medians, yerr=spread, color=colour, marker=mark, capsize=3, label=name)
     limits = [
         (row.case.block, limit.median) for row in rows if (limit := row.memcpy_gigabytes_per_second) and row.by == OURS
     ]
     if limits:
-        axes.plot(*zip(*limits, strict=True), linestyle="--", marker=".", label=f"memcpy ({name})")
+        label = f"memcpy ({name})"
+        axes.plot(*zip(*limits, strict=True), color="grey", linestyle="--", marker=mark, markersize=4, label=label)
