@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGLISH = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if ".zh" not in page.suffixes)]
+ENGLISH = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if ".zh" not in page.suffixes),
+]
 """Pages with programs; most have a Chinese one beside them."""
 NOT_TRANSLATED = {
     "architecture.md": "for developers of the package, and changes with it",

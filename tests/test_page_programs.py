@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,7 @@ import aiodatadist
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, blocking
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
 from tests import pages, test_readme
+from tests.profiles import at_night
 
 DESC = CacheDesc(4, [16, 4096], DataType.DT_UINT8)
 RUN_BY_TEST_README = {"prefill.py", "decode.py", "prompts.py", "hybrid.py", "worker.py"}
@@ -56,11 +58,13 @@ def test_programs_of_the_readme_are_those_that_its_test_runs() -> None:
 
 
 @pytest.mark.parametrize("title", sorted({block.title for _, block in PROGRAMS} - RUN_BY_TEST_README - {""}))
-def test_program_prints_what_its_page_says(title: str) -> None:
+@pytest.mark.parametrize("strict", ["", "hccs", at_night("roce")])
+def test_program_prints_what_its_page_says(title: str, strict: str) -> None:
     (text,) = (block.text for _, block in PROGRAMS if block.title == title)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, check=False, timeout=50
-    )
+    command, environment = [sys.executable, "-W", "error", "-c", text], dict(os.environ)
+    environment.pop("SOFTNPU_STRICT", None)
+    environment |= {"SOFTNPU_STRICT": strict} if strict else {}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
     assert (done.stderr, done.returncode) == ("", 0)
     assert sorted(done.stdout.splitlines()) == sorted(shown(title).splitlines())
 

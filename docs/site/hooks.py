@@ -22,6 +22,7 @@ FROM_THE_TOP = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
+    "security.zh.md": "SECURITY.zh.md",
 }
 """Pages of the site that are files of the repository's top."""
 MODULES = (
