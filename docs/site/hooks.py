@@ -74,6 +74,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return ENGLISH_ONLY + text if is_english_among_chinese else text
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The theme's script would ask beside each page for a sitemap, which is at the top only: two requests that fail. It knows
+    the links of other languages by a rel without the space that this one has; browsers and search engines ignore it."""
+    return output.replace('<link rel="alternate" ', '<link rel="alternate " ')
+
+
 # ---- links ----
 
 
