@@ -22,6 +22,7 @@ import pytest
 import aiodatadist
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, blocking
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
+from benchmarks.ports import free_port
 from tests import pages
 from tests.profiles import at_night
 
@@ -29,6 +30,7 @@ DESC = CacheDesc(4, [16, 4096], DataType.DT_UINT8)
 RUN_ELSEWHERE = dict.fromkeys(
     ("prefill.py", "decode.py", "prompts.py", "hybrid.py", "worker.py"), "tests/test_readme.py"
 )
+RUN_ELSEWHERE |= dict.fromkeys(("metrics.py", "spans.py"), "tests/telemetry/test_page.py")
 """Programs whose test needs more than what they print, and the file where it is."""
 NOT_RUN = {
     ("sglang.md", "needs SGLang, whose lane calls it: tests/engines/test_sglang.py"),
@@ -161,12 +163,33 @@ async def imports() -> AsyncIterator[dict[str, Any]]:
     yield {}
 
 
+@asynccontextmanager
+async def observer() -> AsyncIterator[dict[str, Any]]:
+    scene: dict[str, Any] = {}
+    yield scene
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        decoder.datadist.observer = scene["Slow"]()
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+
+
+@asynccontextmanager
+async def link_errors() -> AsyncIterator[dict[str, Any]]:
+    async with open_cluster(1, device_id=1) as prompt, open_cluster(2) as decoder:
+        nowhere = aiodatadist.LLMClusterInfo(3)
+        nowhere.append_remote_ip_info("127.0.0.1", free_port())
+        scene: dict[str, Any] = {"datadist": decoder.datadist, "peers": [cluster_info(prompt), nowhere]}
+        yield scene
+        assert [error is None for error in scene["linked"].errors] == [True, False]
+
+
 SCENES: dict[str, Callable[[], Scene]] = {
     "pull": pull,
     "submit": submit,
     "layers out": layers_out,
     "layers in": layers_in,
     "import": imports,
+    "observer": observer,
+    "link errors": link_errors,
 }
 """What has to be there for a fragment, and what holds behind it. ``elsewhere`` is awaited where the page says ``...``."""
 

@@ -32,6 +32,9 @@ MODULES = (
     "aiodatadist.legacy",
     "aiodatadist.context_caching",
     "aiodatadist.context_caching.ems",
+    "aiodatadist.telemetry",
+    "aiodatadist.telemetry.prometheus",
+    "aiodatadist.telemetry.otel",
     "aiodatadist.testing",
     "aiodatadist.testing.pools",
 )
