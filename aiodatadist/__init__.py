@@ -1,11 +1,12 @@
 """KV cache transfer for disaggregated LLM serving on Ascend NPUs, as ordinary awaitables.
 
-Read from the ground up: ``errors``, ``values`` and ``config`` are values; ``device`` has bytes, ``transport`` lets them travel,
-``wire`` is what two ends say to each other, ``cache`` is what the bytes mean; ``link`` is one peer, ``cluster`` all of them, and
-``layered`` what travels layer by layer; ``datadist`` and ``cache_manager`` are the front door.
+Read from the ground up: ``errors``, ``values`` and ``config`` are values; ``device`` has bytes, ``transport`` lets
+them travel, ``wire`` is what two ends say to each other, ``cache`` is what the bytes mean; ``link`` is one peer,
+``cluster`` all of them, and ``layered`` what travels layer by layer; ``datadist`` and ``cache_manager`` are the front
+door.
 
-Beside it: ``context_caching`` keeps KV in pools, ``blocking`` and ``legacy`` are the calls that wait, ``adapters`` are for serving
-engines, ``telemetry`` shows what ``counting`` counts, and ``testing`` is for tests of services.
+Beside it: ``context_caching`` keeps KV in pools, ``blocking`` and ``legacy`` are the calls that wait, ``adapters``
+are for serving engines, ``telemetry`` shows what ``counting`` counts, and ``testing`` is for tests of services.
 """
 
 import logging
