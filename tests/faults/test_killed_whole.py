@@ -81,9 +81,8 @@ async def notifying(cluster: Cluster, _: Cache, __: Puppet) -> None:
         await cluster.datadist.notify(1, bytes(1000))
 
 
-async def serving(cluster: Cluster, _: Cache, peer: Puppet) -> None:
-    """No task here waits for it: the link's end is all there is to hear."""
-    assert await peer.ask("pull_for_ever") is None
+async def serving(cluster: Cluster, _: Cache, __: Puppet) -> None:
+    """The peer pulls. No task here waits for it: the link's end is all there is to hear."""
     why = await cluster.datadist.wait_link_closed(1)
     raise PeerLost(why)
 
@@ -105,6 +104,8 @@ async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
         peer = await stack.enter_async_context(puppet(**options))
         other = await stack.enter_async_context(puppet(3, **options))
         async with linked_to(peer, other, **options) as (cluster, cache), loses_nothing(cluster):
+            if what is serving:
+                assert await peer.ask("pull_for_ever") is None
             waiter = asyncio.ensure_future(what(cluster, cache, peer))
             await anyio.sleep(0.15)  # in the middle of it, wherever that is
             assert not waiter.done()
