@@ -19,11 +19,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     SecretBytes,
     ValidationError,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler  # pydantic itself has it from 2.10 on
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
