@@ -89,8 +89,8 @@ async def linked_pair(
         for cluster in (prompt, decoder):
             keys = [CacheKey(cluster.datadist.cluster_id, i) for i in range(desc.shape[0])]
             caches.append(await (cluster.contiguous(desc, keys) if slots else cluster.blocks(desc)))
-        status, each = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
-        if status is not LLMStatusCode.LLM_SUCCESS:
-            raise AssertionError(f"the pair could not be linked: {each}")
+        linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+        if linked[0] is not LLMStatusCode.LLM_SUCCESS:
+            raise AssertionError(f"the pair could not be linked: {linked.errors}")
         await prompt.datadist.wait_linked(2)
         yield prompt, decoder, caches[0], caches[1]
