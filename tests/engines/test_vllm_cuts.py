@@ -28,7 +28,8 @@ def test_two_workers_share_the_heads_of_one(
     wanted = prompts(20, 11, most=8 * BLOCK)
     ends = (pair[0], two_workers) if direction == "they decode" else (two_workers, pair[1])
     watch = Watch(*ends)
-    assert Router(*ends).serve(direction, wanted, TOKENS) == expected(alone, wanted)
+    # With more at a time the slower engine has no room, and leases end while requests wait for it.
+    assert Router(*ends, window=3).serve(direction, wanted, TOKENS) == expected(alone, wanted)
     watch.nothing_is_kept()
     assert watch.counted("pull_failed") == 0
 
