@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from aiodatadist.cache.names import Key, name_of
 from aiodatadist.cache.plan import (
@@ -52,6 +52,8 @@ Tensor = Any
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller says otherwise."""
+_BLOCKS: Final = "{}, {} blocks, all layers"
+"""What a transfer that took a shortcut says of itself, once it is asked."""
 _LISTS: Final = frozenset({list, tuple, range})
 """Of block numbers. Others take the long way."""
 
@@ -392,8 +394,8 @@ class CacheManager:
             transfer is not None and engine.observer is None and transfer.state is TransferState.DONE
         ):  # what _task() does then, without the call
             self._flows[what].ran(transfer)
-            return CacheTask(what, link.cluster_id, transfer, engine.check_here, _Blocks(key, len(mine)))
-        return None if transfer is None else self._task(what, link.cluster_id, transfer, _Blocks(key, len(mine)))
+            return CacheTask(what, link.cluster_id, transfer, engine.check_here, (_BLOCKS, key, len(mine)))
+        return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
         link, engine = self._link(key), self._engine
@@ -835,16 +837,6 @@ class CacheManager:
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
         return link
-
-
-class _Blocks(NamedTuple):
-    """What a transfer that took a shortcut says of itself."""
-
-    key: BlocksCacheKey
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.key}, {self.number} blocks, all layers"
 
 
 def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> None:

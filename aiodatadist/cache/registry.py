@@ -115,7 +115,7 @@ class CacheRegistry:
     def _pinned(self, placement: Placement) -> tuple[int, int]:
         """Bytes of a pool that are in use, and how many of them are withheld."""
         deallocations = list(self._deallocations.values())  # in one step: other threads ask, too
-        entries = {*list(self.table), *(deallocation.entry for deallocation in deallocations)}
+        entries = {*self.table.entries(), *(deallocation.entry for deallocation in deallocations)}
         pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
         pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
         return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)

@@ -206,6 +206,10 @@ class CacheTable:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def entries(self) -> list[Entry]:
+        """All as they are now, also where another thread asks: in one step of the interpreter, which ``list(table)`` is not."""
+        return list(self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -15,8 +14,7 @@ from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
 
 
-@dataclass(frozen=True, slots=True)
-class TransferReport:
+class TransferReport(NamedTuple):
     """What a transfer did.
 
     Attributes:
@@ -58,8 +56,8 @@ class CacheTask:
         about: object = "",
         origin: Origin | None = None,
     ) -> None:
-        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown.
-        ``origin``: who started it, if it may fail."""
+        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown, or a
+        format and its arguments. ``origin``: who started it, if it may fail."""
         self._about = about
         self._check_here = check_here
         self._is_told = False
@@ -160,7 +158,10 @@ class CacheTask:
 
     def __repr__(self) -> str:
         """Peer, key, blocks or slot, layers, bytes that landed, and state."""
-        about = f"{self._about}, " if self._about else ""
+        about = self._about
+        if isinstance(about, tuple):
+            about = about[0].format(*about[1:])
+        about = f"{about}, " if about else ""
         transfer = self._transfer
         return f"<CacheTask {self._operation} peer {self.peer}: {about}{transfer.nbytes} bytes, {transfer.state.value}>"
 

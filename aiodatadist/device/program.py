@@ -54,15 +54,16 @@ class Program:
 
     Attributes:
         nbytes: bytes that its steps move.
+        limits, steps: as C reads them, of a program whose only step is run with other blocks each time.
     """
 
-    __slots__ = ("_assembled", "_keep", "_steps", "limits", "nbytes")
+    __slots__ = ("_keep", "_steps", "limits", "nbytes", "steps")
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
-        self._assembled: Handle | None = None
         self.limits: Handle = ffi.NULL
+        self.steps: Handle = ffi.NULL
         self.nbytes = 0
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
@@ -117,16 +118,10 @@ class Program:
         """All that it does goes through a communicator."""
         return all(op in {ring.RING_GET, ring.RING_PUT} for op, *_ in self._steps)
 
-    @property
-    def steps(self) -> Handle:
-        """As C reads them: the same each time."""
-        if self._assembled is None:
-            self._assembled, _ = self.assemble()
-        return self._assembled
-
     def limit_blocks(self, local: int, remote: int) -> None:
-        """Its only step may be run with other blocks, of which there are so many at either side."""
+        """Its only step, which it has by now, may be run with other blocks, of which there are so many at either side."""
         self.limits = ffi.new("uint64_t[2]", [local, remote])
+        self.steps, _ = self.assemble()
 
     def keep(self, *values: Any) -> None:
         """C may read these, too, as long as this object lives."""

@@ -222,7 +222,7 @@ class Session:
             or self.state is not LinkState.READY
             or not way.entry.is_usable
             or way.remote.is_withdrawn
-            or self.channels.find(way.entry.epoch, way.remote.epoch) is not way.link_channel
+            or not way.link_channel.is_current
         ):
             return None
         transfer = way.stream.run_blocks(way.program, mine, theirs, way.timeout_ms)

@@ -10,6 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.resident import Misuse, Resident
 
 
@@ -218,6 +219,7 @@ async def test_a_forked_child_is_refused_and_stops_nothing(monkeypatch: pytest.M
     await home.start(Life(home).live)
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: home.pid + 1)
+        patched.setattr(forks, "generation", forks.generation + 1)
         for check in (home.check, home.check_here, home.check_process):
             assert refused(check) is Misuse.FORKED
         assert not await home.stop()
