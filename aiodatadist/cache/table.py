@@ -207,7 +207,7 @@ class CacheTable:
         return iter(self._entries.values())
 
     def entries(self) -> list[Entry]:
-        """All as they are now, also where another thread asks: in one step of the interpreter, which ``list(table)`` is not."""
+        """All as they are now. From any thread: this is one step of the interpreter, which ``list(table)`` is not."""
         return list(self._entries.values())
 
     def __len__(self) -> int:
