@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import CacheNotFound, LLMException, TransferTimeout
+from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
 
@@ -29,6 +30,9 @@ _GRAVITY = {
 class LeasedPull(RemoteOperation):
     """It has succeeded when the bytes are here, and the owner said that it kept them. The owner is told what became of it.
 
+    The owner keeps them for the pull's time and a little more. What this end sees to be here still later, because its process
+    was stopped, say, may be another request's: it has failed.
+
     Args:
         seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer.
         patience: seconds in which a lease that the owner does not know may come to be.
@@ -37,9 +41,12 @@ class LeasedPull(RemoteOperation):
 
     __slots__ = (
         "_call",
+        "_is_expired",
         "_is_here",
         "_is_kept",
         "_is_late",
+        "_is_stopped",
+        "_kept_until",
         "_landed",
         "_lease",
         "_outcome",
@@ -63,9 +70,11 @@ class LeasedPull(RemoteOperation):
         self._under_way = self._landed = 0
         self._call = 0
         self._is_kept: bool | None = None
-        self._is_here = self._is_late = False
+        self._is_here = self._is_late = self._is_expired = self._is_stopped = False
         self._outcome: tuple[TransferState, LLMException | None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+        loop = asyncio.get_running_loop()
+        self._kept_until = loop.time() + min(seconds, MAX_SECONDS) + SLACK_SECONDS
+        self._timer = loop.call_later(seconds, self._late)
         session.operations.add(self)
         self.add_done_callback(self._over)
         session.spawn(self._claim)
@@ -101,14 +110,15 @@ class LeasedPull(RemoteOperation):
 
     def _stop(self) -> bool:
         """Whether something is under way, which is told to end."""
+        self._is_stopped = True
         told = [portion.cancel() for portion, _ in self._portions]
         return any(told)
 
     def _portion_over(self, portion: TransferCompletion) -> None:
         self._under_way -= 1
-        if portion.state is not TransferState.DONE:
+        if portion.state is not TransferState.DONE and not self._is_stopped:  # told once: those that wait end within
             self._stop()
-        if self._under_way == 0:
+        if self._under_way == 0 and self._portions:
             self._take_over_all()
 
     def _take_over_all(self) -> None:
@@ -119,8 +129,9 @@ class LeasedPull(RemoteOperation):
         self.transfer_seconds = sum(p.transfer_seconds for p, _ in portions)
         undone = [portion for portion, _ in portions if portion.state is not TransferState.DONE]
         self._is_here = not undone
+        self._is_expired = asyncio.get_running_loop().time() >= self._kept_until
         for portion, blocks in portions:
-            if portion.state is not TransferState.DONE:
+            if portion.state is not TransferState.DONE or self._is_expired:
                 break
             self._landed += blocks
         # What failed, or is stuck, says why; the others were cancelled for it.
@@ -138,7 +149,7 @@ class LeasedPull(RemoteOperation):
         elif self._is_kept is False:
             hint = "its time was over, another pull has or had it, or its owner took it back"
             self._fail(CacheNotFound(f"cluster {self._session.cluster_id} keeps no blocks as {self._lease}", hint=hint))
-        elif self._is_late and state is not TransferState.DONE:
+        elif self._is_expired or (self._is_late and state is not TransferState.DONE):
             self._fail(TransferTimeout(f"not done within {self._seconds:g} s of the call"))
         else:
             self._finish(state, error)

@@ -1,0 +1,53 @@
+"""Leases of blocks when peers and callers misbehave, and pulls of them that end badly."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import pytest
+
+from aiodatadist import CacheDesc, DataType, LeaseEnd, TransferTimeout
+from aiodatadist.link import block_leases, leased_pull, link
+from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
+from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
+
+MANY = 2000
+
+
+async def test_a_pull_of_many_portions_that_wait_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    desc = CacheDesc(1, [MANY, 64], DataType.DT_UINT8)
+    async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
+        mine, theirs = await one.blocks(desc), await two.blocks(desc)
+        await one.datadist.link_clusters([cluster_info(two)], 5000)
+        lease = two.datadist.cache_manager.lease_blocks(theirs, range(MANY), MINUTE)
+        other = two.datadist.cache_manager.lease_blocks(theirs, [0], MINUTE)
+        await one.datadist.cache_manager.pull_leased(other.ticket(), mine, [0])
+        stream = one.datadist._running().find_link(2).stream("ours")
+        stream.hold()
+        task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
+        await anyio.sleep(0.05)
+        task.cancel()
+        with anyio.fail_after(20):
+            await task.synchronize()
+        stream.go_on()
+        assert task.cancelled()
+        assert await ended(lease) is LeaseEnd.RELEASED
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+async def test_a_pull_that_was_stopped_beyond_its_time_does_not_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.1)
+    monkeypatch.setattr(leased_pull, "SLACK_SECONDS", 0.1, raising=False)
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=200")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=300)
+            await anyio.sleep(0.05)  # claimed
+            time.sleep(1)  # noqa: ASYNC251 - a process that is stopped
+            with pytest.raises(TransferTimeout):
+                await task
