@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import anyio
 import pytest
 
-from aiodatadist import CacheDesc, DataType, LeaseEnd, TransferTimeout
+from aiodatadist import CacheDesc, DataType, LeaseEnd, TransferError, TransferTimeout, new_lease_name
 from aiodatadist.link import block_leases, leased_pull, link
+from aiodatadist.link.block_leases import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
 from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
 
@@ -51,3 +53,50 @@ async def test_a_pull_that_was_stopped_beyond_its_time_does_not_succeed(monkeypa
             time.sleep(1)  # noqa: ASYNC251 - a process that is stopped
             with pytest.raises(TransferTimeout):
                 await task
+
+
+async def test_a_callback_that_fails_concerns_no_other_lease(caplog: pytest.LogCaptureFixture) -> None:
+    async with pair_of() as pair:
+        seen = []
+
+        def fails(_: Any) -> None:
+            raise RuntimeError("a caller's")
+
+        first, second = pair.lease(), pair.lease()
+        first.add_done_callback(fails)
+        first.add_done_callback(lambda _: seen.append(1))
+        await pair.puller.pull_leased(first.ticket(), pair.mine, TARGETS)
+        assert await ended(first) is LeaseEnd.TAKEN
+        await anyio.sleep(0.05)
+        assert seen == [1]
+        await pair.puller.pull_leased(second.ticket(), pair.mine, TARGETS)
+        third = pair.lease()
+        third.add_done_callback(fails)
+        fourth = pair.lease()
+    assert fourth.ended is LeaseEnd.WITHDRAWN
+
+
+async def test_a_peer_that_names_wrong_takers_and_fails_is_corrected() -> None:
+    async with pair_of() as pair:
+        lease = pair.lease()
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:exec=507053")
+            with pytest.raises(TransferError):
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=3)
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+        assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_leases, "MAX_EARLY", 8)
+    async with pair_of() as pair:
+        leases = pair.two.datadist._running().block_leases
+        liar = object()
+        for i in range(20):
+            leases.claim(new_lease_name(), PeerClaim(liar, i, 10, lambda kept: None), 60)
+        lease_name = new_lease_name()
+        ticket = pair.lease().ticket().model_copy(update={"lease": lease_name})
+        task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=5000)
+        await anyio.sleep(0.05)
+        pair.lease(name=lease_name)
+        await task

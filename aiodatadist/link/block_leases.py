@@ -18,6 +18,7 @@ When one does not want it, it is over for all as soon as those that pull have en
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -34,10 +35,12 @@ from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
 
+logger = logging.getLogger(__name__)
+
 MAX_REMEMBERED = 4096
 """Leases that ended, whose claims are refused at once."""
 MAX_EARLY = 4096
-"""Claims of leases that are not known yet: further ones are refused at once."""
+"""One peer's claims of leases that are not known yet: further ones are refused at once."""
 
 
 class LeaseEnd(StrEnum):
@@ -136,7 +139,8 @@ class BlockLease:
         return await self.wait_ended()
 
     def add_done_callback(self, callback: Callable[[BlockLease], object]) -> None:
-        """Call it on the event loop when the lease has ended; at once if it has."""
+        """Call it on the event loop when the lease has ended; at once if it has. If it fails, that is logged, and concerns
+        nothing else."""
         if self.ended is None:
             self._callbacks.append(callback)
         else:
@@ -178,6 +182,8 @@ class BlockLease:
                 why = None
         if why is not None:
             self._closed = why
+        if not self._claims and not self._taken:
+            self._takers = 0  # the next one says
         if self._closed is not None and not self._claims:
             self._end(self._closed)
 
@@ -199,7 +205,10 @@ class BlockLease:
         self._over.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("%r: a done callback failed", self)
 
     def end(self) -> None:
         """The cluster is finalized."""
@@ -217,7 +226,7 @@ class BlockLeases:
         self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
-        self._early: dict[PeerClaim, str] = {}
+        self._early: dict[object, dict[PeerClaim, str]] = {}  # by peer
 
     def __len__(self) -> int:
         return len(self._lasting)
@@ -234,9 +243,8 @@ class BlockLeases:
         lease.add_done_callback(self._ended)
         if name in self._past:  # its peer released it before it came to be
             lease.unclaim(None, 0, LeaseEnd.RELEASED)
-        for claim in [claim for claim, wanted in self._early.items() if wanted == name]:
-            del self._early[claim]
-            claim.settled()
+        for claim in [claim for each in self._early.values() for claim, wanted in each.items() if wanted == name]:
+            self._forget(claim)
             lease.claim(claim)
         return lease
 
@@ -256,19 +264,20 @@ class BlockLeases:
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
-        elif name in self._past or not patience or len(self._early) >= MAX_EARLY:
+        elif name in self._past or not patience or len(self._early.get(claim.peer, ())) >= MAX_EARLY:
             claim.answer(False)
         else:
-            self._early[claim] = name
+            self._early.setdefault(claim.peer, {})[claim] = name
             claim.within(patience, lambda: self._too_early(claim))
 
     def _too_early(self, claim: PeerClaim) -> None:
-        del self._early[claim]
+        self._forget(claim)
         claim.answer(False)
 
     def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None) -> None:
         """See :meth:`BlockLease.unclaim`."""
-        self._forget_early(lambda claim: claim.is_of(peer, call))
+        for claim in [claim for claim in self._early.get(peer, ()) if claim.is_of(peer, call)]:
+            self._forget(claim)
         lease = self._lasting.get(name)
         if lease is not None:
             lease.unclaim(peer, call, why)
@@ -277,17 +286,25 @@ class BlockLeases:
 
     def peer_gone(self, peer: object) -> None:
         """Nothing of that peer's pulls any more."""
-        self._forget_early(lambda claim: claim.peer is peer)
+        self._forget_all(peer)
         for lease in list(self._lasting.values()):
             lease.peer_gone(peer)
 
-    def _forget_early(self, is_one: Callable[[PeerClaim], bool]) -> None:
-        for claim in [claim for claim in self._early if is_one(claim)]:
-            claim.settled()
-            del self._early[claim]
+    def _forget(self, claim: PeerClaim) -> None:
+        """It waits no more for its lease."""
+        claim.settled()
+        claims = self._early[claim.peer]
+        del claims[claim]
+        if not claims:
+            del self._early[claim.peer]
+
+    def _forget_all(self, peer: object) -> None:
+        for claim in list(self._early.get(peer, ())):
+            self._forget(claim)
 
     def end(self) -> None:
         """The cluster is finalized: nothing is kept."""
-        self._forget_early(lambda _: True)
+        for peer in list(self._early):
+            self._forget_all(peer)
         for lease in list(self._lasting.values()):
             lease.end()
