@@ -109,7 +109,8 @@ def _numbered(cache: Geometry, blocks: array[int], parts: Sequence[int], nbytes:
     name, each = ("src" if whose == "source" else "dst"), cache.stride // nbytes
     check_below(blocks, cache.pieces, f"{name}_blocks", whose)
     found = array("Q", parts)
-    at = ring.ring_first_outside(ffi.from_buffer("uint64_t[]", found), len(found), len(blocks) * each)
+    limit = min(len(blocks) * each, 2**64 - 1)  # a peer may say that its blocks are as large as memory
+    at = ring.ring_first_outside(ffi.from_buffer("uint64_t[]", found), len(found), limit)
     if at < len(found):
         raise ParamInvalid(f"parts.{name}[{at}] is {found[at]}: {len(blocks)} blocks of {each} parts are named")
     ring.ring_number_parts(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.plan import blocks_to_blocks, check_below, inside, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import blocks_to_blocks, check_below, inside, parts_to_parts, slot_to_blocks, slot_to_slot
 from aiodatadist.values.grid import Grid
-from aiodatadist.values.selection import Geometry, Layers
+from aiodatadist.values.selection import BlockParts, Geometry, Layers, Selection
 from tests.unit.cache.examples import Shape, local, place, source, target
 from tests.unit.wire.examples import entry
 
@@ -349,3 +349,12 @@ def test_plan_measures_the_cache_as_it_was_made() -> None:
         blocks_to_blocks(ours, there, [99], [99], ALL)
     ours.cache.cache_desc.update_dim(1, 1)
     assert blocks_to_blocks(ours, there, [1], [1], ALL).total == 64
+
+
+def test_parts_of_blocks_that_a_peer_says_are_as_large_as_memory() -> None:
+    """Its cache may have one block of 2**62 bytes, and a request may name that many times."""
+    huge = Shape(5, True, 1, 2**62, array("Q", [0]))
+    mine, blocks = target(1, 4, 64, blocks=True), array("Q", [0] * 16)
+    parts = BlockParts(1, [2**62 + 5], [3])
+    grid = parts_to_parts(huge, mine, Selection(Layers(), blocks, array("Q", [1])), parts)
+    assert (list(grid.remote_index), list(grid.local_index)) == ([5], [64 + 3])
