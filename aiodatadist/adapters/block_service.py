@@ -450,6 +450,7 @@ class _Life:
     async def _heard(self, cluster: int, message: PushMessage) -> None:
         match message:
             case More():
+                self._links.watch(cluster)
                 self.outgoing.more(cluster, message)
             case Want():
                 self._links.watch(cluster)

@@ -96,7 +96,7 @@ class PeerLinks:
 
     async def end(self, peer: PeerAddress) -> None:
         """No byte lands through it any more, whether the peer answers within ``seconds`` or not."""
-        await self._datadist.unlink_clusters([await self._info(peer)], round(1000 * self._seconds))
+        await self._datadist.unlink_clusters([LLMClusterInfo(peer.cluster_id)], round(1000 * self._seconds))
 
     def watch(self, number: int) -> None:
         """Also of a link that the peer made."""

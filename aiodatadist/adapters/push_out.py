@@ -34,7 +34,7 @@ REMEMBERED = 4096
 MAX_PUSHES = 16384
 """Transfers that peers may ask for at a time."""
 MAX_BEGUN = 1 << 22
-"""Numbers of blocks of wants that are not whole yet."""
+"""Numbers of blocks in wants, whole ones and others, that are under way."""
 Post = Callable[[int, PushMessage], Awaitable[None]]
 """Tells a cluster something. Raises LLMException: it cannot."""
 
@@ -92,6 +92,7 @@ class OutgoingPushes:
         self._pushes: dict[str, _Push] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
         self._begun: dict[tuple[int, str], list[int]] = {}
+        self._numbers = 0  # in those, and in wants
 
     # ---- what the engine says ----
 
@@ -129,12 +130,19 @@ class OutgoingPushes:
     def more(self, cluster: int, more: More) -> None:
         """Of a want that follows."""
         key = cluster, more.transfer
-        if sum(map(len, self._begun.values())) + len(more.into) <= MAX_BEGUN:
+        has_room = key in self._begun or len(self._begun) < MAX_PUSHES
+        if has_room and self._numbers + len(more.into) <= MAX_BEGUN:
             self._begun.setdefault(key, []).extend(more.into)
+            self._numbers += len(more.into)
+
+    def _take_begun(self, key: tuple[int, str]) -> list[int]:
+        begun = self._begun.pop(key, [])
+        self._numbers -= len(begun)
+        return begun
 
     async def want(self, cluster: int, want: Want) -> None:
-        want = want.model_copy(update={"into": (*self._begun.pop((cluster, want.transfer), ()), *want.into)})
-        if len(want.into) != want.count:
+        want = want.model_copy(update={"into": (*self._take_begun((cluster, want.transfer)), *want.into)})
+        if len(want.into) != want.count or self._numbers + len(want.into) > MAX_BEGUN:
             reason = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
             await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
             return
@@ -150,13 +158,14 @@ class OutgoingPushes:
             await self._answer(cluster, Refused(transfer=want.transfer, reason="another request has this name"))
         else:
             push.want, push.cluster = want, cluster
+            self._numbers += len(want.into)
             push.scope.deadline = math.inf
             push.news.wake()
             self._tell(lambda ended: ended.wanted.add(want.transfer))
 
     async def drop(self, cluster: int, transfer: str) -> None:
         """Answered in any case: the peer waits for it."""
-        self._begun.pop((cluster, transfer), None)
+        self._take_begun((cluster, transfer))
         push = self._find(transfer)
         is_answered = push is not None and push.want is not None and push.cluster == cluster
         if push is not None and (push.want is None or is_answered):
@@ -167,7 +176,7 @@ class OutgoingPushes:
     def lost(self, cluster: int) -> None:
         """There is no link to this cluster any more."""
         for key in [key for key in self._begun if key[0] == cluster]:
-            del self._begun[key]
+            self._take_begun(key)
         for push in self._pushes.values():
             if push.want is not None and push.cluster == cluster:
                 push.stop(LLMException("the link to the decode engine is gone"))
@@ -212,6 +221,7 @@ class OutgoingPushes:
 
     def _end(self, transfer: str, push: _Push, how: str) -> None:
         del self._pushes[transfer]
+        self._numbers -= 0 if push.want is None else len(push.want.into)
         self._over[transfer] = how
         while len(self._over) > REMEMBERED:
             self._over.popitem(last=False)

@@ -1,0 +1,103 @@
+"""Peers of a block service that lie, and names of peers that are not found any more."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from aiodatadist.adapters import push_out
+from aiodatadist.adapters.push_messages import More, Want
+from tests.adapters.test_pushes import End
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    """Prefill and decode."""
+    with ExitStack() as stack:
+        made = End(0), End(1)
+        for each in made:
+            stack.enter_context(closing(each.service))
+        yield made
+
+
+def outgoing(end: End) -> push_out.OutgoingPushes:
+    assert end.service._life is not None
+    return end.service._life.outgoing
+
+
+def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_out, "MAX_PUSHES", 10)
+    prefill, decode = ends
+    life, pushes = decode.service._life, outgoing(prefill)
+    assert life is not None
+
+    async def lie() -> None:
+        await life._links.link(prefill.address)
+        for number in range(30):
+            await life._post(prefill.address.cluster_id, More(transfer=f"{number}", into=()))
+        await life._post(prefill.address.cluster_id, Want(transfer="last", first=0, into=(0, 1), count=2, layout={}))
+
+    decode.service._thread.call(lie)
+    prefill.until(lambda ended: "last" in ended.wanted)
+    assert len(pushes._begun) == 10
+    decode.service.close()
+    prefill.until(lambda _: not pushes._begun and not pushes._pushes)
+    assert pushes._numbers == 0
+
+
+def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[End, End]) -> None:
+    prefill, decode = ends
+    life, pushes = decode.service._life, outgoing(prefill)
+    assert life is not None
+
+    async def begin() -> None:
+        await life._links.link(prefill.address)
+        await life._post(prefill.address.cluster_id, More(transfer="t", into=(1, 2)))
+
+    decode.service._thread.call(begin)
+    prefill.until(lambda _: bool(pushes._begun))
+    decode.service.close()
+    prefill.until(lambda _: not pushes._begun)
+
+
+def test_numbers_of_whole_wants_are_bounded(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_out, "MAX_BEGUN", 3)
+    prefill, decode = ends
+    decode.expect("first", prefill.address, (0, 1))
+    prefill.until(lambda ended: "first" in ended.wanted)
+    decode.expect("second", prefill.address, (2, 3))
+    assert decode.received("second").outcomes == {"second": "push_missed"}
+    prefill.step("first")
+    prefill.service.pushed("first", "r")
+    assert decode.received("first").outcomes["first"] == "push_arrived"
+    decode.expect("third", prefill.address, (2, 3))
+    prefill.step("third")
+    prefill.service.pushed("third", "s")
+    assert decode.received("third").outcomes["third"] == "push_arrived"
+
+
+def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a request comes out into whose blocks a prefill engine that does not answer may still write."""
+    prefill, decode = ends
+    life = decode.service._life
+    assert life is not None
+    decode.service._thread.call(lambda: life._links.link(prefill.address))
+    engine = life._datadist._engine
+    assert engine is not None
+    assert engine.has_links
+
+    async def not_found(*words: Any, **options: Any) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("aiodatadist.adapters.peer_links.anyio.getaddrinfo", not_found)
+    named = prefill.address.model_copy(update={"host": "prefill.example"})
+    decode.service._thread.call(lambda: life._links.end(named))
+    assert not engine.has_links
