@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from aiodatadist.cache.names import Key, name_of
+from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.cache.plan import (
     check_below,
     inside,
@@ -86,37 +86,60 @@ class CacheManager:
 
     # ---- making caches ----
 
-    async def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = ()) -> Cache:
+    async def allocate_cache(
+        self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, timeout: float | None = None
+    ) -> Cache:
         """Make a contiguous cache of pool memory. Contents are undefined.
 
         Args:
             cache_keys: the i-th names batch slot i for peers; placeholders name nothing. Each key, and the id, keeps the
                 memory from going back to the pool.
+            timeout: seconds to wait for room, ``math.inf`` for ever. Callers that wait are served in the order in which they
+                came, a small cache behind a large one, too. None: it is made at once or not at all, and not while others
+                wait.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, or there is no pool for this
-                placement.
+            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, or is when it is this caller's
+                turn, or there is no pool for this placement.
             FeatureNotEnabled: there is no pool at all.
-            OutOfMemory: the pool has no room. The message names free, largest and pinned bytes. Nothing was taken.
+            OutOfMemory: the pool has no room, or had none in time. The message names free, largest and pinned bytes, the
+                oldest pin, how long it waited, and behind which caller. What the empty pool could not hold is not waited
+                for.
+            LLMException: ``LLM_ENGINE_FINALIZED``: the cluster was finalized while it waited.
+
+        After failure and cancellation nothing was taken, and the next caller in the line has its turn.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
-        registry = self._registry_here
-        await give_way()
-        return registry.allocate(cache_desc, False, lambda: self._registry.table.check_slots(cache_desc, keys))
+        return await self._allocate(
+            cache_desc, False, timeout, lambda: self._registry.table.check_slots(cache_desc, keys)
+        )
 
     async def allocate_blocks_cache(
-        self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None
+        self,
+        cache_desc: CacheDesc,
+        blocks_cache_key: BlocksCacheKey | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Cache:
         """Make a blocks cache of pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Contents are undefined.
 
-        Without a key it can be a destination, and peers can name it by id. Errors as :meth:`allocate_cache`.
+        Without a key it can be a destination, and peers can name it by id. ``timeout``, errors, failure and cancellation as
+        :meth:`allocate_cache`.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         key = _blocks_key(blocks_cache_key)
+        return await self._allocate(cache_desc, True, timeout, lambda: self._registry.table.check_blocks(key))
+
+    async def _allocate(
+        self, desc: CacheDesc, blocks: bool, timeout: float | None, naming: Callable[[], dict[Name, int]]
+    ) -> Cache:
+        seconds = None if timeout is None else checks.seconds(timeout, "timeout")
         registry = self._registry_here
         await give_way()
-        return registry.allocate(cache_desc, True, lambda: self._registry.table.check_blocks(key))
+        if seconds is None:
+            return registry.allocate(desc, blocks, naming)
+        return await registry.allocate_in_turn(desc, blocks, naming, seconds)
 
     async def register_cache(
         self,

@@ -39,16 +39,23 @@ class PagePool:
         config: how large the pool and a page are.
         pinned: says how many bytes transfers use now, and how many of them are withheld; asked only for :meth:`usage` and
             the message of a failure.
+        oldest_pin: says in words what has been pinned the longest, or nothing; asked only for the message of a failure.
     """
 
     def __init__(
-        self, name: str, base: int, config: PoolConfig, pinned: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self,
+        name: str,
+        base: int,
+        config: PoolConfig,
+        pinned: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        oldest_pin: Callable[[], str] = lambda: "",
     ) -> None:
         self.name = name
         self.base = base
         self.page = config.page
         self._pages = self._free_pages = config.pages
         self._pinned = pinned
+        self._oldest_pin = oldest_pin
         self._used: dict[int, int] = {}  # first page: pages
         self._free: dict[int, int] = {}
         self._ends: dict[int, int] = {}  # page behind a free extent: its first page
@@ -60,14 +67,35 @@ class PagePool:
 
         Raises:
             ParamInvalid: ``nbytes`` is not at least 1.
-            OutOfMemory: no extent is large enough. The message names free, largest and pinned bytes.
+            OutOfMemory: no extent is large enough. The message names free, largest and pinned bytes, and the oldest pin.
         """
+        address = self._take(nbytes)
+        if address is None:
+            raise self.no_room(nbytes)
+        return address
+
+    def take_all(self, nbytes: int, count: int) -> list[int] | None:
+        """The addresses of ``count`` allocations of ``nbytes`` each; None where there is no room for all, and none was taken.
+
+        Raises ParamInvalid: ``nbytes`` is not at least 1.
+        """
+        addresses: list[int] = []
+        while len(addresses) < count:
+            address = self._take(nbytes)
+            if address is None:
+                for taken in addresses:
+                    self.free(taken)
+                return None
+            addresses.append(address)
+        return addresses
+
+    def _take(self, nbytes: int) -> int | None:
         if nbytes < 1:
             raise ParamInvalid(f"{self.name}: nbytes is {nbytes}: an allocation has at least 1 byte")
         pages = -(-nbytes // self.page)
         place = bisect_left(self._by_size, (pages, 0))
         if place == len(self._by_size):
-            raise self._no_room(nbytes)
+            return None
         length, first = self._by_size[place]
         self._remove(first)
         if length > pages:
@@ -99,16 +127,23 @@ class PagePool:
         pages = -(-nbytes // self.page)
         return sum(length // pages for length, _ in self._by_size)
 
+    def could_hold(self, nbytes: int, count: int) -> bool:
+        """Whether so many allocations of ``nbytes`` each fit when nothing else is allocated."""
+        return -(-nbytes // self.page) * count <= self._pages
+
     def usage(self) -> PoolUsage:
         """How full it is now."""
         largest = max((pages for pages, _ in self._by_size[-1:]), default=0)  # other threads ask, too
         return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, *self._pinned())
 
-    def _no_room(self, nbytes: int) -> OutOfMemory:
+    def no_room(self, nbytes: int, count: int = 1, but: str = "") -> OutOfMemory:
+        """What is raised where ``count`` allocations of ``nbytes`` each cannot be had. ``but``: what else there is to say."""
         now = self.usage()
+        what = f"{nbytes} bytes do" if count == 1 else f"{count} x {nbytes} bytes do"
         return OutOfMemory(
-            f"{self.name}: {nbytes} bytes do not fit: {now.free} of {now.total} bytes are free, the largest piece has "
-            f"{now.largest}, {now.pinned} are pinned by transfers and peers{_withheld(now)}; pages have {self.page} bytes",
+            f"{self.name}: {what} not fit: {now.free} of {now.total} bytes are free, the largest piece has "
+            f"{now.largest}, {now.pinned} are pinned by transfers and peers{_withheld(now)}{self._oldest_pin()}; "
+            f"pages have {self.page} bytes{but}",
             hint="deallocate caches, or make the pool larger",
         )
 

@@ -15,6 +15,7 @@ import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
+from aiodatadist.cache.room_queue import RoomQueue
 from aiodatadist.cache.table import CacheTable, Entry, LeaseHolder, check_desc
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
@@ -47,6 +48,7 @@ class _Pool:
 
     def __init__(self, pages: PagePool, memory: Memory, epoch: int) -> None:
         self.pages = pages
+        self.room = RoomQueue(pages)
         self.memory = memory
         self.epoch = epoch
 
@@ -108,17 +110,34 @@ class CacheRegistry:
             raise OutOfMemory(
                 f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint="make the pool smaller"
             ) from error
-        pages = PagePool(f"the {placement.name.lower()} pool", memory.address, config, lambda: self._pinned(placement))
+        pages = PagePool(
+            f"the {placement.name.lower()} pool",
+            memory.address,
+            config,
+            lambda: self._pinned(placement),
+            lambda: self._oldest_pin(placement),
+        )
         await self._transport.register([Region(memory.address, memory.nbytes, placement)])
         self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
 
     def _pinned(self, placement: Placement) -> tuple[int, int]:
         """Bytes of a pool that are in use, and how many of them are withheld."""
+        pinned = self._pinned_entries(placement)
+        withheld = [entry for entry in pinned if entry.is_withheld]
+        return _bytes_of(pinned), _bytes_of(withheld)
+
+    def _pinned_entries(self, placement: Placement) -> list[Entry]:
         deallocations = list(self._deallocations.values())  # in one step: other threads ask, too
         entries = {*self.table.entries(), *(deallocation.entry for deallocation in deallocations)}
-        pooled = [entry for entry in entries if entry.placement is placement and entry.pool is not None]
-        pinned = sum(entry.nbytes * len(entry.addresses) for entry in pooled if not entry.is_quiet)
-        return pinned, sum(entry.nbytes * len(entry.addresses) for entry in pooled if entry.is_withheld)
+        return [
+            entry for entry in entries if entry.placement is placement and entry.pool is not None and not entry.is_quiet
+        ]
+
+    def _oldest_pin(self, placement: Placement) -> str:
+        entries = self._pinned_entries(placement)
+        if not entries:
+            return ""
+        return f" (since the longest: {min(entries, key=lambda entry: entry.pinned_at).told_pins()})"
 
     def keep_pools(self) -> None:
         """Their memory may be touched for ever: it is not freed with the device."""
@@ -146,21 +165,36 @@ class CacheRegistry:
     # ---- making caches ----
 
     def allocate(self, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache:
-        """A cache with memory from a pool; contents are undefined. All of it or nothing."""
+        """A cache with memory from a pool, now or never; contents are undefined. All of it or nothing."""
+        pool = self._pool_to_allocate(desc, naming)
+        return pool.room.at_once(desc.size, desc.num_tensors, lambda: self._make(pool, desc, blocks, naming))
+
+    async def allocate_in_turn(self, desc: CacheDesc, blocks: bool, naming: Naming, seconds: float) -> Cache:
+        """The same, as soon as those that came before have theirs and there is room, within so many seconds."""
+        pool = self._pool_to_allocate(desc, naming)
+        make = partial(self._make, pool, desc, blocks, naming)
+        return await pool.room.in_turn(desc.size, desc.num_tensors, make, seconds)
+
+    def _pool_to_allocate(self, desc: CacheDesc, naming: Naming) -> _Pool:
         check_desc(desc)
-        names, pool = naming(), self._pool_for(desc)
-        addresses: list[int] = []
-        try:
-            for _ in range(desc.num_tensors):
-                addresses.append(pool.pages.allocate(desc.size))
-        except OutOfMemory:
-            for address in addresses:
-                pool.pages.free(address)
-            raise
+        naming()
+        return self._pool_for(desc)
+
+    def _make(self, pool: _Pool, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache | None:
+        """None: there is no room for it, and nothing was taken."""
+        names = naming()
+        addresses = pool.pages.take_all(desc.size, desc.num_tensors)
+        if addresses is None:
+            return None
         entry = self.table.add(desc, addresses, blocks, names, True, pool.pages)
         entry.epoch = pool.epoch
         entry.is_live = True
         return entry.cache
+
+    def end_allocating(self) -> None:
+        """What waits for room attempts once more, each in its turn: its naming says that no cache is made any more."""
+        for pool in self._pools.values():
+            pool.room.call()
 
     async def register(
         self,
@@ -503,8 +537,7 @@ class CacheRegistry:
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
         if entry.pool is not None:
-            for address in entry.addresses:
-                entry.pool.free(address)
+            self._free(entry, entry.pool)
             return
         async with self._registering:
             try:
@@ -514,6 +547,11 @@ class CacheRegistry:
                 raise
             self.table.remove(entry)
             entry.keep.clear()
+
+    def _free(self, entry: Entry, pages: PagePool) -> None:
+        for address in entry.addresses:
+            pages.free(address)
+        self._pools[entry.placement].room.call()
 
     # ---- looking into them ----
 
@@ -531,6 +569,10 @@ class CacheRegistry:
         entry.views = weakref.ref(token)
         view = memory.view()
         return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
+
+
+def _bytes_of(entries: Sequence[Entry]) -> int:
+    return sum(entry.nbytes * len(entry.addresses) for entry in entries)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[Cache], None], cache: Cache) -> None:

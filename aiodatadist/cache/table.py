@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ class Entry:
         has_id: its id was not deallocated.
         epoch: how young a channel has to be to reach it.
         keep: what keeps the caller's memory alive.
+        pinned_at: when it was last pinned by a transfer or a peer, which it had not been before; by the monotonic clock.
         layer_seconds: that a layer took to be computed the last time layers were sent as they came, or None.
         views: gives something that is alive as long as an array over the cache's memory is, or None.
     """
@@ -68,6 +70,7 @@ class Entry:
         "names",
         "nbytes",
         "pieces",
+        "pinned_at",
         "placement",
         "pool",
         "remote_accessible",
@@ -100,6 +103,7 @@ class Entry:
         self.keep: list[object] = []
         self.layer_seconds: float | None = None
         self.views: Callable[[], object] = lambda: None
+        self.pinned_at = 0.0
         self._change: Signal | None = None
 
     @property
@@ -115,12 +119,20 @@ class Entry:
     # ---- who uses it ----
 
     def lease(self) -> None:
+        if not self.leases and not self.holders and not self.writers:
+            self.pinned_at = time.monotonic()
         self.leases += 1
 
     def release(self) -> None:
         self.leases -= 1
         if self.leases == 0:
             self._changed()
+
+    def hold(self, holder: LeaseHolder) -> None:
+        """The peer is told of it, and may reach it from now on."""
+        if self.is_quiet:
+            self.pinned_at = time.monotonic()
+        self.holders.add(holder)
 
     def drop_holder(self, holder: LeaseHolder) -> None:
         """The peer cannot reach it any more."""
@@ -164,6 +176,13 @@ class Entry:
     def is_quiet(self) -> bool:
         """No transfer uses it, and no peer may reach it."""
         return self.is_released and not self.is_withheld
+
+    def told_pins(self) -> str:
+        """What pins it, and for how long, in words."""
+        peers = sorted(repr(peer) for peer in self.holders | self.writers)
+        users = [f"{self.leases} transfers"] if self.leases else []
+        users += peers[:1] + ([f"{len(peers) - 1} more peers"] if len(peers) > 1 else [])
+        return f"cache {self.cache_id}, for {time.monotonic() - self.pinned_at:.3g} s, by {', '.join(users)}"
 
     async def wait_change(self) -> None:
         """Until the last lease, holder or writer is gone, a holder became a writer, or it is poisoned."""

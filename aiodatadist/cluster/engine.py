@@ -181,6 +181,7 @@ class Engine:
             started.set_result(None)
             try:
                 await self._stopping.wait()
+                self.registry.end_allocating()
                 await self._part_from_all()
             finally:  # also after a bug: no caller may wait for what cannot come any more
                 self._end_all()
@@ -195,6 +196,7 @@ class Engine:
         self._stopping.set()
         self._linked.set()
         self.notification_inbox.close()
+        self.registry.end_allocating()
         self.block_leases.end()
         for transfer in list(self.layered):
             transfer.fail(LinkClosed("the cluster was finalized"))

@@ -52,7 +52,7 @@ class PeerLeases:
         """The peer is being told where it is; True if it did not know."""
         is_new = entry.cache_id not in self._held
         self._held[entry.cache_id] = entry
-        entry.holders.add(self._holder)
+        entry.hold(self._holder)
         return is_new
 
     def revoke(self, entry: Entry) -> Signal:

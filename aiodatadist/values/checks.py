@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -25,6 +26,15 @@ def integer(value: Any, name: str, allowed: range) -> int:
     if not allowed.start <= value < allowed.stop:
         kind = _NAMES.get(id(allowed), "allowed")
         raise ValueError(f"{name} is {value}: the {kind} range is {allowed.start} to {allowed.stop - 1}")
+    return value
+
+
+def seconds(value: Any, name: str) -> float:
+    """An ``int`` or ``float`` of at least 0; ``math.inf`` is for ever."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be a number of seconds")
+    if math.isnan(value) or value < 0:
+        raise ValueError(f"{name} is {value}: it has to be at least 0 seconds")
     return value
 
 

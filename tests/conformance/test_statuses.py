@@ -338,7 +338,7 @@ async def test_llm_out_of_memory_names_what_is_free_and_what_is_pinned() -> None
         error = await refused(
             lambda: manager.allocate_cache(CacheDesc(2, [1, 500_000], DataType.DT_UINT8)),
             LLMStatusCode.LLM_OUT_OF_MEMORY,
-            r"device pool: 500000 bytes do not fit: 393216 of 1048576 .* largest .* 393216, 0 are pinned.*; deallocate",
+            r"device pool: 2 x 500000 bytes do not fit: 917504 of 1048576 .* largest .* 917504, 0 are pinned.*; deallocate",
             OutOfMemory,
         )
         assert error.retryable

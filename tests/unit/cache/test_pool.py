@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from aiodatadist import InternalError, LLMStatusCode, OutOfMemory, ParamInvalid
 from aiodatadist.cache.pool import PagePool, PoolConfig, PoolUsage
-from tests.profiles import examples
+from tests.profiles import at_night, examples
 
 BASE = 2**40 + 4096
 PAGE = 1 << 16
@@ -128,6 +130,52 @@ def test_largest_pool_there_may_be() -> None:
     some = PagePool("x", 0, PoolConfig(memory_size=(2**32 - 2) << 30, page_shift=30))
     assert some.allocate(1) == 0
     assert some.usage().largest == (2**32 - 3) << 30
+
+
+def test_the_oldest_pin_is_told_where_there_is_one() -> None:
+    some = PagePool("the pool", BASE, PoolConfig(memory_size=PAGE), lambda: (1, 0), lambda: " (by a transfer)")
+    some.allocate(1)
+    with pytest.raises(OutOfMemory, match=r"1 are pinned by transfers and peers \(by a transfer\); pages have"):
+        some.allocate(1)
+
+
+def test_several_pieces_are_taken_all_or_none_and_the_message_says_what_is_free_then() -> None:
+    some = pool(pinned=0)
+    held = some.take_all(3 * PAGE, 4)
+    assert held is not None
+    assert some.take_all(2 * PAGE, 3) is None
+    assert some.usage() == usage(16, 4, 4)
+    assert str(some.no_room(2 * PAGE, 3)).startswith(
+        "the pool: 3 x 131072 bytes do not fit: 262144 of 1048576 bytes are"
+    )
+    for address in held:
+        some.free(address)
+    assert some.usage() == usage(16, 16, 16)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(20_000, 1), at_night(1_000_000, 2)])
+def test_nothing_overlaps_however_often_it_is_cut_and_joined(count: int, seed: int) -> None:
+    chance, pages = random.Random(seed), 512
+    some = PagePool("x", BASE, PoolConfig(memory_size=pages << 10, page_shift=10))
+    owners, held = bytearray(pages), list[tuple[int, int]]()
+    for _ in range(count):
+        wanted = min(int(chance.expovariate(0.1)) + 1, 200)
+        address = some.take_all(wanted << 10, 1) if chance.random() < 0.52 else None
+        if address is not None:
+            first = (address[0] - BASE) >> 10
+            assert not any(owners[first : first + wanted]), "it is another's"
+            owners[first : first + wanted] = b"\1" * wanted
+            held.append((first, wanted))
+        elif held:
+            at = chance.randrange(len(held))
+            held[at], held[-1] = held[-1], held[at]
+            first, length = held.pop()
+            some.free(BASE + (first << 10))
+            owners[first : first + length] = bytes(length)
+        assert some.usage().free == owners.count(0) << 10
+    for first, _ in held:
+        some.free(BASE + (first << 10))
+    assert some.usage() == PoolUsage(pages << 10, pages << 10, pages << 10, 0)
 
 
 class Pages(RuleBasedStateMachine):

@@ -422,6 +422,23 @@ async def test_pages_that_wait_for_a_transfer_are_pinned_although_they_were_deal
     assert pinned == 2 * PAGE
 
 
+async def test_a_full_pool_says_what_has_been_pinned_the_longest(registry: CacheRegistry) -> None:
+    _, first = allocate(registry)
+    _, oldest = allocate(registry)
+    oldest.hold(Peer())
+    oldest.lease()
+    first.lease()
+    all_of_it = CacheDesc(1, [PAGES, PAGE], DataType.DT_INT8)
+    words = r"pinned by transfers and peers \(since the longest: cache 2, for [\d.e-]+ s, by 1 transfers, <.*Peer"
+    with pytest.raises(OutOfMemory, match=words):
+        allocate(registry, desc=all_of_it)
+    oldest.release()
+    oldest.drop_holder(next(iter(oldest.holders)))
+    oldest.hold(Peer())  # anew: it is younger than the other now
+    with pytest.raises(OutOfMemory, match=r"since the longest: cache 1, for [\d.e-]+ s, by 1 transfers\); pages have"):
+        allocate(registry, desc=all_of_it)
+
+
 # ---- memory into which a lost peer may still write ----
 
 
