@@ -15,6 +15,7 @@ from aiodatadist import (
     CacheKey,
     CacheKeyByIdAndIndex,
     CacheManager,
+    CacheNotFound,
     DataType,
     LLMConfig,
     LLMDataDist,
@@ -85,6 +86,44 @@ async def test_the_cache_of_another_cluster_is_refused_and_both_are_named(call: 
         assert (manager.pool_usage(), one.datadist.cache_manager.pool_usage()) == before
         assert mine.tensor_addrs
         assert theirs.tensor_addrs
+
+
+@pytest.mark.parametrize("call", [name for name in USES if not name.startswith("deallocate")])
+async def test_a_cache_that_was_given_back_is_not_used_and_its_memory_is_its_next_owners(call: str) -> None:
+    blocks, use = USES[call]
+    async with open_cluster(2, **POOLS) as two, open_cluster(PEER, device_id=1) as peer:
+        await two.datadist.link_clusters([cluster_info(peer)], 5000)
+        manager = two.datadist.cache_manager
+        mine, gone = await make(manager, blocks), await make(manager, blocks)
+        addresses = list(gone.tensor_addrs)
+        await (manager.deallocate_blocks_cache if blocks else manager.deallocate_cache)(gone)
+        heir = await make(manager, blocks)
+        assert heir.tensor_addrs == addresses
+        for array in manager.arrays(heir):
+            array[:] = 7
+        del array
+        before = manager.pool_usage()
+        with pytest.raises(CacheNotFound, match="is not known here"):
+            await use(manager, gone, mine)
+        assert manager.pool_usage() == before
+        assert all((array == 7).all() for array in manager.arrays(heir))
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+async def test_a_cache_that_is_given_back_twice_takes_nothing_from_its_next_owner(blocks: bool) -> None:
+    async with open_cluster(2, **POOLS) as two:
+        manager = two.datadist.cache_manager
+        give_back = manager.deallocate_blocks_cache if blocks else manager.deallocate_cache
+        cache = await make(manager, blocks)
+        by_hand = Cache(cache.cache_id, DESC, cache.tensor_addrs, blocks)
+        await asyncio.gather(give_back(cache), give_back(cache), give_back(by_hand))
+        heir = await make(manager, blocks)
+        assert heir.tensor_addrs == by_hand.tensor_addrs, "the same memory, and another id"
+        before = manager.pool_usage()
+        for each in (cache, by_hand):
+            await give_back(each)
+        assert manager.pool_usage() == before
+        assert manager.arrays(heir)
 
 
 async def test_blocks_are_not_swapped_with_another_cluster() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from aiodatadist.cache.names import Name
 from aiodatadist.cache.pool import PagePool, PoolUsage
 from aiodatadist.cache.room_queue import RoomQueue
 from aiodatadist.cache.table import CacheTable, Entry, LeaseHolder, check_desc
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device, Memory
@@ -25,6 +27,10 @@ from aiodatadist.transport import Region, Transport
 from aiodatadist.values.descriptors import Cache, CacheDesc, CacheHome, Placement
 
 logger = logging.getLogger(__name__)
+
+DEBUG_VARIABLE = "AIODATADIST_DEBUG_MEMORY"
+FREED_BYTE = 0xFF
+"""What freed memory is filled with where that is asked for: each float16, bfloat16 and float32 of it is a NaN."""
 
 _kept: list[list[object]] = []
 """Memory of callers into which a peer may write that was stopped, and whose cluster here is finalized: never freed."""
@@ -90,6 +96,7 @@ class CacheRegistry:
         self._device = device
         self._transport = transport
         self._spawn = spawn
+        self._fills_freed = _fills_freed()
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
         self._deallocations: dict[int, Deallocation] = {}
@@ -537,7 +544,7 @@ class CacheRegistry:
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
         if entry.pool is not None:
-            self._free(entry, entry.pool)
+            await self._free(entry, entry.pool)
             return
         async with self._registering:
             try:
@@ -548,10 +555,19 @@ class CacheRegistry:
             self.table.remove(entry)
             entry.keep.clear()
 
-    def _free(self, entry: Entry, pages: PagePool) -> None:
+    async def _free(self, entry: Entry, pages: PagePool) -> None:
+        if self._fills_freed:
+            await self._fill(entry)
         for address in entry.addresses:
             pages.free(address)
         self._pools[entry.placement].room.call()
+
+    async def _fill(self, entry: Entry) -> None:
+        """So that what reads it later is seen to. It goes back to the pool, also where the device refuses this."""
+        try:
+            await in_thread(self._device.fill, [(address, entry.nbytes) for address in entry.addresses], FREED_BYTE)
+        except LLMException as error:
+            logger.warning("cache %d: its freed memory keeps its contents: %s", entry.cache_id, error)
 
     # ---- looking into them ----
 
@@ -569,6 +585,14 @@ class CacheRegistry:
         entry.views = weakref.ref(token)
         view = memory.view()
         return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
+
+
+def _fills_freed() -> bool:
+    """Whether freed memory of pools is filled. Raises ParamInvalid: the variable says neither yes nor no."""
+    value = os.environ.get(DEBUG_VARIABLE, "")
+    if value not in {"", "0", "1"}:
+        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: it has to be 1, 0 or nothing")
+    return value == "1"
 
 
 def _bytes_of(entries: Sequence[Entry]) -> int:

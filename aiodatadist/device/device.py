@@ -81,6 +81,17 @@ class Device:
         self._memories.add(memory)
         return memory
 
+    def fill(self, ranges: Sequence[tuple[int, int]], value: int) -> None:
+        """Set every byte of ``(address, bytes)`` ranges of allocated memory. Blocking; from any thread.
+
+        Raises:
+            DeviceError: the runtime refused a range; those before it are filled.
+        """
+        with self.current():
+            for address, nbytes in ranges:
+                pointer = ffi.cast("void *", address)
+                self.runtime.check("aclrtMemset", self.runtime.acl.aclrtMemset(pointer, nbytes, value, nbytes))
+
     def adopt(self, ranges: Sequence[tuple[int, int, Placement]]) -> None:
         """Take memory of the caller's, ``(address, bytes, placement)`` each, for memory of that placement; all or nothing.
 
