@@ -12,7 +12,8 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
 SLACK_SECONDS = 5.0
-"""Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link."""
+"""Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link. Half of them
+before, it is asked once more: what was said, or its answer, may have been lost."""
 
 
 class PeerLeases:
@@ -63,8 +64,12 @@ class PeerLeases:
         self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds))
 
         async def watch() -> None:
-            with anyio.move_on_after(self._seconds + SLACK_SECONDS):
+            with anyio.move_on_after(self._seconds + SLACK_SECONDS / 2):
                 await event.wait()
+            if not event.is_set():
+                self._post(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4))
+                with anyio.move_on_after(SLACK_SECONDS / 2):
+                    await event.wait()
             if not event.is_set():
                 self._give_up(f"did not give cache {entry.cache_id} back within {self._seconds + SLACK_SECONDS:g} s")
 

@@ -108,6 +108,7 @@ class Link(Session):
         self._reason = ""
         self._patience = 0.0
         self._untaken = 0
+        self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
         self.requester = Requester(self)
         self._responder = Responder(self, host.registry)
         self.heartbeat_token = secrets.token_hex(32)
@@ -263,7 +264,7 @@ class Link(Session):
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
             Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id),
-            Pull: lambda message: self.spawn(self._responder.begin(message)),
+            Pull: self._responder.begin,
             Stop: lambda message: self._responder.stop(message.call),
             Note: self._on_note,
             Watch: lambda message: self.layer_events.on_watch(message.cache_id, message.on),
@@ -308,7 +309,7 @@ class Link(Session):
                 self.spawn(self._end_without_owner)
         if isinstance(message, Found) and message.cache is not None:
             self._hold(message.cache, question.name if question is not None else None, message.slot)
-        if question is not None:
+        if question is not None and question.answer is None:  # the first one counts
             question.answer = message
             question.answered.set()
 
@@ -318,8 +319,12 @@ class Link(Session):
         self.catalogue.learn(cache, name, slot)
 
     def _on_revoke(self, message: Revoke) -> None:
-        """The peer takes a cache back: say so when no transfer of this end touches it."""
+        """The peer takes a cache back: say so when no transfer of this end touches it. It may say so again, meanwhile or when
+        it was answered."""
+        if message.cache_id in self._withdrawing:
+            return
         remote = self.catalogue.withdraw(message.cache_id)
+        self._withdrawing.add(message.cache_id)
 
         async def answer() -> None:
             if remote is not None:
@@ -329,6 +334,7 @@ class Link(Session):
                     self._taken_back.add(transfer)
                     transfer.cancel()
                 await remote.wait_idle()
+            self._withdrawing.discard(message.cache_id)
             self._wire.post(Revoked(cache_id=message.cache_id))
 
         self.spawn(answer)

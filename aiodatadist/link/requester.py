@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT = 5.0
 """Seconds that a peer has for answering that it stopped writing, before it loses its link."""
+STOPS = 5
+"""How often it is asked within that time: what was said, or its answer, may have been lost."""
 CLOSE_TIMEOUT = 10.0
 """Seconds that the end of a link may take, at which what the peer may still write is known to be over."""
 
@@ -149,13 +151,20 @@ class Requester:
         """Until the peer said that it is done, or stopped, the destination is not free."""
         self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         await self._grant(spec.entry)
+        await self._ask(operation, spec, is_first=True)
+        if not operation.is_done and not operation.is_doubtful:
+            await self._grant(spec.entry, anew=True)
+            await self._ask(operation, spec, is_first=False)
+
+    async def _ask(self, operation: RemoteOperation, spec: TransferSpec, *, is_first: bool) -> None:
+        """Until it is over; or, the first time, until the peer said that it was not told of the destination."""
         try:
             with self._session.questions.open(spec.message, Pulled) as question:
-                await self._answer(operation, question, spec)
+                await self._answer(operation, question, spec, is_first)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
 
-    async def _answer(self, operation: RemoteOperation, question: Question, spec: TransferSpec) -> None:
+    async def _answer(self, operation: RemoteOperation, question: Question, spec: TransferSpec, is_first: bool) -> None:
         try:
             with anyio.move_on_after(spec.seconds):
                 await question.answered.wait()
@@ -163,15 +172,17 @@ class Requester:
             if question.answer is None:
                 await self._stop(operation, question)
             if isinstance(question.answer, Pulled):
-                self._conclude(operation, question.answer, spec)
+                may_repeat = is_first and question.answer.is_unknown and not operation.scope.cancel_called
+                if not may_repeat:
+                    self._conclude(operation, question.answer, spec)
 
-    async def _grant(self, entry: Entry) -> None:
-        """Tell the peer where a cache of this end is."""
+    async def _grant(self, entry: Entry, *, anew: bool = False) -> None:
+        """Tell the peer where a cache of this end is. ``anew``: also if it was told, which it did not hear."""
         peer_leases = self._session.peer_leases
         await peer_leases.wait_settled(entry)
         if not entry.is_live:
             raise CacheNotFound(f"cache {entry.cache_id} is being given up")
-        if peer_leases.told(entry):
+        if peer_leases.told(entry) or anew:
             self._session.post(Grant(cache=entry.message()))
 
     async def _stop(self, operation: RemoteOperation, question: Question) -> None:
@@ -180,11 +191,14 @@ class Requester:
         if not session.is_open:
             self._doubt(operation)
             return
-        session.post(Stop(call=question.number))
         seconds = STOP_TIMEOUT + (
             BROKEN_TIMEOUT if session.channels.is_rdma else 0.0
         )  # it has to close a channel with us
-        await session.questions.insist(question, seconds)
+        for _ in range(STOPS):
+            session.post(Stop(call=question.number))
+            await session.questions.insist(question, seconds / STOPS)
+            if question.answer is not None or session.questions.is_over:
+                break
         if question.answer is None:
             self._doubt(operation)
             if not session.questions.is_over:

@@ -21,6 +21,7 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
+from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
 from aiodatadist.wire.reasons import printable
@@ -55,6 +56,7 @@ class Responder:
         self._session = session
         self._registry = registry
         self._running: dict[int, anyio.CancelScope] = {}
+        self._served = ServedRequests()
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is, but not while it is being taken back."""
@@ -75,10 +77,14 @@ class Responder:
 
         session.spawn(later)
 
-    def begin(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What to do about a request."""
-        if message.call in self._running or len(self._running) >= MAX_SERVED:
-            raise ProtocolError(f"call {message.call} is under way, or {MAX_SERVED} others are")
+    def begin(self, message: Pull) -> None:
+        """Serve a request, unless it came before, or was stopped before it came."""
+        if len(self._running) >= MAX_SERVED:
+            raise ProtocolError(f"{MAX_SERVED} requests are under way")
+        if self._served.is_new(message.call):
+            self._session.spawn(self._work_on(message))
+
+    def _work_on(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = anyio.CancelScope()
         target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
         if target is not None:
@@ -93,21 +99,30 @@ class Responder:
                 self._running.pop(message.call, None)
                 if target is not None:
                     target.release()
-            self._session.post(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
+            self._say(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
 
         return run
 
+    def _say(self, answer: Pulled) -> None:
+        self._served.answered(answer)
+        self._session.post(answer)
+
     def stop(self, call: int) -> None:
-        """The peer gives up a request; one that is answered already is none of our business."""
+        """The peer gives up a request. If it was answered, the answer may have been lost, and is said again; if it never came
+        it is not served when it does."""
         scope = self._running.get(call)
         if scope is not None:
             scope.cancel()
+            return
+        self._served.is_new(call)
+        said = self._served.answer(call)
+        self._session.post(said or _refusal(call, TransferError("it is not under way"), stopped=True))
 
     async def _answer(self, message: Pull, target: RemoteCache | None) -> Pulled:
         try:
             self._session.check_ready()
             if target is None:
-                raise ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
+                return _unknown(message)
             with self._session.serving_a_request():
                 return await self._serve(message, target)
         except LLMException as error:
@@ -168,6 +183,11 @@ def _selection(message: Pull, slot: int) -> Selection:
 
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
     return Pulled(call=call, status=int(error.status_code), reason=printable(error), stopped=stopped)
+
+
+def _unknown(message: Pull) -> Pulled:
+    why = ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
+    return _refusal(message.call, why).model_copy(update={"is_unknown": True})
 
 
 def _report(call: int, transfer: StreamTransfer) -> Pulled:

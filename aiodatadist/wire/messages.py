@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when a message changes its meaning; both ends have to have the same."""
 
 MAX_TENSORS = 4096
@@ -260,18 +260,21 @@ class Pull(_Message):
 
 
 class Stop(_Message):
-    """Give up a call of mine. The receiver answers it all the same, once nothing can be written any more."""
+    """Give up a call of mine. The receiver answers it all the same, once nothing can be written any more; it answers again
+    where it did before, and does not begin where the call comes after this."""
 
     type: Literal["stop"] = "stop"
     call: CallId
 
 
 class Pulled(_Message):
-    """How a pull ended. Whatever the status, the sender writes no more. ``stopped``: because it was told to."""
+    """How a pull ended. Whatever the status, the sender writes no more. ``stopped``: because it was told to, or the pull
+    never came. ``is_unknown``: it was not told of the destination, or does not hold it any more; nothing was written."""
 
     type: Literal["pulled"] = "pulled"
     call: CallId
     stopped: bool = False
+    is_unknown: bool = False
     status: Status
     reason: Reason
     nbytes: UInt64 = 0

@@ -1,0 +1,301 @@
+"""Control messages that are lost, come twice or late: a request is repeated or fails alone, and its link goes on.
+
+TCP does none of that. A peer with a defect does, and its link has to go on while the defect is looked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheNotFound,
+    DataType,
+    LLMException,
+    NotLinked,
+    ParamInvalid,
+    Placement,
+    TransferError,
+    TransferTimeout,
+)
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.link.wire import Wire
+from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.wire.messages import Message
+from tests.profiles import at_night
+
+Fate = Literal["lost", "twice", "late"] | None
+
+BLOCKS = CacheDesc(2, [64, 512], DataType.DT_UINT8)
+POOL = {"memory_size": 1 << 20, "page_shift": 12}
+LATE_SECONDS = 3.0
+"""That a late message waits for the next one, which it lets pass."""
+SHORT, LONG = 300, 20_000
+"""Milliseconds for a pull that is not to succeed, and for one that is."""
+
+
+class Mishaps:
+    """What becomes of the messages that links hear, both ends' in this process; ``decide`` says it of each."""
+
+    def __init__(self, decide: Callable[[Message], Fate]) -> None:
+        self.decide = decide
+        self.heard: list[str] = []
+        self._news = Signal()
+        self.happened: Counter[str] = Counter()
+        self._ready: dict[Wire, deque[Message]] = {}
+        self._receive = Wire.receive
+
+    async def receive(self, wire: Wire) -> Message:
+        ready = self._ready.setdefault(wire, deque())
+        while not ready:
+            message = await self._receive(wire)
+            fate = self.decide(message)
+            self.happened[f"{message.type} {fate}"] += 1
+            if fate == "late":
+                with anyio.move_on_after(LATE_SECONDS):
+                    ready.append(await self._receive(wire))
+            if fate != "lost":
+                ready.extend([message] * (2 if fate == "twice" else 1))
+        self.heard.append(ready[0].type)
+        self._news.wake()
+        return ready.popleft()
+
+    async def wait_heard(self, kind: str) -> None:
+        while kind not in self.heard:
+            await self._news.wait()
+
+
+def once(*mishaps: tuple[str, Fate]) -> Callable[[Message], Fate]:
+    """Each of these happens to the first message of its kind, after those before it happened."""
+    left = deque(mishaps)
+
+    def decide(message: Message) -> Fate:
+        if left and left[0][0] == message.type:
+            return left.popleft()[1]
+        return None
+
+    return decide
+
+
+@pytest.fixture
+def mishaps(monkeypatch: pytest.MonkeyPatch) -> Mishaps:
+    made = Mishaps(lambda _: None)
+
+    async def receive(wire: Wire) -> Message:
+        return await made.receive(wire)
+
+    monkeypatch.setattr(Wire, "receive", receive)
+    return made
+
+
+def request_mode(milliseconds: int) -> dict[str, Any]:
+    return {"enable_remote_cache_accessible": False, "sync_kv_timeout": milliseconds, "mem_pool_cfg": POOL}
+
+
+def block(cluster: Cluster, cache: Cache, tensor: int, number: int) -> bytes:
+    start = tensor * BLOCKS.size + number * BLOCKS.stride
+    return bytes(cluster.memory(cache).view()[start : start + BLOCKS.stride])
+
+
+async def pull_works(prompt: Cluster, decoder: Cluster, source: Cache, cache: Cache) -> None:
+    """The link goes on: also on a machine that stands still for as long as a pull may take."""
+    manager = decoder.datadist.cache_manager
+    for _ in range(20):
+        try:
+            await manager.pull_blocks(BlocksCacheKey(1), cache, [33], [5])
+        except TransferTimeout:
+            continue
+        break
+    assert all(block(decoder, cache, tensor, 5) == block(prompt, source, tensor, 33) for tensor in range(2))
+    await decoder.datadist.check_link_status(1)
+    for cluster, peer in ((prompt, 2), (decoder, 1)):
+        assert [link.cluster_id for link in cluster.datadist.statistics().links] == [peer]
+
+
+SUCCEEDS = [
+    [("grant", "lost")],
+    [("grant", "twice")],
+    [("grant", "late")],
+    [("pull", "twice")],
+    [("pulled", "twice")],
+    [("grant", "lost"), ("pull", "twice"), ("pulled", "twice")],
+]
+
+
+@pytest.mark.parametrize("what", SUCCEEDS, ids=str)
+async def test_a_request_is_repeated_and_served_once(mishaps: Mishaps, what: list[tuple[str, Fate]]) -> None:
+    async with linked_pair(BLOCKS, **request_mode(LONG)) as (prompt, decoder, source, cache):
+        mishaps.decide = once(*what)
+        report = await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        assert report.bytes == 2 * BLOCKS.stride
+        assert all(block(decoder, cache, tensor, 0) == block(prompt, source, tensor, 3) for tensor in range(2))
+        await pull_works(prompt, decoder, source, cache)
+        assert prompt.datadist.figures().transfers["served"].succeeded == 2
+
+
+@pytest.mark.parametrize("fate", ["lost", "late"])
+async def test_an_answer_that_is_lost_is_said_again(mishaps: Mishaps, fate: Fate) -> None:
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
+        mishaps.decide = once(("pulled", fate))
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        assert "stop" in mishaps.heard
+        assert all(block(decoder, cache, tensor, 0) == block(prompt, source, tensor, 3) for tensor in range(2))
+        await pull_works(prompt, decoder, source, cache)
+
+
+FAILS = [
+    [("pull", "lost")],
+    [("pull", "late")],
+    [("pull", "lost"), ("stop", "lost")],
+    [("pull", "lost"), ("stop", "twice")],
+    [("pull", "lost"), ("pulled", "lost")],
+    [("pull", "late"), ("pulled", "lost")],
+    [("grant", "lost"), ("pulled", None), ("pull", "lost")],
+]
+
+
+@pytest.mark.parametrize("what", FAILS, ids=str)
+async def test_a_request_that_is_lost_fails_alone_and_in_time(mishaps: Mishaps, what: list[tuple[str, Fate]]) -> None:
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
+        mishaps.decide = once(*what)
+        view = decoder.memory(cache).view()
+        view[:] = b"\xee" * len(view)
+        with pytest.raises(TransferTimeout):
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        await pull_works(prompt, decoder, source, cache)
+        assert block(decoder, cache, 0, 0) == b"\xee" * BLOCKS.stride, "it came after its own end, and was served"
+
+
+async def test_a_destination_that_stays_unknown_is_refused_and_the_next_pull_tells_of_it_again(
+    mishaps: Mishaps,
+) -> None:
+    async with linked_pair(BLOCKS, **request_mode(LONG)) as (prompt, decoder, source, cache):
+        mishaps.decide = once(("grant", "lost"), ("grant", "lost"))
+        with pytest.raises(ParamInvalid, match="was never announced"):
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        await pull_works(prompt, decoder, source, cache)
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_a_stop_that_is_lost_is_said_again(mishaps: Mishaps, cancels: bool) -> None:
+    async with linked_pair(BLOCKS, **request_mode(LONG if cancels else SHORT)) as (prompt, decoder, source, cache):
+        mishaps.decide = once(("stop", "lost"))
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:hang")
+            task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+            if cancels:
+                await mishaps.wait_heard("pull")
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError if cancels else TransferTimeout):
+                await task
+        assert mishaps.happened["stop lost"] == 1
+        await pull_works(prompt, decoder, source, cache)
+
+
+@pytest.mark.parametrize("fate", ["lost", "twice"])
+@pytest.mark.parametrize("kind", ["revoke", "revoked"])
+async def test_memory_is_given_back_although_a_word_about_it_is(mishaps: Mishaps, kind: str, fate: Fate) -> None:
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
+        manager = decoder.datadist.cache_manager
+        target = await manager.allocate_blocks_cache(BLOCKS)
+        for _ in range(20):
+            try:
+                await manager.pull_blocks(BlocksCacheKey(1), target, [3], [0])
+            except TransferTimeout:
+                continue
+            break
+        mishaps.decide = once((kind, fate))
+        await manager.deallocate_blocks_cache(target)
+        assert mishaps.happened[f"{kind} {fate}"] == 1
+        usage = manager.pool_usage()[Placement.DEVICE]
+        assert usage.free == usage.total
+        await pull_works(prompt, decoder, source, cache)
+
+
+async def test_a_cache_that_is_asked_for_twice_is_given_back_when_it_is_not_used_any_more(mishaps: Mishaps) -> None:
+    async with linked_pair(BLOCKS, mem_pool_cfg=POOL, sync_kv_timeout=LONG) as (prompt, decoder, source, cache):
+        owner = prompt.datadist.cache_manager
+        pooled = await owner.allocate_blocks_cache(BLOCKS, BlocksCacheKey(1, 7))
+        puller = decoder.datadist.cache_manager
+        await puller.pull_blocks(BlocksCacheKey(1, 7), cache, [0], [0])
+        mishaps.decide = once(("revoke", "twice"))
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=300")
+            task = puller.pull_blocks(BlocksCacheKey(1, 7), cache, range(64), range(64))
+            await owner.deallocate_blocks_cache(pooled)
+            assert task.done(), "its source was given back while it read there"
+        await task
+        with pytest.raises(CacheNotFound):
+            await puller.pull_blocks(BlocksCacheKey(1, 7), cache, [0], [0])
+        await pull_works(prompt, decoder, source, cache)
+
+
+class Chance:
+    """One message in ten is lost, one comes twice, and one late; but no two of a kind in a row are lost."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._lost: dict[str, bool] = {}
+
+    def __call__(self, message: Message) -> Fate:
+        fates: list[Fate] = ["lost", "twice", "late", None]
+        fate = self._random.choices(fates, [1, 1, 1, 7])[0]
+        if message.type not in {"grant", "pull", "pulled", "stop"} or (fate == "lost" and self._lost.get(message.type)):
+            fate = None
+        self._lost[message.type] = fate == "lost"
+        return fate
+
+
+@pytest.mark.parametrize(("rounds", "seed"), [(3, 1), *(at_night(40, seed) for seed in range(2, 6))])
+async def test_whatever_is_lost_each_request_ends_and_the_link_stays(mishaps: Mishaps, rounds: int, seed: int) -> None:
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
+        mishaps.decide = Chance(seed)
+        manager, ended, late = decoder.datadist.cache_manager, Counter[str](), dict[int, bytes]()
+        view = decoder.memory(cache).view()
+
+        async def pull(number: int) -> None:
+            try:
+                await manager.pull_blocks(BlocksCacheKey(1), cache, [63 - number], [number])
+            except (TransferError, ParamInvalid) as error:
+                ended[type(error).__name__] += 1
+                late[number] = b"\xee" * BLOCKS.stride
+                for tensor in range(2):
+                    start = tensor * BLOCKS.size + number * BLOCKS.stride
+                    view[start : start + BLOCKS.stride] = late[number]
+            else:
+                ended["done"] += 1
+                late.pop(number, None)
+                assert block(decoder, cache, 1, number) == block(prompt, source, 1, 63 - number), f"seed {seed}"
+
+        for _ in range(rounds):
+            async with anyio.create_task_group() as group:
+                for number in range(16):
+                    group.start_soon(pull, number)
+        mishaps.decide = lambda _: None
+        assert ended.total() == 16 * rounds
+        assert ended["done"], ended
+        for number, content in late.items():
+            assert block(decoder, cache, 0, number) == content, f"seed {seed}: it was written after its end"
+        await pull_works(prompt, decoder, source, cache)
+
+
+async def test_a_peer_that_answers_nothing_at_all_loses_its_link(
+    mishaps: Mishaps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist.link.requester.STOP_TIMEOUT", 0.2)
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (_, decoder, _, cache):
+        mishaps.decide = lambda message: "lost" if message.type == "pulled" else None
+        with pytest.raises(LLMException, match=r"did not stop writing within 0\.2 s"):
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        assert mishaps.happened["pulled lost"] >= 2
+        with pytest.raises(NotLinked, match="the last link ended"):
+            await decoder.datadist.check_link_status(1)
