@@ -13,6 +13,7 @@ NEEDS = {
     "torch": "torch",
     "ml_dtypes": "ml_dtypes",
     "two npus": "two NPUs",
+    "python 3.12": "Python 3.12",
 }
 """A word of the reason, and what was absent; the first one counts."""
 

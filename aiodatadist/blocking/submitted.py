@@ -226,7 +226,11 @@ class Submissions:
             self.post(partial(copy_context().run, handle._begin))  # the caller's span is that of the transfer, too
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
-        """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once."""
+        """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once.
+
+        Raises ForkError: this is a child of the process that they belong to.
+        """
+        self._thread.check_process()  # before the lock, which another thread may have had at the fork
         count = len(self._ended_handles) if max_items is None else min(max_items, len(self._ended_handles))
         taken: list[Handle] = []
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
@@ -35,6 +36,7 @@ from aiodatadist.errors import (
     LLMException,
     LLMStatusCode,
     NotLinked,
+    explained,
 )
 from aiodatadist.layered import LayeredTransfer
 from aiodatadist.link import (
@@ -138,10 +140,10 @@ class Engine:
         self.transport: Transport
         self.registry: CacheRegistry
         self.local_copies: LocalCopies
-        self.notification_inbox = NotificationInbox()
+        self.notification_inbox = NotificationInbox(resident.check_here)
         self.totals = owner.totals
         self.observer = owner.observer
-        self.block_leases = BlockLeases(self.totals)
+        self.block_leases = BlockLeases(self.totals, resident.check_here)
         self.layered: set[LayeredTransfer] = set()
         self.serving_a_request = serving_a_request
         self._owner = owner
@@ -603,9 +605,11 @@ class Engine:
         try:
             return await Connection.over(await connected(*address))
         except OSError as error:
+            what = f"no cluster can be reached at {host_port(*address)}: "
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                raise LinkError(what + explained(error)) from error
             raise LinkError(
-                f"no cluster can be reached at {host_port(*address)}: {error}",
-                hint="is the peer initialised, and listening there? LLMConfig(listen=...)",
+                f"{what}{error}", hint="is the peer initialised, and listening there? LLMConfig(listen=...)"
             ) from error
 
     async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:

@@ -90,7 +90,8 @@ class PeerClaim:
 class BlockLease:
     """Blocks of a cache that are kept for a peer. ``CacheManager.lease_blocks`` makes it.
 
-    It keeps nothing from being overwritten: it tells this end's allocator when the blocks may be used again.
+    It keeps nothing from being overwritten: it tells this end's allocator when the blocks may be used again. It belongs to
+    the event loop of its cluster: elsewhere all but its attributes raises LLMException, in a forked child ForkError.
 
     Attributes:
         name: what peers call it.
@@ -98,8 +99,17 @@ class BlockLease:
         ended: why it ended; None: the blocks are to be left alone.
     """
 
-    def __init__(self, name: str, cluster_id: int, entry: Entry, blocks: array[int], seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        cluster_id: int,
+        entry: Entry,
+        blocks: array[int],
+        seconds: float,
+        check_here: Callable[[], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self._check_here = check_here
         self._cluster_id = cluster_id
         self._cache_id = entry.cache_id
         self._over = Signal()
@@ -115,6 +125,7 @@ class BlockLease:
 
     def ticket(self) -> LeaseTicket:
         """What a peer needs to pull them. Raises ParamInvalid: no peer may claim them any more."""
+        self._check_here()
         if self._closed is not None:
             raise ParamInvalid(f"lease {self.name} is {self._closed}: there is nothing to pull")
         return LeaseTicket(
@@ -127,6 +138,7 @@ class BlockLease:
 
     async def wait_ended(self) -> LeaseEnd:
         """Until the blocks may be used again, and why. If cancelled, nothing changes."""
+        self._check_here()
         await self._over.wait()
         assert self.ended is not None
         return self.ended
@@ -134,6 +146,7 @@ class BlockLease:
     async def withdraw(self) -> LeaseEnd:
         """Take the blocks back: from now on no peer may claim them. A pull that is under way is waited for, as long as it may
         take. If cancelled, they are taken back all the same."""
+        self._check_here()
         self._close(LeaseEnd.WITHDRAWN)
         await give_way()
         return await self.wait_ended()
@@ -141,6 +154,7 @@ class BlockLease:
     def add_done_callback(self, callback: Callable[[BlockLease], object]) -> None:
         """Call it on the event loop when the lease has ended; at once if it has. If it fails, that is logged, and concerns
         nothing else."""
+        self._check_here()
         if self.ended is None:
             self._callbacks.append(callback)
         else:
@@ -222,7 +236,8 @@ class BlockLease:
 class BlockLeases:
     """All of one cluster, on its event loop."""
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
+        self._check_here = check_here
         self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
@@ -238,7 +253,7 @@ class BlockLeases:
         name = name or new_lease_name()
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: there is a lease of this name")
-        lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds)
+        lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds, self._check_here)
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if name in self._past:  # its peer released it before it came to be

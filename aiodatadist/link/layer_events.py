@@ -33,9 +33,11 @@ class LayerReceiver:
 
         Raises:
             ParamInvalid: there is no such layer.
+            LLMException: this is not the event loop of the cluster. ForkError: nor its process.
             TransferError: the peer's transfer failed, with its status.
             LinkError: the link ended first.
         """
+        self._layer_events.check_here()
         if not 0 <= layer_index < len(self._events):
             raise ParamInvalid(f"layer_index is {layer_index}: the cache has {len(self._events)} layers")
         event = self._events[layer_index]
@@ -65,8 +67,9 @@ class Sender(Protocol):
 class LayerEvents:
     """Both sides of it: what this end watches, and what the peer watches here."""
 
-    def __init__(self, post: Callable[[Message], None]) -> None:
+    def __init__(self, post: Callable[[Message], None], check_here: Callable[[], None]) -> None:
         self._post = post
+        self.check_here = check_here
         self._receivers: dict[int, LayerReceiver] = {}
         self._watched: set[int] = set()
         self._active: dict[Sender, int] = {}

@@ -106,7 +106,9 @@ class Notification:
 class NotificationInbox:
     """What all peers sent, until it is taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_here: Callable[[], None] = lambda: None) -> None:
+        """``check_here`` raises where a taker is not on the cluster's event loop."""
+        self._check_here = check_here
         self._notes: deque[tuple[Notification, Callable[[], None]]] = deque()
         self._came = Signal()
         self._is_closed = False
@@ -126,6 +128,7 @@ class NotificationInbox:
     async def take(self) -> AsyncIterator[Notification]:
         """One after the other; ends when nothing can come any more. Several takers share them."""
         while True:
+            self._check_here()
             while not self._notes:
                 if self._is_closed:
                     return

@@ -137,7 +137,7 @@ class Session:
         )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
         self.notification_queue = NotificationQueue(wire.post)
-        self.layer_events = LayerEvents(wire.post)
+        self.layer_events = LayerEvents(wire.post, host.check_here)
         self.counters = LinkCounters()
         self.estimate = Estimate()
 

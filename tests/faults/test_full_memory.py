@@ -1,0 +1,221 @@
+"""A process that gets no more memory, addresses, bytes of a file or descriptors is told so, and goes on when it may again."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    CacheDesc,
+    DataType,
+    LLMConfig,
+    LLMDataDist,
+    LLMException,
+    LLMRole,
+    LLMStatusCode,
+    NotLinked,
+    OutOfMemory,
+)
+from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
+from aiodatadist.testing import Cluster, cluster_info, open_cluster
+
+MIB = 1 << 20
+DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
+
+
+@contextmanager
+def limited(kind: int, amount: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (amount, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def addresses_in_use() -> int:
+    """Bytes of this process's address space."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def few_descriptors(spare: int) -> Iterator[None]:
+    filling: list[int] = []
+    with limited(resource.RLIMIT_NOFILE, 200):
+        try:
+            while True:
+                filling.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            for _ in range(spare):
+                os.close(filling.pop())
+        try:
+            yield
+        finally:
+            for number in filling:
+                os.close(number)
+
+
+async def open_and_close(pool: int = MIB, **options: Any) -> None:
+    config = LLMConfig(mem_pool_cfg={"memory_size": pool}, **options)
+    async with LLMDataDist(LLMRole.MIX, 1, config) as datadist:
+        await datadist.cache_manager.allocate_blocks_cache(DESC)
+
+
+async def save_and_close() -> None:
+    config = CcConfig_v1(rank_id=0, device_id=0, model_id="model")
+    async with await ContextCache.open(config, f"memory:?bytes={4 * MIB}") as cache:
+        await cache.register_kvcache([[np.zeros((8, 4, 16), np.float16)]])
+        await cache.save([1], chunks=[[(0, 4)]])
+
+
+async def raised(call: Callable[[], Awaitable[object]]) -> list[str]:
+    """The classes and the words of what a call raises; a class that is not typed is let through."""
+    try:
+        await call()
+    except (LLMException, EmsException) as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+# ---- programs: each in a process of its own, with limits ----
+
+
+async def files_of_no_size() -> Any:
+    """Memory of softnpu is in memfds."""
+    await open_and_close()
+    with limited(resource.RLIMIT_FSIZE, 4096):
+        found = [await raised(open_and_close), await raised(save_and_close)]
+    await open_and_close()
+    await save_and_close()
+    return found
+
+
+async def no_addresses() -> Any:
+    """Of the host's memory: that of devices is where addresses were reserved before."""
+    await open_and_close()
+    with limited(resource.RLIMIT_AS, addresses_in_use() + 64 * MIB):  # threads have enough
+        found = [await raised(lambda: open_and_close(host_mem_pool_cfg={"memory_size": 256 * MIB}))]
+    await open_and_close(host_mem_pool_cfg={"memory_size": 256 * MIB})
+    return found
+
+
+async def no_addresses_from_the_start() -> Any:
+    with limited(resource.RLIMIT_AS, addresses_in_use() + 512 * MIB):
+        found = [await raised(open_and_close)]
+    await open_and_close()
+    return found
+
+
+async def a_device_without_memory() -> Any:
+    """SOFTNPU_DEVICE_MEMORY is 4 MiB."""
+    found = [await raised(lambda: open_and_close(8 * MIB))]
+    async with AsyncExitStack() as stack:
+        first = LLMDataDist(LLMRole.MIX, 1, LLMConfig(mem_pool_cfg={"memory_size": 3 * MIB}))
+        await stack.enter_async_context(first)
+        second = LLMDataDist(LLMRole.MIX, 2, LLMConfig(mem_pool_cfg={"memory_size": 2 * MIB}))
+        found.append(await raised(second.init))
+        await first.finalize()
+        await second.init()
+        await second.finalize()
+    return found
+
+
+async def links_without_descriptors() -> Any:
+    """Both ends are in this process: whichever lacks one, the link is not made, and the next attempt makes it."""
+    found = []
+    async with open_cluster(1) as owner, open_cluster(2, device_id=1) as puller:
+        source, target = await owner.blocks(DESC), await puller.blocks(DESC)
+        await link_pull_unlink(owner, puller, target)
+        before = open_descriptors()
+        for spare in range(0, 16, 2):
+            with few_descriptors(spare):
+                linked = await puller.datadist.link_clusters([cluster_info(owner)], 1500)
+                found.append([linked[0].name, *(str(error) for error in linked.errors if error)])
+            if linked[0] is LLMStatusCode.LLM_SUCCESS:
+                await puller.datadist.unlink_clusters([cluster_info(owner)])
+        await link_pull_unlink(owner, puller, target)
+        assert source.tensor_addrs
+        found.append(["left open", str(open_descriptors() - before)])
+    return found
+
+
+async def link_pull_unlink(owner: Cluster, puller: Cluster, target: Any) -> None:
+    linked = await puller.datadist.link_clusters([cluster_info(owner)], 5000)
+    assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
+    report = await puller.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), target, [1], [2])
+    assert report.bytes == 2 * 4096
+    await puller.datadist.unlink_clusters([cluster_info(owner)])
+    with suppress(NotLinked):  # it has ended already
+        await owner.datadist.wait_link_closed(2)
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (
+        files_of_no_size,
+        no_addresses,
+        no_addresses_from_the_start,
+        a_device_without_memory,
+        links_without_descriptors,
+    )
+}
+
+
+def run(program: Callable[[], Awaitable[Any]], **environment: str) -> Any:
+    command = [sys.executable, "-m", "tests.faults.test_full_memory", program.__name__]
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_files_that_may_not_grow_are_told_as_memory_that_is_not_there() -> None:
+    (cluster, words), (cache, other) = run(files_of_no_size)
+    assert cluster == OutOfMemory.__name__
+    assert "sizing a memfd of 1048576 bytes: File too large" in words
+    assert cache.startswith("Ems")
+    assert "File too large" in other
+
+
+@pytest.mark.parametrize("program", [no_addresses, no_addresses_from_the_start])
+def test_addresses_that_are_used_up_are_told_with_their_limit(program: Callable[[], Awaitable[Any]]) -> None:
+    for kind, words in run(program, MALLOC_ARENA_MAX="1"):
+        assert kind == OutOfMemory.__name__, words
+        assert "RLIMIT_AS" in words
+
+
+def test_a_device_without_memory_says_how_much_it_has() -> None:
+    for kind, words in run(a_device_without_memory, SOFTNPU_DEVICE_MEMORY=str(4 * MIB)):
+        assert kind == OutOfMemory.__name__, words
+        assert str(4 * MIB) in words
+
+
+def test_a_link_that_lacks_descriptors_is_not_made_and_the_next_one_is() -> None:
+    *attempts, left = run(links_without_descriptors)
+    assert attempts[0][0] == "LLM_LINK_FAILED"
+    assert attempts[0][1].endswith("Too many open files: RLIMIT_NOFILE is 200 [LLM_LINK_FAILED]"), attempts[0]
+    assert attempts[-1][0] == "LLM_SUCCESS", attempts
+    for status, *errors in attempts:
+        assert (status == "LLM_SUCCESS") == (not errors)
+    assert int(left[1]) <= 0, "descriptors are left open; less than before are, where an earlier link was still ending"
+
+
+if __name__ == "__main__":
+    print(json.dumps(anyio.run(PROGRAMS[sys.argv[1]])))
