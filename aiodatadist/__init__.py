@@ -14,7 +14,8 @@ import logging
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.config.llm_config import LLMConfig, PoolConfig
+from aiodatadist.cluster.link_changes import LinkChange, LinkChanges, LinkPhase
+from aiodatadist.config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
 from aiodatadist.datadist import LLMDataDist, Statistics
 from aiodatadist.device import empty, torch_empty
 from aiodatadist.errors import (
@@ -106,8 +107,11 @@ __all__ = [
     "LayerSynchronizer",
     "LeaseEnd",
     "LeaseTicket",
+    "LinkChange",
+    "LinkChanges",
     "LinkClosed",
     "LinkError",
+    "LinkPhase",
     "LinkResults",
     "LinkStatistics",
     "LinkTimeout",
@@ -125,6 +129,7 @@ __all__ = [
     "ProtocolError",
     "PushType",
     "RegisterMemStatus",
+    "RelinkPolicy",
     "RuntimeUnavailable",
     "Statistics",
     "Status",

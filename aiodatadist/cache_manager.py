@@ -19,11 +19,10 @@ from aiodatadist.cache.task import CacheTask
 from aiodatadist.concurrency.origin import Origin
 from aiodatadist.counting import Call, Ended, Observer, tell
 from aiodatadist.device import MAX_COPY_SECONDS, TransferCompletion, TransferState, give_way, tensors
-from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, NotLinked, ParamInvalid
+from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LinkError, NotLinked, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.link import BlockLease, LayerReceiver, TransferSpec
-from aiodatadist.link.notifications import check_payload
+from aiodatadist.link import AwaitedLink, BlockLease, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,
@@ -317,7 +316,8 @@ class CacheManager:
             notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
 
         Returns:
-            The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run.
+            The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run. Where the link broke and is
+            being made again, and ``LLMConfig.relink`` has ``wait``, it waits so many seconds for that before.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong.
@@ -421,7 +421,7 @@ class CacheManager:
         return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
-        link, engine = self._link(key), self._engine
+        link, engine = self._link_or_wait(key), self._engine
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request=not engine.one_sided)
         return self._start(what, link, spec, notify)
 
@@ -508,7 +508,7 @@ class CacheManager:
             raise ParamInvalid(f"takers is {takers}: it has to be from 1 to {MAX_TAKERS}")
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
-        engine, link = self._engine, self._link(kept.key)
+        engine, link = self._engine, self._link_or_wait(kept.key)
         seconds = max(LEASED_SECONDS, 2 * engine.timeout)
         if timeout_in_millis is not None:
             if checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) == 0:
@@ -617,18 +617,12 @@ class CacheManager:
         return self._local(cache, "src_cache")
 
     def _push(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
-        link, layers = self._link(key), selection.layers
+        link, layers = self._link_or_wait(key), selection.layers
         count = max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
         return self._start(what, link, TransferSpec(entry, key, selection, "put", self._engine.timeout * count), notify)
 
-    def _start(self, what: str, link: Link, spec: TransferSpec, notify: bytes | None) -> CacheTask:
-        pending = None if notify is None else link.notification_queue.reserve(check_payload(notify))
-        transfer = link.start(spec, what)
-        if pending is not None:
-            transfer.add_done_callback(
-                lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
-            )
-        return self._task(what, link.cluster_id, transfer, spec)
+    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, notify: bytes | None) -> CacheTask:
+        return self._task(what, link.cluster_id, link.begin(spec, what, notify), spec)
 
     # ---- layer by layer ----
 
@@ -860,6 +854,16 @@ class CacheManager:
         link = self._engine.find_link(key.cluster_id)
         link.check_ready()
         return link
+
+    def _link_or_wait(self, key: Key) -> Link | AwaitedLink:
+        """The same; or one that is being made again, if transfers wait for it."""
+        try:
+            return self._link(key)
+        except (NotLinked, LinkError):
+            awaited = self._engine.relinker.awaited(key.cluster_id)
+            if awaited is None:
+                raise
+            return awaited
 
 
 def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> None:

@@ -19,6 +19,7 @@ from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.engine import Engine
+from aiodatadist.cluster.link_changes import LinkChanges
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
@@ -272,6 +273,9 @@ class LLMDataDist:
             engine.link_states() if engine is not None and is_there else {},
             totals.links_made,
             dict(totals.links_ended),
+            totals.relinking.figures(),
+            totals.relinks_given_up,
+            totals.link_changes_dropped,
             totals.leases_opened - sum(totals.leases_ended.copy().values()),
             totals.leases_opened,
             dict(totals.leases_ended),
@@ -349,12 +353,23 @@ class LLMDataDist:
 
     # ---- links ----
 
+    def link_changes(self) -> LinkChanges:
+        """What becomes of links from now on: ``async for change in datadist.link_changes()``; see
+        :class:`~aiodatadist.LinkChange`. Ends with :meth:`finalize`.
+
+        Each iterator gets all changes, whether they concern links of this end's or of a peer's. 1024 wait for a reader; if it
+        is slower than that, the oldest are dropped, and counted in its ``dropped``. :meth:`statistics` says how links are.
+        """
+        return self._running_here().changes.open()
+
     async def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Link to the other members of a communicator, which all call this at about the same time with the same arguments.
 
         No member has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the
         links are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
         Cancelled, it waits on an NPU until HCCL gives up by itself, as :meth:`link_clusters` does.
+
+        ``LLMConfig.relink`` has no effect on these links: making one again takes all members.
 
         Args:
             comm_name: 1 to 127 characters.
@@ -421,6 +436,9 @@ class LLMDataDist:
         A link belongs to both ends: one of them makes it. With ``transfer_backend="hixl"`` it belongs to its initiator, who
         alone may use it: both ends call this, and each ends its own. One that links to itself succeeds, and may not pull.
 
+        With ``LLMConfig.relink`` a link that this made, and that broke, is made again, whenever that happens, until a call of
+        either end's ends it. Attempts at it stop while this call makes it, and go on if it fails.
+
         Args:
             timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
 
@@ -447,7 +465,8 @@ class LLMDataDist:
         timeout: int = 3000,
         force: bool = False,
     ) -> LinkResults:
-        """End links. Transfers under way on them may finish within ``timeout`` milliseconds, then they are stopped.
+        """End links, and attempts to make them again. Transfers under way on them may finish within ``timeout`` milliseconds,
+        then they are stopped.
 
         With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays.
 

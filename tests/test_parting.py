@@ -67,7 +67,7 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
         await asyncio.sleep(0)
         leaving = asyncio.create_task(decoder.datadist.unlink_clusters(known_as(1), 30_000))
         await asyncio.sleep(0)
-        await prompt.datadist.unlink_clusters(known_as(2), force=True)
+        await prompt.datadist._running().find_link(2)._wire.aclose()
         assert await leaving == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         with pytest.raises(LinkClosed):
             await untaken

@@ -17,9 +17,11 @@ import anyio.abc
 
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
+from aiodatadist.cluster.link_changes import ChangeFeed
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
+from aiodatadist.cluster.relinker import Relinker
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.signal import Signal
@@ -144,11 +146,13 @@ class Engine:
         self.totals = owner.totals
         self.observer = owner.observer
         self.block_leases = BlockLeases(self.totals, resident.check_here)
+        self.changes = ChangeFeed(self.totals)
         self.layered: set[LayeredTransfer] = set()
         self.serving_a_request = serving_a_request
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
+        self.relinker = Relinker(config.relink_policy, self, self.changes)
         self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
         self._linked = Signal()
         self._coming: Counter[int] = Counter()  # links that these clusters are making with us
@@ -197,6 +201,8 @@ class Engine:
         self._is_over = True
         self._stopping.set()
         self._linked.set()
+        self.relinker.end()
+        self.changes.close()
         self.notification_inbox.close()
         self.registry.end_allocating()
         self.block_leases.end()
@@ -229,6 +235,7 @@ class Engine:
 
     async def _part_from_all(self) -> None:
         self._linked.set()
+        self.relinker.end()
         for attempt in self._attempts.values():
             attempt.scope.cancel()
         for link in list(self._links.values()):
@@ -340,7 +347,8 @@ class Engine:
         link = Link((await Connection.over(sock)).wire(), self.device, self.transport, self)
         self._heartbeats.expect(link)
         try:
-            handshake = Handshake("server", self._hello(listener.key), listener.key)
+            peer = first.cluster_id if isinstance(first, Hello) else None
+            handshake = Handshake("server", self._hello(listener.key, peer), listener.key)
             await self._make(link, handshake, first=first, client=client, listener=listener)
             self._tasks()  # raises where no new link may begin
             link.is_owned = not self._config.links_have_owners
@@ -397,7 +405,7 @@ class Engine:
     async def _admit(self, peer: Hello, side: Side) -> None:
         """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
         smaller id goes first: its own attempt has ended before it answers the other."""
-        self._check_not_linked(peer.cluster_id, peer.instance)
+        self._check_not_linked(peer.cluster_id, peer)
         if len(self._links) + self._opening > MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
@@ -405,7 +413,7 @@ class Engine:
         attempt = self._attempts.get(peer.cluster_id)
         if side == "server" and attempt is not None and self.cluster_id < peer.cluster_id:
             await attempt.settled.wait()
-            self._check_not_linked(peer.cluster_id, peer.instance)
+            self._check_not_linked(peer.cluster_id, peer)
 
     def _file(self, link: Link) -> None:
         """A link became ready. One that it replaces is dropped."""
@@ -415,6 +423,9 @@ class Engine:
         self._links[link.cluster_id] = link
         link.is_registered = True
         self.totals.links_made += 1
+        self.totals.generations[link.cluster_id] += 1
+        link.generation = self.totals.generations[link.cluster_id]
+        self.relinker.linked(link, old)
         self._linked.wake()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
 
@@ -430,6 +441,7 @@ class Engine:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
                     self._refusals[link.cluster_id] = f"the last link ended: {link.failure.args[0]}"
+                self.relinker.ended(link)
 
     def _tasks(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping.is_set():
@@ -438,8 +450,19 @@ class Engine:
 
     # ---- peers that we go to ----
 
-    async def link(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None = None) -> None:
-        """Link to a peer that listens. ``key``: instead of the configured one.
+    async def link(
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        key: bytes | None = None,
+        relink_timeout: float | None = None,
+    ) -> None:
+        """Link to a peer that listens.
+
+        Args:
+            key: instead of the configured one.
+            relink_timeout: seconds for each attempt to make it again, once it broke. None: it is not made again.
 
         Raises:
             LinkError: no link was made.
@@ -447,7 +470,7 @@ class Engine:
         linking, began = self.totals.linking, anyio.current_time()
         linking.running += 1
         try:
-            await self._link(address, cluster_id, timeout, key)
+            await self._link(address, cluster_id, timeout, key, relink_timeout)
             linking.took(anyio.current_time() - began)
         except LLMException as error:
             linking.failed(error.status_code.name)
@@ -458,7 +481,18 @@ class Engine:
         finally:
             linking.running -= 1
 
-    async def _link(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> None:
+    async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float) -> None:
+        """For the relinker: as :meth:`link`, and not counted as a caller's."""
+        await self._link(address, cluster_id, seconds, None, None)
+
+    async def _link(
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        key: bytes | None,
+        relink_timeout: float | None,
+    ) -> None:
         self._check_not_linked(cluster_id)
         if cluster_id in self._attempts:
             raise LinkError(
@@ -467,7 +501,8 @@ class Engine:
                 hint="await wait_linked()",
             )
         attempt = _Attempt(anyio.current_time() + timeout)
-        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key or self.auth_key)
+        key = key or self.auth_key
+        self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
         self._attempts[cluster_id] = attempt
         try:
             await attempt.settled.wait()
@@ -481,13 +516,15 @@ class Engine:
             raise attempt.error
         self._refusals.pop(cluster_id, None)
 
-    def _check_not_linked(self, cluster_id: int, instance: str | None = None) -> None:
-        """``instance``: of a cluster that asks. A link to another one is out of date; without, one that is not this end's is
-        none."""
+    def _check_not_linked(self, cluster_id: int, peer: Hello | None = None) -> None:
+        """``peer``: a cluster that asks. A link to another instance of it is out of date, and so is one that it has had and
+        lost; without, one that is not this end's is none."""
         existing = self._links.get(cluster_id)
         is_linked = existing is not None and existing.is_ready
-        if existing is not None:
-            is_linked &= existing.is_owned if instance is None else existing.instance == instance
+        if existing is not None and peer is None:
+            is_linked &= existing.is_owned
+        elif existing is not None and peer is not None:
+            is_linked &= existing.instance == peer.instance and existing.peer_links >= peer.links
         if is_linked or (cluster_id == self.cluster_id and self._is_linked_to_itself):
             raise LinkError(
                 f"cluster {cluster_id} is linked already",
@@ -496,7 +533,13 @@ class Engine:
             )
 
     async def _client(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, attempt: _Attempt, key: bytes | None
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        attempt: _Attempt,
+        key: bytes | None,
+        relink_timeout: float | None,
     ) -> None:
         """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
         link: Link | None = None
@@ -506,6 +549,8 @@ class Engine:
                 await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask_in_turn(address, cluster_id, timeout, key)
                 is_linked = True
+                if relink_timeout is not None:
+                    self.relinker.remember(cluster_id, address, relink_timeout)
         except LinkError as error:
             if cluster_id == self.cluster_id and self._met_itself:
                 is_linked = self._is_linked_to_itself = True
@@ -568,8 +613,9 @@ class Engine:
         return True
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+        hello = self._hello(key, cluster_id)  # at once: a link that the peer makes meanwhile is not one that was lost
         link = Link((await self._connect(address)).wire(), self.device, self.transport, self)
-        handshake = Handshake("client", self._hello(key), key, cluster_id)
+        handshake = Handshake("client", hello, key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
         async def attach(token: str) -> None:
@@ -613,11 +659,16 @@ class Engine:
             ) from error
 
     async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
-        """As often as ``link_retry_count`` says, each time with an equal share of the timeout."""
+        """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made
+        again whenever it broke, if the policy says so."""
+        async with self.relinker.paused(cluster_id, timeout):
+            await self._link_in_attempts(address, cluster_id, timeout)
+
+    async def _link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
         attempts = self._config.link_retry_count
         for left in reversed(range(attempts)):
             try:
-                await self.link(address, cluster_id, timeout / attempts)
+                await self.link(address, cluster_id, timeout / attempts, relink_timeout=timeout)
             except LinkError as error:
                 again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
                 if not left or not again or isinstance(error, AuthError):
@@ -635,6 +686,7 @@ class Engine:
         """
         if cluster_id == self.cluster_id:
             self._is_linked_to_itself = False
+        await self.relinker.forget(cluster_id, timeout)
         link = self._links.get(cluster_id)
         if link is None or not link.is_owned:
             return
@@ -693,11 +745,14 @@ class Engine:
 
     @property
     def has_links(self) -> bool:
-        """There are links, or some are being made."""
-        return bool(self._links) or self._opening > 0 or self._is_linked_to_itself
+        """There are links, or some are being made, or made again."""
+        return bool(self._links) or self._opening > 0 or self._is_linked_to_itself or self.relinker.is_at_work
 
     def statistics(self) -> list[LinkStatistics]:
-        return [link.counters.snapshot(link.cluster_id, link.state.value) for link in list(self._links.values())]
+        return [
+            link.counters.snapshot(link.cluster_id, link.state.value, link.generation)
+            for link in list(self._links.values())
+        ]
 
     def link_states(self) -> Counter[str]:
         """How many links there are in each state. From any thread."""
@@ -712,7 +767,7 @@ class Engine:
                 )
             await self._linked.wait()
 
-    def _hello(self, key: bytes | None) -> Hello:
+    def _hello(self, key: bytes | None, peer: int | None) -> Hello:
         end = self.transport.endpoint
         names = EndpointInfo.model_fields
         return Hello(
@@ -724,6 +779,7 @@ class Engine:
             has_key=key is not None,
             backend=self._config.transfer_backend or "",
             heartbeat=self._config.heartbeat_interval / 1000,
+            links=0 if peer is None else self.totals.generations[peer],
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
         )
 

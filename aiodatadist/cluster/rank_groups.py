@@ -106,6 +106,11 @@ class RankGroups:
 
     async def link(self, name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Meet all members; links are made from then on in the background. See ``LLMDataDist.link``."""
+        if self._engine.relinker.is_on:
+            logger.warning(
+                "cluster %d: relink has no effect on links by rank table: all members have to link() again",
+                self._engine.cluster_id,
+            )
         rank, ranks = validate(name, cluster_rank_info, rank_table, self._engine.cluster_id)
         seconds = self._seconds()
         if len(self._all) >= MAX_COMMUNICATORS:

@@ -12,10 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes,
 
 from aiodatadist.config import option_rules as rules
 from aiodatadist.config.option_rules import PoolConfig, bounded, optional
+from aiodatadist.config.relink_policy import RelinkPolicy
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.values import checks
 
-__all__ = ["LLMConfig", "PoolConfig", "TransportName", "parse_address"]
+__all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName", "parse_address"]
 
 DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
@@ -111,6 +112,8 @@ class LLMConfig(BaseModel):
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
         heartbeat_interval: milliseconds between two signs of life on a link, 10 to 600000.
         heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
+        relink: when a link that ``link_clusters`` of this end made, and that broke, is made again, as JSON, a dict or a
+            :class:`RelinkPolicy`; kept as JSON. None: it is not, as upstream has it. ``"{}"``: with the policy's defaults.
         auth_key: secret that both ends prove to have. Needed for listening on anything but loopback addresses. It is in
             no option dictionary.
     """
@@ -143,6 +146,7 @@ class LLMConfig(BaseModel):
         DEFAULT_HEARTBEAT_INTERVAL
     )
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
+    relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
     def __init__(  # spelt out for type checkers: options may be given as more types than they are kept in
@@ -173,6 +177,7 @@ class LLMConfig(BaseModel):
         transport: TransportName = "hccl",
         heartbeat_interval: int = DEFAULT_HEARTBEAT_INTERVAL,
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
+        relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
         auth_key: bytes | str | SecretBytes | None = None,
     ) -> None:
         if listen is not None and listen_ip_info is not None:
@@ -236,6 +241,11 @@ class LLMConfig(BaseModel):
     def device(self) -> int:
         """The one device. Raises ParamInvalid: there are several."""
         return rules.one_device(self.device_id)
+
+    @property
+    def relink_policy(self) -> RelinkPolicy | None:
+        """``relink``, read; None: links that broke are not made again."""
+        return None if self.relink is None else RelinkPolicy.parse(self.relink, "relink")
 
     @property
     def links_have_owners(self) -> bool:
@@ -447,6 +457,7 @@ _OPTIONS: Final = (
     _Option("aiodatadist.Transport", "transport", is_quiet=True),
     _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _NUMBER, is_quiet=True),
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
+    _Option("aiodatadist.Relink", "relink", is_quiet=True),
 )
 
 _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _DEVICE))}

@@ -355,7 +355,19 @@ def _first_problem(error: ValidationError) -> str:
     return f"{where} is {shortened(problem['input'])}: {rule}"
 
 
-class PoolConfig(JsonOption):
+class WholeOption(JsonOption):
+    """One that callers make themselves: what is wrong with it is one sentence there, too."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_sentence(cls, value: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return made(value)
+        except ValidationError as error:
+            raise ParamInvalid(_first_problem(error)) from None
+
+
+class PoolConfig(WholeOption):
     """``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
 
     Attributes:
@@ -367,14 +379,6 @@ class PoolConfig(JsonOption):
 
     memory_size: int = Field(gt=0, lt=2**64)
     page_shift: int = Field(default=16, ge=10, lt=31)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _in_one_sentence(cls, value: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            return made(value)
-        except ValidationError as error:
-            raise ParamInvalid(_first_problem(error)) from None
 
     @model_validator(mode="after")
     def _count_pages(self) -> Self:

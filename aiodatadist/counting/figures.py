@@ -60,6 +60,10 @@ class Figures(Generic[Pool]):
         links_made: whichever end asked for them.
         links_ended: of those, why: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``, ``"device_error"``,
             ``"protocol_error"``, ``"other"``.
+        relinking: attempts to make links again that broke (``relink``); ``running`` is links that are being made again now,
+            ``seconds`` how long those were gone that were.
+        relinks_given_up: links that were not made again in time.
+        link_changes_dropped: that readers of ``link_changes()`` were too slow for, over all readers.
         leases: leases of blocks that are kept for peers now.
         leases_opened, leases_ended: how many there were; and why they ended, as
             :class:`~aiodatadist.LeaseEnd` has it.
@@ -73,6 +77,9 @@ class Figures(Generic[Pool]):
     links: Mapping[str, int]
     links_made: int
     links_ended: Mapping[str, int]
+    relinking: FlowFigures
+    relinks_given_up: int
+    link_changes_dropped: int
     leases: int
     leases_opened: int
     leases_ended: Mapping[str, int]

@@ -19,7 +19,8 @@ class Running(Protocol):
 class Totals:
     """Counted on the event loop, and read by :meth:`aiodatadist.LLMDataDist.figures`. Outlives links and engines.
 
-    Attributes: as :class:`~aiodatadist.counting.Figures` has them.
+    Attributes: as :class:`~aiodatadist.counting.Figures` has them, and:
+        generations: how many times the link to each peer was made.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,10 @@ class Totals:
         self.linking = Flow()
         self.links_made = 0
         self.links_ended: Counter[str] = Counter()
+        self.generations: Counter[int] = Counter()
+        self.relinking = Flow()
+        self.relinks_given_up = 0
+        self.link_changes_dropped = 0
         self.leases_opened = 0
         self.leases_ended: Counter[str] = Counter()
 

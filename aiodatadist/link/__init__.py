@@ -10,6 +10,7 @@ Promises: whatever happens to a link costs its own transfers only, and memory is
 more. Refuses to know: other links.
 """
 
+from aiodatadist.link.awaited_link import AwaitedLink
 from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
@@ -23,6 +24,7 @@ from aiodatadist.link.wire import Wire
 
 __all__ = [
            "DRAIN_TIMEOUT",
+           "AwaitedLink",
            "BlockLease",
            "BlockLeases",
            "Connection",

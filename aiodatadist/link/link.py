@@ -28,7 +28,7 @@ from aiodatadist.errors import (
 from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
 from aiodatadist.link.leased_pull import LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
-from aiodatadist.link.notifications import decode
+from aiodatadist.link.notifications import check_payload, decode
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
@@ -97,12 +97,14 @@ class Link(Session):
         is_owned, is_peers: it belongs to this end, and to the peer. To both, unless the backend has links that belong to
             their initiator; either end may come to own it then, and a link without an owner is over.
         requester: transfers for which the peer has to be asked.
+        generation: how many times the link to this peer was made, from 1; 0 until it is.
+        peer_links: how many links with this cluster the peer had had before.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
         super().__init__(wire, device, transport, host)
         self._transport = transport
-        self._is_written = self._has_said_so = False
+        self._is_written = self._has_said_so = self._was_refused = False
         self._closed = Signal()
         self._leaving = Signal()
         self._reason = ""
@@ -114,6 +116,7 @@ class Link(Session):
         self.heartbeat_token = secrets.token_hex(32)
         self.is_registered = False
         self.is_owned = self.is_peers = True
+        self.generation = self.peer_links = 0
 
     # ---- opening ----
 
@@ -138,6 +141,7 @@ class Link(Session):
 
         async def met(peer: Hello) -> None:
             self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
+            self.peer_links = peer.links
             self._names = (handshake.me, peer.cluster_id)
             await admit(peer)
 
@@ -169,6 +173,16 @@ class Link(Session):
             return failed(what, error)
         if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
             self.learn_shortcut(spec)
+        return transfer
+
+    def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
+        """As :meth:`start`, and notifies the peer when it has succeeded. Raises TypeError, ParamInvalid: no such payload."""
+        pending = None if notify is None else self.notification_queue.reserve(check_payload(notify))
+        transfer = self.start(spec, what)
+        if pending is not None:
+            transfer.add_done_callback(
+                lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
+            )
         return transfer
 
     def start_leased(
@@ -405,6 +419,7 @@ class Link(Session):
                 return
             if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
                 if self.state is LinkState.READY:
+                    self._was_refused = True
                     self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 return
             if isinstance(message, Disconnect) and self.is_open:
@@ -463,9 +478,15 @@ class Link(Session):
         if self._vanished and not self._has_said_so:
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
+    @property
+    def was_unlinked(self) -> bool:
+        """A call of either end's ended it, or has begun to."""
+        return isinstance(self.failure, LinkClosed) and not self._was_refused
+
     async def abandon(self, failure: LinkError) -> None:
-        """End this half at once, without telling the peer."""
+        """End this half at once, without waiting for the peer, which may or may not hear of it."""
         if self.failure is None:
+            self._wire.post(Disconnect(reason=str(failure.args[0])))
             self._end(failure, LinkState.CLOSED)
         self._stop()
         await self._wire.aclose()

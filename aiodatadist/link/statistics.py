@@ -19,6 +19,8 @@ class LinkStatistics:
         running: under way now.
         failures: of those that did not, how many by status; ``"CANCELLED"`` among them.
         transfer_seconds, longest_seconds: of those that ended well, in all and the longest.
+        generation: how many times the link to this peer was made, this one included. What the peer said on an earlier link
+            (ids and addresses of its caches, for instance) may stand for something else, if it was restarted since.
     """
 
     cluster_id: int
@@ -31,6 +33,7 @@ class LinkStatistics:
     failures: dict[str, int] = field(default_factory=dict)
     transfer_seconds: float = 0.0
     longest_seconds: float = 0.0
+    generation: int = 1
 
 
 class LinkCounters:
@@ -68,7 +71,7 @@ class LinkCounters:
         else:
             self._failures["CANCELLED"] += 1
 
-    def snapshot(self, cluster_id: int, state: str) -> LinkStatistics:
+    def snapshot(self, cluster_id: int, state: str, generation: int = 1) -> LinkStatistics:
         return LinkStatistics(
             cluster_id,
             state,
@@ -80,4 +83,5 @@ class LinkCounters:
             dict(self._failures),
             self._seconds,
             self._longest,
+            generation,
         )

@@ -202,6 +202,12 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     linking = figures.linking
     sheet.add_each("aiodatadist_link_attempts", linking.statuses, [SUCCESS], *which)
     sheet.histogram("aiodatadist_link_seconds", SECONDS, linking.by_seconds, linking.seconds, *which)
+    relinking = figures.relinking
+    sheet.add("aiodatadist_links_relinking", relinking.running, *which)
+    sheet.add_each("aiodatadist_relink_attempts", relinking.statuses, [SUCCESS], *which)
+    sheet.histogram("aiodatadist_relink_seconds", SECONDS, relinking.by_seconds, relinking.seconds, *which)
+    sheet.add("aiodatadist_relinks_given_up", figures.relinks_given_up, *which)
+    sheet.add("aiodatadist_link_changes_dropped", figures.link_changes_dropped, *which)
     sheet.add("aiodatadist_leases", figures.leases, *which)
     sheet.add("aiodatadist_leases_opened", figures.leases_opened, *which)
     sheet.add_each("aiodatadist_leases_ended", figures.leases_ended, [end.value for end in LeaseEnd], *which)

@@ -78,6 +78,9 @@ class Hello(_Message):
     """``"hixl"``: a link belongs to its initiator; else to both ends."""
     heartbeat: Annotated[float, Field(gt=0, le=600)]
     """Seconds between two heartbeats of the sender's."""
+    links: UInt63 = 0
+    """How many links with the receiver this instance of the sender has had: one of them that the receiver still has is out of
+    date, unless it was made since."""
     endpoint: EndpointInfo
 
 

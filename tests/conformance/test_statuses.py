@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from aiodatadist import (
@@ -306,10 +307,11 @@ async def test_llm_timeout_is_the_status_of_a_peer_that_says_nothing(caplog: pyt
 
 async def test_llm_unlink_failed_is_the_status_when_the_peer_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        (status, each), _ = await asyncio.gather(
-            decoder.datadist.unlink_clusters([cluster_info(prompt)]),
-            prompt.datadist.unlink_clusters([cluster_info(decoder)], force=True),
-        )
+        leaving = asyncio.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)]))
+        while decoder.datadist.statistics().links[0].state == "ready":
+            await anyio.lowlevel.checkpoint()
+        await prompt.datadist._running().find_link(2)._wire.aclose()
+        status, each = await leaving
         assert (status, each) == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         assert "cluster 2: cluster 1 went away without a word [LLM_UNLINK_FAILED]" in caplog.messages
         with pytest.raises(NotLinked):

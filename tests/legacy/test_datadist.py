@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 import aiodatadist
@@ -215,9 +216,11 @@ async def test_a_link_call_beside_another_waits_as_long_as_it_may() -> None:
 
 async def test_a_peer_that_is_not_told_of_the_end_of_its_link_is_reported() -> None:
     async with pair() as p:
-        (status, each), _ = await asyncio.gather(
-            p.decoder.unlink_clusters([info_of(p.prompt)]), p.prompt.unlink_clusters([info_of(p.decoder)], force=True)
-        )
+        leaving = asyncio.create_task(p.decoder.unlink_clusters([info_of(p.prompt)]))
+        while p.decoder.statistics().links[0].state == "ready":
+            await anyio.lowlevel.checkpoint()
+        await p.prompt._running().find_link(2)._wire.aclose()
+        status, each = await leaving
         assert (status, each) == (S.LLM_NOTIFY_PROMPT_UNLINK_FAILED, [S.LLM_NOTIFY_PROMPT_UNLINK_FAILED])
         assert await p.decoder.link_clusters([info_of(p.prompt)], 5000) == (OK, [OK])
 

@@ -99,6 +99,7 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
     assert METRICS.keys() - asked == NIXL.keys() | {
         "aiodatadist_caches",
         "aiodatadist_leases_opened",
+        "aiodatadist_link_changes_dropped",
         "aiodatadist_links_made",
         "aiodatadist_context_cache_calls_running",
         "aiodatadist_context_cache_damaged",

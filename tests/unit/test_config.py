@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretBytes
 
-from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy
 from aiodatadist.config.llm_config import parse_address
 from aiodatadist.config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist.transport import TRANSPORTS
@@ -62,6 +62,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "transport": st.sampled_from(["hccl", "loopback"]),
     "heartbeat_interval": st.integers(10, 600_000),
     "heartbeat_misses": st.integers(1, 100),
+    "relink": st.sampled_from(["{}", '{"wait": 1.5, "duration": null}', ""]),
 }
 
 configurations = st.fixed_dictionaries({}, optional=OPTIONS)
@@ -153,6 +154,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         transport="loopback",
         heartbeat_interval=100,
         heartbeat_misses=5,
+        relink=RelinkPolicy(max_delay=2, wait=0.5),
         auth_key=b"secret",
     )
     assert config.generate_options() == {
@@ -180,6 +182,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         "aiodatadist.Transport": "loopback",
         "aiodatadist.HeartbeatInterval": "100",
         "aiodatadist.HeartbeatMisses": "5",
+        "aiodatadist.Relink": '{"max_delay":2.0,"wait":0.5}',
     }
 
 
@@ -205,7 +208,7 @@ def test_listen_is_another_name_of_listen_ip_info() -> None:
 UNSET_BY_DEFAULT = [
     "listen_ip_info", "local_comm_res", "mem_pool_cfg", "host_mem_pool_cfg", "rdma_traffic_class", "rdma_service_level",
     "transfer_backend", "global_resource_config", "buf_pool_cfg", "deploy_res_path", "cluster_info", "output_max_size",
-    "auth_key",
+    "relink", "auth_key",
 ]  # fmt: skip
 
 
@@ -218,7 +221,16 @@ def test_what_is_unset_by_default_can_be_unset(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["listen_ip_info", "mem_pool_cfg", "host_mem_pool_cfg", "buf_pool_cfg", "deploy_res_path", "cluster_info"]
+    "name",
+    [
+        "listen_ip_info",
+        "mem_pool_cfg",
+        "host_mem_pool_cfg",
+        "buf_pool_cfg",
+        "deploy_res_path",
+        "cluster_info",
+        "relink",
+    ],
 )
 def test_empty_text_is_unset(name: str) -> None:
     assert LLMConfig(**_any(**{name: ""})) == LLMConfig()
@@ -261,6 +273,8 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("heartbeat_interval", 100.0),
     ("heartbeat_interval", None),
     ("heartbeat_misses", "3"),
+    ("relink", True),
+    ("relink", 1.0),
     ("auth_key", 1),
 ]
 
@@ -328,6 +342,15 @@ BROKEN_RULES = [
     ("heartbeat_interval", 600_001, "heartbeat_interval is 600001: it has to be in [10, 600000]"),
     ("heartbeat_misses", 0, "heartbeat_misses is 0: it has to be in [1, 100]"),
     ("heartbeat_misses", 101, "heartbeat_misses is 101: it has to be in [1, 100]"),
+    ("relink", "true", "relink: the text is True: it has to be an object"),
+    ("relink", {"first_delay": 0}, "relink: first_delay is 0: it has to be greater than 0"),
+    ("relink", {"first_delay": "1"}, "relink: first_delay is '1': it has to be a valid number"),
+    ("relink", {"max_delay": 0.01}, "relink: max_delay is 0.01: it has to be at least first_delay, 0.02"),
+    ("relink", {"duration": -1}, "relink: duration is -1: it has to be greater than 0"),
+    ("relink", {"duration": float("inf")}, "relink: duration is inf: it has to be a finite number"),
+    ("relink", {"wait": float("nan")}, "relink: wait is nan: it has to be a finite number"),
+    ("relink", {"wait": 864_001}, "relink: wait is 864001: it has to be less than or equal to 864000"),
+    ("relink", {"retries": 3}, "relink: retries is 3: there is no such field"),
     ("auth_key", b"", "auth_key is empty: a key has at least 1 byte"),
     ("auth_key", SecretBytes(b""), "auth_key is empty"),
 ]

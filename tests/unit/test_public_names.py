@@ -16,12 +16,13 @@ PUBLIC: dict[str, str] = {
     "aiodatadist": """
         __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc CacheKey
         CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataType DeviceError EventLayerSynchronizer
-        FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer
-        LeaseEnd LeaseTicket LinkClosed LinkError LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig
-        LLMDataDist LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
-        PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RuntimeUnavailable Statistics
-        Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError TransferReport
-        TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
+        FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer LeaseEnd
+        LeaseTicket LinkChange LinkChanges LinkClosed LinkError LinkPhase LinkResults LinkStatistics LinkTimeout
+        LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMRole LLMStatusCode MemInfo Memtype Notification
+        NotLinked OutOfMemory ParamInvalid PeerLost Placement PoolConfig PoolUsage ProtocolError PushType
+        RegisterMemStatus RelinkPolicy RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer
+        TransferConfig TransferError TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name
+        torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer

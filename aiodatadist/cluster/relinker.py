@@ -1,0 +1,326 @@
+"""Links that calls of this end's made, and that broke, are made again, as ``LLMConfig.relink`` says.
+
+Who owns what
+    A :class:`_Wanted` stands for a link that ``link_clusters`` made here and that no call has ended since. While it is broken
+    a task of the engine's tries to make it again; there is one such task for each at most, and none while a caller's own
+    ``link_clusters`` is at it.
+
+In which order
+    A link is told as linked, lost and unlinked when that is so, in the tick in which it is; attempts are told before they are
+    waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
+from aiodatadist.link import AwaitedLink, Link
+
+if TYPE_CHECKING:
+    from aiodatadist.config.relink_policy import RelinkPolicy
+    from aiodatadist.counting import Totals
+
+logger = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+
+
+class Linking(Protocol):
+    """What the relinker has to know of the engine."""
+
+    @property
+    def cluster_id(self) -> int: ...
+    @property
+    def totals(self) -> Totals: ...
+    def peek_link(self, cluster_id: int) -> Link | None: ...
+    def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool: ...
+    async def link_once(self, address: Address, cluster_id: int, seconds: float) -> None:
+        """Raises LinkError: no link was made."""
+        ...
+
+
+class _Wanted:
+    """A link that a call made: where the peer listens, and how long an attempt may take.
+
+    Attributes:
+        lost_at: when it broke; None: it is there, or is being made by a caller for the first time.
+        reason: why, or what the last attempt failed with.
+        attempts: that were made since.
+        pauses: calls of ``link_clusters`` that are making it.
+        scope: of the task that makes it again; None: there is none.
+        woken: the task's: a link is there.
+        over: the task's end.
+    """
+
+    def __init__(self, cluster_id: int, address: Address, seconds: float) -> None:
+        self.cluster_id = cluster_id
+        self.address = address
+        self.seconds = seconds
+        self.lost_at: float | None = None
+        self.reason: LinkError | None = None
+        self.attempts = 0
+        self.pauses = 0
+        self.scope: Scope | None = None
+        self.woken = Signal()
+        self.over = Signal()
+        self.awaited: AwaitedLink | None = None
+
+    def is_there(self) -> None:
+        self.lost_at = self.reason = None
+        self.attempts = 0
+
+
+class Relinker:
+    """Those of one cluster, and what is told of all its links.
+
+    Args:
+        policy: None: links that broke are not made again.
+    """
+
+    def __init__(self, policy: RelinkPolicy | None, engine: Linking, changes: ChangeFeed) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._totals = engine.totals
+        self._changes = changes
+        self._wanted: dict[int, _Wanted] = {}
+        self._is_over = False
+
+    @property
+    def is_on(self) -> bool:
+        return self._policy is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        """A link is being made again."""
+        return any(wanted.lost_at is not None for wanted in self._wanted.values())
+
+    def end(self) -> None:
+        """The cluster is finalized: nothing is made again, and what waits for a link fails."""
+        self._is_over = True
+        wanted, self._wanted = self._wanted, {}
+        for each in wanted.values():
+            self._drop(each, LinkClosed("the cluster was finalized"))
+            each.over.set()
+
+    # ---- what callers want ----
+
+    def remember(self, cluster_id: int, address: Address, seconds: float) -> None:
+        """A call of this end's made this link."""
+        if self._policy is None or self._is_over:
+            return
+        wanted = self._wanted.get(cluster_id)
+        if wanted is None:
+            self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
+        else:
+            wanted.address, wanted.seconds = address, seconds
+
+    @asynccontextmanager
+    async def paused(self, cluster_id: int, seconds: float) -> AsyncIterator[None]:
+        """A caller makes this link: the attempts at it end first, within ``seconds``, and go on if none comes of that."""
+        wanted = self._wanted.get(cluster_id)
+        if wanted is None:
+            yield
+            return
+        wanted.pauses += 1
+        try:
+            await self._stop(wanted, seconds)
+            yield
+        finally:
+            wanted.pauses -= 1
+            self._go_on(wanted)
+
+    async def forget(self, cluster_id: int, seconds: float) -> None:
+        """A caller ends this link. When this returns no attempt at it is under way, unless ``seconds`` were too few to stop
+        one; that one makes no link either."""
+        wanted = self._wanted.pop(cluster_id, None)
+        if wanted is None:
+            return
+        why = LinkClosed(f"the link to cluster {cluster_id} was unlinked")
+        self._drop(wanted, why)
+        if wanted.lost_at is not None and not self._is_linked(cluster_id):
+            self._tell(LinkPhase.UNLINKED, cluster_id, why)
+        await self._stop(wanted, seconds)
+
+    def awaited(self, cluster_id: int) -> AwaitedLink | None:
+        """A link that broke and is being made again, if transfers wait for it."""
+        wanted = self._wanted.get(cluster_id)
+        if wanted is None or self._policy is None or not self._policy.wait:
+            return None
+        link = self._engine.peek_link(cluster_id)
+        if link is not None and link.was_unlinked:
+            return None
+        if wanted.awaited is None:
+            wanted.awaited = AwaitedLink(cluster_id, self._policy.wait, lambda: wanted.reason)
+        return wanted.awaited
+
+    # ---- what becomes of links ----
+
+    def linked(self, link: Link, old: Link | None) -> None:
+        """A link became ready, whichever end made it. ``old``: the one that it replaces, which is not over yet."""
+        wanted = self._wanted.get(link.cluster_id)
+        if old is not None:
+            self._tell_end(old, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+            if wanted is not None and old.was_unlinked:
+                self._end_wanted(wanted, old.copy_of_failure())
+                wanted = None
+        self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
+        if wanted is not None:
+            if link.is_owned:
+                self._is_there(wanted, link)
+            wanted.woken.wake()
+
+    def ended(self, link: Link) -> None:
+        """A link is over, and was the last one with its peer."""
+        failure = link.copy_of_failure()
+        self._tell_end(link, failure)
+        wanted = self._wanted.get(link.cluster_id)
+        if wanted is None:
+            return
+        if link.was_unlinked:
+            self._end_wanted(wanted, failure)
+        else:
+            wanted.lost_at, wanted.reason = anyio.current_time(), failure
+            self._go_on(wanted)
+
+    def _tell_end(self, link: Link, otherwise: LinkError) -> None:
+        reason = otherwise if link.failure is None else link.copy_of_failure()
+        phase = LinkPhase.UNLINKED if link.was_unlinked else LinkPhase.LOST
+        self._changes.tell(LinkChange(link.cluster_id, phase, link.generation, reason))
+
+    def _end_wanted(self, wanted: _Wanted, why: LinkError) -> None:
+        del self._wanted[wanted.cluster_id]
+        self._drop(wanted, why)
+
+    # ---- one link ----
+
+    def _tell(
+        self,
+        phase: LinkPhase,
+        cluster_id: int,
+        reason: LLMException | None = None,
+        attempt: int = 0,
+        next_delay: float | None = None,
+    ) -> None:
+        generation = self._totals.generations[cluster_id]
+        self._changes.tell(LinkChange(cluster_id, phase, generation, reason, attempt, next_delay))
+
+    def _is_linked(self, cluster_id: int) -> bool:
+        """There is a link that this end may use."""
+        link = self._engine.peek_link(cluster_id)
+        return link is not None and link.is_ready and link.is_owned
+
+    def _is_there(self, wanted: _Wanted, link: Link) -> None:
+        wanted.is_there()
+        if wanted.awaited is not None and wanted.awaited:
+            self._engine.spawn(wanted.awaited.begin_all, link)
+
+    def _drop(self, wanted: _Wanted, why: LinkError) -> None:
+        if wanted.scope is not None:
+            wanted.scope.cancel()
+        if wanted.awaited is not None:
+            wanted.awaited.fail(why)
+
+    async def _stop(self, wanted: _Wanted, seconds: float) -> None:
+        if wanted.scope is not None:
+            wanted.scope.cancel()
+            with anyio.move_on_after(seconds):
+                await wanted.over.wait()
+
+    def _go_on(self, wanted: _Wanted) -> None:
+        """Start its task, if it needs one and has none."""
+        is_wanted = self._wanted.get(wanted.cluster_id) is wanted and wanted.lost_at is not None
+        if not is_wanted or wanted.pauses or wanted.scope is not None or self._is_linked(wanted.cluster_id):
+            return
+        scope = wanted.scope = Scope()
+        wanted.over = Signal()
+        if not self._engine.spawn(self._relink, wanted, scope):
+            wanted.scope = None
+
+    async def _relink(self, wanted: _Wanted, scope: Scope) -> None:
+        """Until it is linked, given up, or a caller takes it over."""
+        flow = self._totals.relinking
+        flow.running += 1
+        try:
+            with scope:
+                while not await self._try_again(wanted):
+                    pass
+        finally:
+            flow.running -= 1
+            wanted.scope = None
+            wanted.over.set()
+        self._go_on(wanted)  # it broke once more in this tick, or a caller's pause was over before this task was
+
+    async def _try_again(self, wanted: _Wanted) -> bool:
+        """Wait, and make one attempt. Whether no further one is needed, or wanted."""
+        if self._is_linked(wanted.cluster_id):
+            return True
+        delay = self._next_delay(wanted)
+        if delay is None:
+            self._give_up(wanted)
+            return True
+        wanted.attempts += 1
+        self._tell(LinkPhase.RELINKING, wanted.cluster_id, wanted.reason, wanted.attempts, delay)
+        with anyio.move_on_after(delay):
+            await wanted.woken.wait()
+        if self._is_linked(wanted.cluster_id):
+            return True
+        error = await self._attempt(wanted)
+        if error is None:
+            return True
+        wanted.reason = error
+        if isinstance(error, (AuthError, IncompatiblePeer)):
+            self._give_up(wanted)
+            return True
+        logger.debug("cluster %d: attempt %d: %s", self._engine.cluster_id, wanted.attempts, error)
+        return False
+
+    def _next_delay(self, wanted: _Wanted) -> float | None:
+        """None: its time is over. The last attempt comes at the end of it."""
+        policy = self._policy
+        if policy is None or wanted.lost_at is None:
+            return None
+        delay = policy.delay(wanted.attempts + 1)
+        if policy.duration is None:
+            return delay
+        left = wanted.lost_at + policy.duration - anyio.current_time()
+        return None if left <= 0 else min(delay, left)
+
+    async def _attempt(self, wanted: _Wanted) -> LinkError | None:
+        """What it failed with."""
+        flow, lost_at = self._totals.relinking, wanted.lost_at
+        try:
+            await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds)
+        except LinkError as error:
+            if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._is_linked(wanted.cluster_id):
+                flow.failed(error.status_code.name)
+                return error
+        except BaseException:
+            flow.failed("CANCELLED")
+            raise
+        flow.took(anyio.current_time() - (lost_at or anyio.current_time()))
+        if wanted.lost_at == lost_at and (link := self._engine.peek_link(wanted.cluster_id)) is not None:
+            self._is_there(wanted, link)
+        return None
+
+    def _give_up(self, wanted: _Wanted) -> None:
+        """Nothing but a call makes it again."""
+        if self._wanted.get(wanted.cluster_id) is wanted:
+            del self._wanted[wanted.cluster_id]
+        self._totals.relinks_given_up += 1
+        why = wanted.reason or LinkClosed("the link broke")
+        logger.warning(
+            "cluster %d gives the link to cluster %d up after %d attempts: %s",
+            *(self._engine.cluster_id, wanted.cluster_id, wanted.attempts, why),
+        )
+        self._tell(LinkPhase.GIVEN_UP, wanted.cluster_id, why, wanted.attempts)
+        if wanted.awaited is not None:
+            wanted.awaited.fail(why)
