@@ -42,6 +42,8 @@
  *   fail=CODE[@N]    the N-th call from now (default 1) returns CODE and does nothing;  @* = every call
  *   exec=CODE[@N]    the N-th call is accepted, and its task ends with CODE when it runs
  *   delay=MS[@N]     the task takes MS milliseconds longer (a call without a task: the call does)
+ *   flip=BYTE[@N]    of HcclBatchGet and HcclBatchPut: a bit of the BYTE-th byte that the call moved, counted through its items
+ *                    from 0, or from -1 backwards, arrives wrong, and nothing says so; beyond the first or the last it is that one
  *   hang[@N]         the task never completes by itself; a stream abort ends it
  *   drop[@N]         a host callback is not run
  * A call without a task is late before it does anything: `aclrtStreamAbort:delay=MS` is an abort as slow as the vendor's may be.

@@ -266,6 +266,75 @@ TEST(test_injected_faults)
     run_pair(injected);
 }
 
+/* One bit of `bytes` bytes is not as it was sent: that of byte `at`. */
+static bool only_differs_at(const uint8_t *bytes, uint64_t size, uint32_t seed, uint64_t at)
+{
+    for (uint64_t i = 0; i < size; i++)
+        if (bytes[i] != (pattern(seed, i) ^ (i == at)))
+            return false;
+    return true;
+}
+
+static const struct { const char *spec; uint64_t at; } flips[] = {
+    { "flip=0", 0 }, { "flip=1234567", 1234567 }, { "flip=-1", 2499999 }, { "flip=-2500000", 0 }, { "flip=99999999", 2499999 },
+    { "flip=-99999999", 0 },
+};
+enum { FLIPPED = 2500000 };                                 /* no more than mapped and private memory of the peer have */
+
+static void flipped(uint32_t rank, int other)
+{
+    side s;
+    char spec[64];
+    open_side(&s, rank, other);
+    for (size_t i = 0; i < sizeof flips / sizeof *flips; i++)
+        for (int region = DEVICE; region <= ADOPTED_DEVICE; region += ADOPTED_DEVICE - DEVICE) {
+            snprintf(spec, sizeof spec, "HcclBatchGet:%s@2", flips[i].spec);
+            CHECK_EQ(softnpu_fault(spec), 0);
+            for (int nth = 1; nth <= 3; nth++) {
+                CHECK_OK(move(&s, false, s.scratch, s.remote[region], FLIPPED));
+                CHECK_OK(aclrtSynchronizeStream(s.stream)); /* nothing says so */
+                uint64_t at = nth == 2 ? flips[i].at : UINT64_MAX;
+                CHECK(only_differs_at(s.scratch, FLIPPED, (1 - rank) * 10 + (uint32_t)region, at));
+            }
+        }
+    in_step(other);
+    for (int region = DEVICE; region <= ADOPTED_DEVICE; region += ADOPTED_DEVICE - DEVICE) {
+        fill(s.scratch, FLIPPED, 50);
+        CHECK_EQ(softnpu_fault("HcclBatchPut:flip=777777"), 0);
+        CHECK_OK(move(&s, true, s.scratch, s.remote[region], FLIPPED));
+        CHECK_OK(aclrtSynchronizeStream(s.stream));
+        CHECK(holds(s.scratch, FLIPPED, 50));               /* what was read is left as it was */
+    }
+    in_step(other);
+    CHECK(only_differs_at(s.region[DEVICE], FLIPPED, 50, 777777));
+    CHECK(only_differs_at(s.region[ADOPTED_DEVICE], FLIPPED, 50, 777777));
+    close_side(&s);
+}
+
+TEST(test_a_flipped_bit_arrives_wrong_and_no_other)
+{
+    run_pair(flipped);
+}
+
+static void flipped_item(uint32_t rank, int other)
+{
+    side s;
+    open_side(&s, rank, other);
+    HcclOneSideOpDesc items[3];
+    for (int i = 0; i < 3; i++)                             /* backwards: none is joined to the one before */
+        items[i] = (HcclOneSideOpDesc){ s.scratch + (2 - i) * 1000, s.remote[DEVICE] + (2 - i) * 1000, 1000, HCCL_DATA_TYPE_INT8 };
+    CHECK_EQ(softnpu_fault("HcclBatchGet:flip=1001"), 0);
+    CHECK_OK(HcclBatchGet(s.comm, 1 - rank, items, 3, s.stream));
+    CHECK_OK(aclrtSynchronizeStream(s.stream));
+    CHECK(only_differs_at(s.scratch, 3000, (1 - rank) * 10 + DEVICE, 1001));
+    close_side(&s);
+}
+
+TEST(test_the_place_of_a_flip_is_counted_through_the_items)
+{
+    run_pair(flipped_item);
+}
+
 int main(void)
 {
     RUN(test_every_byte_of_every_kind_of_memory_arrives);
@@ -275,5 +344,7 @@ int main(void)
     RUN(test_adjacent_items_arrive_as_one);
     RUN(test_local_memory_freed_too_early_is_an_error);
     RUN(test_injected_faults);
+    RUN(test_a_flipped_bit_arrives_wrong_and_no_other);
+    RUN(test_the_place_of_a_flip_is_counted_through_the_items);
     return check_done();
 }

@@ -9,13 +9,13 @@
 
 atomic_int soft_gate;
 
-typedef enum { FAIL, EXEC, DELAY, HANG, DROP } action;
-static const char *const action_names[] = { "fail", "exec", "delay", "hang", "drop" };
+typedef enum { FAIL, EXEC, DELAY, FLIP, HANG, DROP } action;
+static const char *const action_names[] = { "fail", "exec", "delay", "flip", "hang", "drop" };
 typedef struct fault {
     struct fault *next;
     char function[64];
     action what;
-    int64_t value;                                          /* a code, or milliseconds */
+    int64_t value;                                          /* a code, milliseconds, or the place of a byte */
     uint64_t left;                                          /* calls until it strikes; 0 = every call */
 } fault;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -34,6 +34,12 @@ static bool is_exported(const char *function)
     return found;
 }
 
+/* Other functions do not look for it. */
+static bool may_flip(const char *function)
+{
+    return !strcmp(function, "HcclBatchGet") || !strcmp(function, "HcclBatchPut");
+}
+
 static bool parse_number(const char *text, int64_t *value, const char **end)
 {
     char *after;
@@ -43,17 +49,22 @@ static bool parse_number(const char *text, int64_t *value, const char **end)
     return after != text && errno == 0;
 }
 
+static bool is_possible(action what, int64_t value)
+{
+    return what == FLIP || (what == DELAY ? value >= 0 : value > 0 && value <= INT32_MAX);
+}
+
 static bool parse_action(const char *text, fault *out)
 {
     for (action what = FAIL; what <= DROP; what++) {
         size_t length = strlen(action_names[what]);
-        bool valued = what <= DELAY;
+        bool valued = what <= FLIP;
         if (strncmp(text, action_names[what], length) || (valued && text[length] != '='))
             continue;
         const char *rest = text + length;
         if (valued && !parse_number(rest + 1, &out->value, &rest))
             return false;
-        if (valued && (what == DELAY ? out->value < 0 : out->value <= 0 || out->value > INT32_MAX))
+        if (valued && !is_possible(what, out->value))
             return false;
         out->what = what;
         int64_t nth = 1;
@@ -74,7 +85,7 @@ static fault *parse_one(char *text)
     if (!colon || colon == text || (size_t)(colon - text) >= sizeof parsed.function)
         return NULL;
     memcpy(parsed.function, text, (size_t)(colon - text));
-    if (!parse_action(colon + 1, &parsed) || !is_exported(parsed.function))
+    if (!parse_action(colon + 1, &parsed) || !is_exported(parsed.function) || (parsed.what == FLIP && !may_flip(parsed.function)))
         return NULL;
     fault *made = malloc(sizeof *made);
     if (made)
@@ -114,8 +125,8 @@ int softnpu_fault(const char *spec)
         *last = parse_one(one + strspn(one, " "));
         good = *last;
         if (!good)
-            soft_error(ACL_ERROR_INVALID_PARAM, "fault '%s': want function:fail=CODE|exec=CODE|delay=MS|hang|drop, then "
-                       "nothing, @N or @*; the function must be an exported name", one);
+            soft_error(ACL_ERROR_INVALID_PARAM, "fault '%s': want function:fail=CODE|exec=CODE|delay=MS|flip=BYTE|hang|drop, "
+                       "then nothing, @N or @*; the function must be an exported name, for flip HcclBatchGet or HcclBatchPut", one);
         else
             last = &(*last)->next;
     }
@@ -154,6 +165,7 @@ static void strike(const fault *one, soft_exec_fault *sum, int *fail)
     case FAIL:  *fail = (int)one->value; break;
     case EXEC:  sum->code = (aclError)one->value; break;
     case DELAY: sum->delay_ms += one->value; break;
+    case FLIP:  sum->flip = true; sum->flip_at = one->value; break;
     case HANG:  sum->hang = true; break;
     case DROP:  sum->drop = true; break;
     }

@@ -43,7 +43,7 @@ void  soft_ref(soft_object *object);
 void  soft_unref(soft_object *object);
 
 /* ---- fault.c. With no fault set these cost one relaxed load. ---- */
-typedef struct soft_exec_fault { aclError code; int64_t delay_ms; bool hang, drop; } soft_exec_fault;
+typedef struct soft_exec_fault { aclError code; int64_t delay_ms, flip_at; bool hang, drop, flip; } soft_exec_fault;
 int  soft_fault(const char *function, soft_exec_fault *exec); /* the code to return at once, or 0; exec may be NULL (then a delay is taken here) */
 int  soft_fault_init(void);                                  /* reads SOFTNPU_FAULTS; an ACL error code when that is no spec */
 

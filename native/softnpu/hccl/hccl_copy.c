@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <unistd.h>
 #include "big_copy.h"
 #include "copiers.h"
 #include "hccl_soft.h"
@@ -185,6 +186,22 @@ static fault copy_all(const hccl_transfer *transfer)
     return all.first;
 }
 
+/* The fault of this name. What a put wrote belongs to the peer: its gate is entered, too. */
+static aclError flip(const hccl_transfer *transfer)
+{
+    uint64_t at = hccl_flip_place(transfer->task.fault.flip_at, transfer->task.bytes);
+    const hccl_copy *copy = transfer->copies;
+    for (; at >= copy->bytes; copy++)
+        at -= copy->bytes;
+    if (!transfer->put)
+        return hccl_flip(copy->local + at, getpid());
+    int side = hccl_side(transfer->comm, transfer->rank);
+    void *place = (void *)(uintptr_t)(copy->remote + at);
+    aclError code = hccl_gate_enter(transfer->gate, side) ? hccl_flip(place, copy->mapped ? getpid() : transfer->pid) : ACL_SUCCESS;
+    hccl_gate_leave(transfer->gate, side, transfer->link);
+    return code;
+}
+
 static aclError run(soft_task *task)
 {
     hccl_transfer *transfer = (hccl_transfer *)task;
@@ -192,7 +209,8 @@ static aclError run(soft_task *task)
     if (code)
         return code;
     fault what = copy_all(transfer);
-    return told(transfer, what.code ? what : look_up(transfer));
+    code = told(transfer, what.code ? what : look_up(transfer));
+    return !code && task->fault.flip && task->bytes ? flip(transfer) : code;
 }
 
 /* Comes before the stream reports the task as ended: a thread that has synchronized may destroy the communicator at once. */

@@ -131,9 +131,21 @@ static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posti
     return code;
 }
 
+/* Which byte `flip` means has to be known before the first item is posted. */
+static soft_exec_fault placed(const batch_call *call)
+{
+    soft_exec_fault fault = call->fault;
+    uint64_t total = 0, bytes;
+    for (uint32_t i = 0; fault.flip && i < call->count; i++)
+        total += hccl_bytes(call->desc[i].count, call->desc[i].dataType, &bytes) ? bytes : 0;
+    fault.flip = total != 0;
+    fault.flip_at = fault.flip ? (int64_t)hccl_flip_place(fault.flip_at, total) : 0;
+    return fault;
+}
+
 static HcclResult post(const batch_call *call, hccl_comm *comm, soft_stream *stream)
 {
-    hccl_posting posting = {call->function, comm, call->rank, call->put, call->fault, NULL, 0};
+    hccl_posting posting = {call->function, comm, call->rank, call->put, placed(call), NULL, 0};
     HcclResult code = hccl_comm_hold(call->function, comm);  /* while this call lasts: what was posted holds nothing up */
     if (code)
         return code;

@@ -17,14 +17,21 @@ static HcclResult post(hccl_posting *posting, const hccl_request *request)
                            "answered in time (HCCL_CONNECT_TIMEOUT)", posting->function, HCCL_QUEUE_ROOM, posting->rank);
 }
 
+/* What of the call's fault strikes a request of so many bytes; the rest is left for those behind it. */
+static soft_exec_fault part_of_fault(hccl_posting *posting, uint64_t bytes)
+{
+    soft_exec_fault mine = posting->fault;
+    mine.flip = mine.flip && (uint64_t)mine.flip_at < bytes;
+    posting->fault = (soft_exec_fault){ .flip = posting->fault.flip && !mine.flip, .flip_at = mine.flip_at - (int64_t)bytes };
+    return mine;
+}
+
 HcclResult hccl_post_item(hccl_posting *posting, const hccl_copy *copy)
 {
     HcclResult code = posting->pair ? HCCL_SUCCESS : find_pair(posting);
-    hccl_request request = { false, posting->put, copy->mapped, copy->local, copy->remote, copy->bytes, posting->fault };
-    if (!code)
-        code = post(posting, &request);
-    posting->fault = (soft_exec_fault){ 0 };
-    return code;
+    soft_exec_fault fault = part_of_fault(posting, copy->bytes);
+    hccl_request request = { false, posting->put, copy->mapped, copy->local, copy->remote, copy->bytes, fault };
+    return code ? code : post(posting, &request);
 }
 
 HcclResult hccl_post_end(hccl_posting *posting, soft_stream *stream)

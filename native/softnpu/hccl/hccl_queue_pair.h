@@ -70,7 +70,7 @@ typedef struct hccl_posting {
     hccl_comm *comm;
     uint32_t rank;
     bool put;
-    soft_exec_fault fault;                                  /* strikes the first request */
+    soft_exec_fault fault;                                  /* strikes the first request; or the one with the byte `flip_at` */
     hccl_queue_pair *pair;                                  /* NULL until there is one */
     int64_t deadline;
 } hccl_posting;

@@ -85,10 +85,23 @@ static aclError move_all(const hccl_queue_pair *pair, const hccl_request *reques
     return code;
 }
 
+static aclError flip(hccl_queue_pair *pair, const hccl_request *request)
+{
+    uint64_t at = (uint64_t)request->fault.flip_at;
+    if (!request->put)
+        return hccl_flip(request->local + at, getpid());
+    void *place = (void *)(uintptr_t)(request->remote + at);
+    aclError code = hccl_gate_enter(pair->gate, pair->side) ? hccl_flip(place, request->mapped ? getpid() : pair->pid) : gone(pair);
+    hccl_gate_leave(pair->gate, pair->side, pair->link);
+    return code;
+}
+
 aclError hccl_request_run(hccl_queue_pair *pair, const hccl_request *request)
 {
     aclError code = suffer(pair, &request->fault);
     if (!code && request->bytes)
         code = move_all(pair, request);
+    if (!code && request->fault.flip)
+        code = flip(pair, request);
     return code ? code : look_up(pair);
 }

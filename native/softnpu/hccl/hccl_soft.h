@@ -229,6 +229,10 @@ hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64
 void         hccl_remotes_clear(hccl_remotes *remotes);
 HcclResult   hccl_swap(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, const hccl_regions *mine, uint16_t purpose);
 
+/* ---- hccl_flip.c: what the fault `flip` does ---- */
+uint64_t hccl_flip_place(int64_t at, uint64_t bytes);    /* of so many bytes that a call moved, at least 1 */
+aclError hccl_flip(void *address, pid_t pid);            /* the byte at an address of a process arrives wrong */
+
 /* ---- hccl_copy.c ---- */
 typedef struct hccl_copy {
     char *local;
