@@ -21,6 +21,7 @@ from aiodatadist.device import empty, torch_empty
 from aiodatadist.errors import (
     AuthError,
     CacheNotFound,
+    DataCorrupted,
     DeviceError,
     FeatureNotEnabled,
     ForkError,
@@ -89,6 +90,7 @@ __all__ = [
     "CacheManager",
     "CacheNotFound",
     "CacheTask",
+    "DataCorrupted",
     "DataType",
     "DeviceError",
     "EventLayerSynchronizer",

@@ -302,6 +302,7 @@ class CacheManager:
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
         notify: bytes | None = None,
+        checksum: bool | None = None,
     ) -> CacheTask:
         """Read a peer's blocks into local ones: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor.
 
@@ -314,6 +315,8 @@ class CacheManager:
             src_layer_range, dst_layer_range: half-open, step 1; all layers if omitted.
             tensor_num_per_layer: tensors in a layer, where a range is given.
             notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
+            checksum: compare what arrives with what was sent before the task succeeds, within ``sync_kv_timeout`` again.
+                None: as ``LLMConfig.transfer_checksum`` says. Each of ``dst_blocks`` may be named once, then.
 
         Returns:
             The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run. Where the link broke and is
@@ -328,12 +331,13 @@ class CacheManager:
             CacheNotFound: the peer has no such cache, slot or key (any more).
             ParamInvalid: the two caches do not fit together.
             TransferTimeout, PeerLost, LinkClosed, ...: it did not succeed.
+            DataCorrupted: with ``checksum``: bytes changed on their way, in the blocks that it names and in no others.
 
         When the call raises nothing was started. While it runs and after it failed or was cancelled, what the destination
         blocks hold is undefined; all other blocks are untouched.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks)
+            task = self._at_once("pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum)
             if task is not None:
                 return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
@@ -345,7 +349,7 @@ class CacheManager:
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
-        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), notify)
+        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), notify, checksum)
 
     def pull_cache(
         self,
@@ -360,6 +364,7 @@ class CacheManager:
         src_cache_offset: int | None = None,
         dst_cache_offset: int | None = None,
         notify: bytes | None = None,
+        checksum: bool | None = None,
     ) -> CacheTask:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
 
@@ -373,7 +378,7 @@ class CacheManager:
             src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot, and of the local one. A pull
                 with either of them, even 0, consumes no key.
 
-        Layers, notification, return value, errors, failure and cancellation as :meth:`pull_blocks`.
+        Layers, notification, checksum, return value, errors, failure and cancellation as :meth:`pull_blocks`.
         """
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         entry = self._destination(cache, "cache")
@@ -394,17 +399,26 @@ class CacheManager:
 
         offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
-        return self._pull("pull_cache", cache_key, entry, selection, notify)
+        return self._pull("pull_cache", cache_key, entry, selection, notify, checksum)
 
     def _at_once(
-        self, what: str, direction: str, key: Any, cache: Any, mine: Sequence[int], theirs: Sequence[int]
+        self,
+        what: str,
+        direction: str,
+        key: Any,
+        cache: Any,
+        mine: Sequence[int],
+        theirs: Sequence[int],
+        checksum: bool | None,
     ) -> CacheTask | None:
-        """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong."""
-        if type(key) is not BlocksCacheKey or type(cache) is not Cache:
+        """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong, and
+        is the only one that compares checksums."""
+        engine = self._engine
+        is_checked = checksum is not False and (checksum is not None or engine.transfer_checksum)
+        if is_checked or type(key) is not BlocksCacheKey or type(cache) is not Cache:
             return None
         if type(mine) not in _LISTS or type(theirs) not in _LISTS or not mine or len(mine) != len(theirs):
             return None
-        engine = self._engine
         link = engine.peek_link(key.cluster_id)
         if link is None or not link.is_owned:
             return None
@@ -420,10 +434,24 @@ class CacheManager:
             return CacheTask(what, link.cluster_id, transfer, engine.check_here, (_BLOCKS, key, len(mine)))
         return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
 
-    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
+    def _pull(
+        self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None, checksum: bool | None
+    ) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
-        spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request=not engine.one_sided)
+        is_checked = self._is_checked(checksum, selection)
+        spec = TransferSpec(entry, key, selection, "get", engine.timeout, not engine.one_sided, is_checked)
         return self._start(what, link, spec, notify)
+
+    def _is_checked(self, checksum: bool | None, selection: Selection) -> bool:
+        """Whether checksums are to be compared. Raises TypeError, ParamInvalid: that cannot be."""
+        if checksum is not None:
+            checks.instance(checksum, "checksum", bool)
+        if not (self._engine.transfer_checksum if checksum is None else checksum):
+            return False
+        blocks = selection.dst_blocks if selection.parts is None else selection.parts.dst
+        if len(set(blocks)) < len(blocks):
+            raise ParamInvalid("dst_blocks names a block twice: with checksums each may be filled once")
+        return True
 
     # ---- blocks that are kept for a peer ----
 
@@ -472,6 +500,7 @@ class CacheManager:
         takers: int = 1,
         timeout_in_millis: int | None = None,
         patience_in_millis: int = 0,
+        checksum: bool | None = None,
     ) -> CacheTask:
         """Read blocks that a peer keeps: ``ticket.blocks[first + i]`` goes to ``dst_blocks[i]``, in every tensor.
 
@@ -488,6 +517,7 @@ class CacheManager:
                 them, or one does not want them.
             timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
             patience_in_millis: in which a lease that the owner does not know yet may come to be.
+            checksum: as :meth:`pull_blocks`, for each portion; what was damaged is told by ``landed_blocks``, too.
 
         Errors as :meth:`pull_blocks`, and awaiting raises CacheNotFound if the owner does not keep the blocks (any more), or
         another peer pulls them.
@@ -516,7 +546,8 @@ class CacheManager:
             seconds = timeout_in_millis / 1000
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
         selection = Selection(layers, sources, targets, parts=parts)
-        spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request=not engine.one_sided)
+        is_checked = self._is_checked(checksum, selection)
+        spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, not engine.one_sided, is_checked)
         pull = link.start_leased(spec, kept.lease, seconds, patience, takers, "pull_leased")
         return self._task("pull_leased", link.cluster_id, pull, spec)
 
@@ -544,6 +575,7 @@ class CacheManager:
         tensor_num_per_layer: int = 2,
         *,
         notify: bytes | None = None,
+        checksum: bool | None = None,
     ) -> CacheTask:
         """Write local blocks into a peer's: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor of the layers.
 
@@ -553,6 +585,7 @@ class CacheManager:
 
         Args:
             notify: what the peer's ``notifications()`` get when all is there; at most 64 KiB.
+            checksum: as :meth:`pull_blocks`; the blocks of a :class:`~aiodatadist.errors.DataCorrupted` are the peer's.
 
         Returns:
             The transfer, already started. It has ``sync_kv_timeout`` for each layer, from when it begins to run.
@@ -563,7 +596,7 @@ class CacheManager:
         Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks)
+            task = self._at_once("push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum)
             if task is not None:
                 return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
@@ -574,7 +607,7 @@ class CacheManager:
         check_below(sources, entry.pieces, "src_blocks", "source")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
-        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), notify)
+        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), notify, checksum)
 
     def push_cache(
         self,
@@ -587,6 +620,7 @@ class CacheManager:
         tensor_num_per_layer: int = 2,
         *,
         notify: bytes | None = None,
+        checksum: bool | None = None,
     ) -> CacheTask:
         """Write a batch slot of a local contiguous cache into a slot of a peer's, in every tensor of the layers.
 
@@ -607,7 +641,7 @@ class CacheManager:
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         selection = Selection(layers, src_slot=src_batch_index, nbytes=entry.stride)
-        return self._push("push_cache", dst_cache_key, entry, selection, notify)
+        return self._push("push_cache", dst_cache_key, entry, selection, notify, checksum)
 
     def _pushable(self, cache: Cache) -> Entry:
         if not self._engine.one_sided:
@@ -616,10 +650,13 @@ class CacheManager:
             )
         return self._local(cache, "src_cache")
 
-    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None) -> CacheTask:
+    def _push(
+        self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None, checksum: bool | None
+    ) -> CacheTask:
         link, layers = self._link_or_wait(key), selection.layers
-        count = max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
-        return self._start(what, link, TransferSpec(entry, key, selection, "put", self._engine.timeout * count), notify)
+        seconds = self._engine.timeout * max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
+        is_checked = self._is_checked(checksum, selection)
+        return self._start(what, link, TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked), notify)
 
     def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, notify: bytes | None) -> CacheTask:
         return self._task(what, link.cluster_id, link.begin(spec, what, notify), spec)

@@ -281,6 +281,7 @@ class LLMDataDist:
             dict(totals.leases_ended),
             len(engine.registry.table) if engine is not None and is_there else 0,
             {placement.name.lower(): usage for placement, usage in pools.items()},
+            dict(totals.failure_causes),
         )
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import errno
 import resource
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Self
 
@@ -165,6 +166,26 @@ class TransferTimeout(TransferError, TimeoutError):
 
     default_status = LLMStatusCode.LLM_TIMEOUT
     retryable = True
+
+
+class DataCorrupted(TransferError):
+    """Bytes changed on their way, as checksums found: what arrived is not what was sent. The link still works.
+
+    All blocks of the destination that are not in ``blocks`` are as they have to be. So many of them are in the message.
+
+    Attributes:
+        blocks: of the destination, those that are damaged; of a contiguous cache the batch slot.
+        digests: of each of them, the CRC-32C at the source and at the destination, over all tensors of the transfer.
+    """
+
+    retryable = True
+
+    def __init__(
+        self, *args: Any, blocks: Sequence[int] = (), digests: Sequence[tuple[int, int]] = (), **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.blocks = tuple(blocks)
+        self.digests = tuple(digests)
 
 
 # ---- this link ----

@@ -111,6 +111,7 @@ class CacheManager:
         tensor_num_per_layer: int = 2,
         notify: bytes | None = None,
         tag: object = None,
+        checksum: bool | None = None,
     ) -> Handle:
         """Submit a ``pull_blocks``. The lists are copied. ``tag`` is for the caller: the handle has it.
 
@@ -127,7 +128,7 @@ class CacheManager:
         def start() -> awaitable_task.CacheTask:
             return self._inner.pull_blocks(
                 src_cache_key, dst_cache, sources, targets, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify, checksum=checksum,
             )  # fmt: skip
 
         return self._submit("pull_blocks", start, targets, tag, notify)
@@ -144,6 +145,7 @@ class CacheManager:
         tensor_num_per_layer: int = 2,
         notify: bytes | None = None,
         tag: object = None,
+        checksum: bool | None = None,
     ) -> Handle:
         """Submit a ``pull_cache``. As :meth:`submit_pull_blocks`; the handle's block is ``batch_index``."""
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
@@ -154,7 +156,7 @@ class CacheManager:
         def start() -> awaitable_task.CacheTask:
             return self._inner.pull_cache(
                 cache_key, cache, batch_index, size, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify, checksum=checksum,
             )  # fmt: skip
 
         return self._submit("pull_cache", start, (batch_index,), tag, notify)
@@ -171,6 +173,7 @@ class CacheManager:
         *,
         notify: bytes | None = None,
         tag: object = None,
+        checksum: bool | None = None,
     ) -> Handle:
         """Submit a ``push_blocks``. As :meth:`submit_pull_blocks`; the handle's blocks are the peer's."""
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
@@ -181,7 +184,7 @@ class CacheManager:
         def start() -> awaitable_task.CacheTask:
             return self._inner.push_blocks(
                 dst_cache_key, src_cache, sources, targets, src_layer_range, dst_layer_range, tensor_num_per_layer,
-                notify=notify,
+                notify=notify, checksum=checksum,
             )  # fmt: skip
 
         return self._submit("push_blocks", start, targets, tag, notify)
@@ -198,6 +201,7 @@ class CacheManager:
         *,
         notify: bytes | None = None,
         tag: object = None,
+        checksum: bool | None = None,
     ) -> Handle:
         """Submit a ``push_cache``. As :meth:`submit_pull_blocks`; the handle's block is the peer's slot."""
         checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
@@ -208,7 +212,7 @@ class CacheManager:
         def start() -> awaitable_task.CacheTask:
             return self._inner.push_cache(
                 dst_cache_key, src_cache, src_batch_index, src_layer_range, dst_layer_range, size,
-                tensor_num_per_layer, notify=notify,
+                tensor_num_per_layer, notify=notify, checksum=checksum,
             )  # fmt: skip
 
         return self._submit("push_cache", start, (dst_cache_key.batch_index,), tag, notify)

@@ -22,7 +22,7 @@ from aiodatadist.blocking.stats import Counters
 from aiodatadist.cache.task import CacheTask, TransferReport
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.errors import LinkClosed, LLMException, LLMStatusCode
+from aiodatadist.errors import DataCorrupted, LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
 """Handles that may be submitted and not drained."""
@@ -93,10 +93,13 @@ class Handle:
         return self._error
 
     def failed_blocks(self) -> list[int]:
-        """Destination blocks that may not be used, because it failed or was cancelled: all of them, or none.
+        """Destination blocks that may not be used, because it failed or was cancelled: all of them, or none; where checksums
+        found that bytes changed on their way, the damaged ones.
 
         Of a slot its number. Empty while it is under way, when nothing is known yet.
         """
+        if isinstance(self._error, DataCorrupted):
+            return list(self._error.blocks)
         return list(self._blocks) if self._state in {HandleState.FAILED, HandleState.CANCELLED} else []
 
     def report(self) -> TransferReport | None:

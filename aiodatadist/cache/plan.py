@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.errors import CacheNotFound, ParamInvalid
-from aiodatadist.values.grid import Grid, blocks_for, indexes
+from aiodatadist.values.grid import Grid, Side, blocks_for, indexes
 from aiodatadist.values.selection import BlockParts, Geometry, Layers, Selection
 
 if TYPE_CHECKING:
@@ -43,6 +43,33 @@ def plan(
         return slot_to_blocks(source, src_slot, target, selection.dst_blocks, layers)
     offsets = selection.offsets or (0, 0)
     return slot_to_slot(source, src_slot, target, dst_slot, selection.nbytes, layers, *offsets)
+
+
+def target_side(selection: Selection, target: Geometry, nbytes: int) -> Side:
+    """What a plan for these two would have as its local side, where the source is not known but by how many bytes came.
+
+    Raises:
+        ParamInvalid: so many bytes do not fit the selection.
+    """
+    tensors = selection.layers.of_target(target)
+    addresses, blocks = target.addresses[tensors.start : tensors.stop], selection.dst_blocks
+    if selection.parts is not None:
+        part = selection.parts.nbytes
+        return Side(addresses, _numbered(target, blocks, selection.parts.dst, part, "destination"), part, part, part)
+    stride = target.stride
+    if selection.src_blocks:
+        return Side(addresses, blocks, stride, stride, stride)
+    if not blocks:
+        offset = (selection.offsets or (0, 0))[1]
+        starts = array("Q", [address + offset for address in addresses])
+        return Side(starts, array("Q", [selection.dst_slot]), stride, selection.nbytes, selection.nbytes)
+    each, rest = divmod(nbytes, len(addresses))
+    tail = each - (len(blocks) - 1) * stride
+    if rest or not 0 < tail <= stride:
+        raise ParamInvalid(
+            f"{nbytes} bytes in {len(addresses)} tensors: they do not fit {len(blocks)} blocks of {stride}"
+        )
+    return Side(addresses, blocks, stride, min(each, stride), tail)
 
 
 def want_slot_there(remote: RemoteCache, slot: int) -> RemoteCache:

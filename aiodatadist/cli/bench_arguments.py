@@ -65,6 +65,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
         "--against", type=_several(AGAINST), default=[], metavar="NAME[,NAME]",
         help=f"other libraries, in turns, on this machine: {', '.join(AGAINST)}; installed in ~/.cache/aiodatadist/bench",
     )  # fmt: skip
+    how.add_argument("--checksum", action="store_true", help="in turns, the same transfers with checksums: pull, push")
     out = bench.add_argument_group("what comes of it")
     out.add_argument("--json", type=Path, metavar="FILE", help="numbers, and what ran (-: only these, on stdout)")
     out.add_argument(
@@ -111,6 +112,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         places=places(arguments, 2 if role is BenchRole.BOTH else 1),
         owner_arguments=_owner_arguments(arguments),
         against=tuple(arguments.against),
+        checksum=arguments.checksum,
         json=arguments.json,
         compare=arguments.compare,
         plot=arguments.plot,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
+from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.link_changes import ChangeFeed
@@ -141,6 +142,7 @@ class Engine:
         self.device: Device
         self.transport: Transport
         self.registry: CacheRegistry
+        self.digester: Digester
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox(resident.check_here)
         self.totals = owner.totals
@@ -148,6 +150,7 @@ class Engine:
         self.block_leases = BlockLeases(self.totals, resident.check_here)
         self.changes = ChangeFeed(self.totals)
         self.layered: set[LayeredTransfer] = set()
+        self.transfer_checksum = config.transfer_checksum
         self.serving_a_request = serving_a_request
         self._owner = owner
         self._config = config
@@ -179,6 +182,8 @@ class Engine:
             await self._open_pools()
             self.local_copies = LocalCopies(self.device)
             stack.push_async_callback(self.local_copies.aclose)
+            self.digester = Digester(self.device)
+            stack.push_async_callback(self.digester.aclose)
             stack.callback(self._heartbeats.close)
             address = await find_listen_address(self._config)
             listener = None if address is None else await Listener.open(*address, self.auth_key, "init")

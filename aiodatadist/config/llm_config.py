@@ -114,6 +114,8 @@ class LLMConfig(BaseModel):
         heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
         relink: when a link that ``link_clusters`` of this end made, and that broke, is made again, as JSON, a dict or a
             :class:`RelinkPolicy`; kept as JSON. None: it is not, as upstream has it. ``"{}"``: with the policy's defaults.
+        transfer_checksum: compare what arrives with what was sent, in every pull and push that this cluster starts, unless
+            the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not linked.
         auth_key: secret that both ends prove to have. Needed for listening on anything but loopback addresses. It is in
             no option dictionary.
     """
@@ -147,6 +149,7 @@ class LLMConfig(BaseModel):
     )
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
+    transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
     def __init__(  # spelt out for type checkers: options may be given as more types than they are kept in
@@ -178,6 +181,7 @@ class LLMConfig(BaseModel):
         heartbeat_interval: int = DEFAULT_HEARTBEAT_INTERVAL,
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
+        transfer_checksum: bool = False,
         auth_key: bytes | str | SecretBytes | None = None,
     ) -> None:
         if listen is not None and listen_ip_info is not None:
@@ -458,6 +462,7 @@ _OPTIONS: Final = (
     _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _NUMBER, is_quiet=True),
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
     _Option("aiodatadist.Relink", "relink", is_quiet=True),
+    _Option("aiodatadist.TransferChecksum", "transfer_checksum", _SWITCH, is_quiet=True),
 )
 
 _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _DEVICE))}

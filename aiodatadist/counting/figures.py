@@ -69,6 +69,8 @@ class Figures(Generic[Pool]):
             :class:`~aiodatadist.LeaseEnd` has it.
         caches: caches that are registered or allocated now.
         pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
+        failure_causes: transfers that failed for a reason that their status does not tell: ``"checksum"``, bytes changed on
+            their way. In a ``pull_leased`` each portion counts.
     """
 
     cluster_id: int
@@ -85,3 +87,4 @@ class Figures(Generic[Pool]):
     leases_ended: Mapping[str, int]
     caches: int
     pools: Mapping[str, Pool] = field(default_factory=dict)
+    failure_causes: Mapping[str, int] = field(default_factory=dict)

@@ -25,6 +25,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.transfers: defaultdict[str, Flow] = defaultdict(Flow)
+        self.failure_causes: Counter[str] = Counter()
         self.linking = Flow()
         self.links_made = 0
         self.links_ended: Counter[str] = Counter()

@@ -3,8 +3,8 @@
 ``session`` is what all its parts share, and ``link`` the life of it, ``link_handshake`` its beginning; ``connection`` and
 ``wire`` carry its messages, ``questions`` those that are answered; ``channels`` reach memory, and ``leases`` say what of
 this end's the peer may reach; ``requester`` and ``responder`` are transfers for which the peer has to be asked, and those
-that it asks for; ``block_leases`` keeps blocks for a peer, and ``leased_pull`` is a pull of such; ``notifications``, and
-``layer_events`` for layers that have come.
+that it asks for; ``checksums`` compares what arrived with what was sent; ``block_leases`` keeps blocks for a peer, and
+``leased_pull`` is a pull of such; ``notifications``, and ``layer_events`` for layers that have come.
 
 Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
 more. Refuses to know: other links.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from aiodatadist.device import TransferCompletion, TransferState
-from aiodatadist.errors import CacheNotFound, LLMException, TransferTimeout
+from aiodatadist.errors import CacheNotFound, DataCorrupted, LLMException, TransferTimeout
 from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
@@ -132,6 +132,8 @@ class LeasedPull(RemoteOperation):
         self._is_expired = asyncio.get_running_loop().time() >= self._kept_until
         for portion, blocks in portions:
             if portion.state is not TransferState.DONE or self._is_expired:
+                if isinstance(portion.error, DataCorrupted) and not self._is_expired:
+                    self._landed += portion.error.landed_blocks
                 break
             self._landed += blocks
         # What failed, or is stuck, says why; the others were cancelled for it.

@@ -49,6 +49,10 @@ class PeerLeases:
         while (event := self._revoked.get(entry.cache_id)) is not None:
             await event.wait()
 
+    def held(self, cache_id: int) -> Entry | None:
+        """A cache that the peer was told of and has not given back."""
+        return self._held.get(cache_id)
+
     def told(self, entry: Entry) -> bool:
         """The peer is being told where it is; True if it did not know."""
         is_new = entry.cache_id not in self._held

@@ -26,9 +26,11 @@ from aiodatadist.errors import (
     StuckError,
 )
 from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
+from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.leased_pull import LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import check_payload, decode
+from aiodatadist.link.questions import Answer
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
@@ -44,6 +46,8 @@ from aiodatadist.wire.messages import (
     Claim,
     Claimed,
     Connect,
+    Digest,
+    Digests,
     Disconnect,
     Found,
     Grant,
@@ -143,6 +147,8 @@ class Link(Session):
             self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
             self.peer_links = peer.links
             self._names = (handshake.me, peer.cluster_id)
+            if self._host.transfer_checksum:
+                check_peer(self.peer_revision, *self._names)
             await admit(peer)
 
         link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
@@ -158,7 +164,7 @@ class Link(Session):
         When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
         peer first.
         """
-        if spec.is_request:
+        if spec.is_request or spec.checksum:
             return self.requester.begin(spec, what)
         known = self.within_reach(spec.entry, spec.key)
         if known is None:
@@ -176,7 +182,13 @@ class Link(Session):
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
-        """As :meth:`start`, and notifies the peer when it has succeeded. Raises TypeError, ParamInvalid: no such payload."""
+        """As :meth:`start`, and notifies the peer when it has succeeded.
+
+        Raises:
+            TypeError, ParamInvalid: there is no such payload.
+            FeatureNotEnabled: the peer knows no checksums.
+        """
+        self._check_knows(spec)
         pending = None if notify is None else self.notification_queue.reserve(check_payload(notify))
         transfer = self.start(spec, what)
         if pending is not None:
@@ -189,11 +201,16 @@ class Link(Session):
         self, spec: TransferSpec, lease: str, seconds: float, patience: float, takers: int, what: str
     ) -> LeasedPull:
         """Start a pull of blocks that the peer keeps under this name, and claim them. ``seconds``: for all of it; ``takers``:
-        peers that share them."""
+        peers that share them. Raises FeatureNotEnabled: the peer knows no checksums."""
+        self._check_knows(spec)
         pull = LeasedPull(self, lease, seconds, patience, takers, what)
         portions = spec.portions(PORTION_BYTES)
         pull.follow_all([(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions])
         return pull
+
+    def _check_knows(self, spec: TransferSpec) -> None:
+        if spec.checksum:
+            self.requester.checks.want_peer()
 
     def release_lease(self, lease: str) -> None:
         """Blocks that the peer keeps are not wanted."""
@@ -274,6 +291,8 @@ class Link(Session):
             Owned: self._on_answer,
             Claim: self._on_claim,
             Claimed: self._on_answer,
+            Digest: lambda message: self.spawn(self._responder.digest(message)),
+            Digests: self._on_answer,
             Unclaim: self._on_unclaim,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
@@ -314,7 +333,7 @@ class Link(Session):
         why = None if message.end == "failed" else LeaseEnd(message.end)
         self._host.block_leases.unclaim(self, message.call, message.lease, why)
 
-    def _on_answer(self, message: Found | Pulled | Pong | Owned | Claimed) -> None:
+    def _on_answer(self, message: Answer) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
         question = self.questions.find(message)
         if isinstance(message, Owned):
@@ -347,6 +366,7 @@ class Link(Session):
                 for transfer in [t for t, running in self._transfers.items() if running.remote is remote]:
                     self._taken_back.add(transfer)
                     transfer.cancel()
+                self.requester.take_back(remote)
                 await remote.wait_idle()
             self._withdrawing.discard(message.cache_id)
             self._wire.post(Revoked(cache_id=message.cache_id))

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import anyio
 
 from aiodatadist.cache.names import Name
-from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.messages import Claimed, Found, Message, Owned, Pong, Pulled
+from aiodatadist.errors import LLMStatusCode, ProtocolError
+from aiodatadist.wire.messages import Claimed, Digests, Found, Message, Owned, Pong, Pulled
 
-Answer = Found | Pulled | Pong | Owned | Claimed
+Answer = Found | Pulled | Pong | Owned | Claimed | Digests
 
 
 class Question:
@@ -22,13 +22,15 @@ class Question:
         number: chosen by us; its answer has it, too.
         kind: what its answer has to be.
         name: of the cache that it is about, if it is a lookup.
+        checksums: how many of them an answer has that tells of success.
         answered, answer: set together.
     """
 
-    def __init__(self, number: int, kind: type[Answer], name: Name | None) -> None:
+    def __init__(self, number: int, kind: type[Answer], name: Name | None, checksums: int) -> None:
         self.number = number
         self.kind = kind
         self.name = name
+        self.checksums = checksums
         self.answered = anyio.Event()
         self.answer: Answer | None = None
 
@@ -48,10 +50,14 @@ class PendingQuestions:
 
     @contextmanager
     def open(
-        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None
+        self,
+        question: Callable[[int], Message],
+        kind: type[Answer],
+        name: Name | None = None,
+        checksums: int = 0,
     ) -> Iterator[Question]:
         """Say something; an answer that comes within is in the call. Raises ProtocolError: it is too long to be said."""
-        call = Question(next(self._numbers), kind, name)
+        call = Question(next(self._numbers), kind, name, checksums)
         self._post(question(call.number))
         self._open[call.number] = call
         try:
@@ -88,11 +94,20 @@ class PendingQuestions:
         """What a message answers; None: its caller does not wait any more.
 
         Raises:
-            ProtocolError: that was another question.
+            ProtocolError: that was another question, or it has more or fewer checksums than were asked for.
         """
         call = self._open.get(message.call)
         if call is not None and not isinstance(message, call.kind):
             raise ProtocolError(
                 f"the peer answered {message.type!r} where {call.kind.__name__.lower()!r} was asked for"
             )
+        if call is not None and isinstance(message, (Pulled, Digests)):
+            _check_count(call, message)
         return call
+
+
+def _check_count(call: Question, message: Pulled | Digests) -> None:
+    wanted = call.checksums if message.status == LLMStatusCode.LLM_SUCCESS else 0
+    given = len(message.checksums)
+    if given != wanted:
+        raise ProtocolError(f"the peer sent {given} checksums where it was to send {wanted}")

@@ -29,6 +29,7 @@ class TransferSpec:
         direction: ``get`` reads the peer's memory, ``put`` writes it.
         seconds: for the transfer, and once more for talking before it.
         is_request: request/response mode: the peer is asked to write.
+        checksum: compare what arrived with what was sent, within as many seconds again.
     """
 
     entry: Entry
@@ -37,6 +38,13 @@ class TransferSpec:
     direction: Literal["get", "put"]
     seconds: float
     is_request: bool = False
+    checksum: bool = False
+
+    @property
+    def pieces(self) -> int:
+        """Checksums of it: one of each block, or part of a block, or of the slot."""
+        selection = self.selection
+        return len(selection.dst_blocks) or 1 if selection.parts is None else len(selection.parts.dst)
 
     def grid(self, remote: RemoteCache, slot: int) -> Grid:
         """The bytes, once the peer's cache and the slot are known; the destination is the grid's local side.
@@ -90,6 +98,7 @@ class TransferSpec:
             nbytes=selection.nbytes,
             offsets=selection.offsets,
             parts=None if parts is None else PartNumbers(nbytes=parts.nbytes, src=list(parts.src), dst=list(parts.dst)),
+            checksum=self.checksum,
         )
 
     def __str__(self) -> str:
@@ -132,10 +141,10 @@ class RemoteOperation(TransferCompletion):
             transfer.cancel()
 
     def _take_over(self, transfer: TransferCompletion) -> None:
-        self._take_figures(transfer)
+        self.take_figures(transfer)
         self._finish(transfer.state, transfer.error)
 
-    def _take_figures(self, transfer: TransferCompletion) -> None:
+    def take_figures(self, transfer: TransferCompletion) -> None:
         self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
         self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
         self._transfer = None

@@ -9,7 +9,8 @@ import anyio
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, name_of
-from aiodatadist.device import CLEAN_SECONDS, TransferState
+from aiodatadist.cache.plan import target_side
+from aiodatadist.device import CLEAN_SECONDS, StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     InternalError,
@@ -21,6 +22,7 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.link.channels import LinkChannel
+from aiodatadist.link.checksums import Checks
 from aiodatadist.link.questions import Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
@@ -42,10 +44,17 @@ CLOSE_TIMEOUT = 10.0
 
 
 class Requester:
-    """Those of one link. Each is a task of the link's, and a completion that its caller may wait for."""
+    """Those of one link. Each is a task of the link's, and a completion that its caller may wait for.
+
+    Attributes:
+        checks: compares what arrived with what was sent.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.checks = Checks(session)
+        self._checked: dict[RemoteOperation, RemoteCache] = {}
+        self._taken_back: set[RemoteOperation] = set()
 
     def end(self, failure: LinkError) -> None:
         """The link is over: so are the doubtful ones, and those whose task never began."""
@@ -72,10 +81,15 @@ class Requester:
                 spec.entry.release()
             if session.failure is not None and done.state is TransferState.CANCELLED:
                 done.replace_error(session.copy_of_failure())
+            elif operation in self._taken_back and done.state is TransferState.CANCELLED:
+                done.replace_error(
+                    CacheNotFound(f"cluster {session.cluster_id} took its cache back", peer=session.cluster_id)
+                )
             elif done.error is not None:
                 done.error.peer = session.cluster_id
             if spec.is_request:
                 session.counters.ended("pulled", done)
+            self._taken_back.discard(operation)
             session.check_idle()
 
         operation.add_done_callback(ended)
@@ -101,9 +115,34 @@ class Requester:
 
     async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
-        operation.follow(
-            self._session.submit(spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours")
-        )
+        transfer = self._session.submit(spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours")
+        if spec.checksum:
+            await self._check(operation, spec, remote, grid, transfer)
+        else:
+            operation.follow(transfer)
+
+    async def _check(
+        self, operation: RemoteOperation, spec: TransferSpec, remote: RemoteCache, grid: Grid, transfer: StreamTransfer
+    ) -> None:
+        """The peer's cache is held until the checksums are compared, or the peer takes it back and waited long enough."""
+        remote.use()
+        self._checked[operation] = remote
+        try:
+            await transfer.join()
+            operation.take_figures(transfer)
+            if transfer.state is TransferState.DONE:
+                await self.checks.compare(spec, remote, grid)
+            operation.finish(transfer.state, transfer.error)
+        finally:
+            del self._checked[operation]
+            remote.release()
+
+    def take_back(self, remote: RemoteCache) -> None:
+        """The peer wants its cache, and waited: what is still being compared fails."""
+        for operation, checked in self._checked.items():
+            if checked is remote:
+                self._taken_back.add(operation)
+                operation.cancel()
 
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
@@ -158,15 +197,21 @@ class Requester:
 
     async def _ask(self, operation: RemoteOperation, spec: TransferSpec, *, is_first: bool) -> None:
         """Until it is over; or, the first time, until the peer said that it was not told of the destination."""
+        checksums = spec.pieces if spec.checksum else 0
         try:
-            with self._session.questions.open(spec.message, Pulled) as question:
+            with self._session.questions.open(spec.message, Pulled, checksums=checksums) as question:
                 await self._answer(operation, question, spec, is_first)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
+        if not operation.is_done and isinstance(answer := question.answer, Pulled) and answer.checksums:
+            side = target_side(spec.selection, spec.entry, answer.nbytes)
+            await self.checks.compare_answer(spec, side, answer.checksums)
+            operation.finish(TransferState.DONE)
 
     async def _answer(self, operation: RemoteOperation, question: Question, spec: TransferSpec, is_first: bool) -> None:
+        seconds = 2 * spec.seconds if spec.checksum else spec.seconds  # for the peer to sum up what it sent
         try:
-            with anyio.move_on_after(spec.seconds):
+            with anyio.move_on_after(seconds):
                 await question.answered.wait()
         finally:
             if question.answer is None:
@@ -174,7 +219,7 @@ class Requester:
             if isinstance(question.answer, Pulled):
                 may_repeat = is_first and question.answer.is_unknown and not operation.scope.cancel_called
                 if not may_repeat:
-                    self._conclude(operation, question.answer, spec)
+                    self._conclude(operation, question.answer, spec, seconds)
 
     async def _grant(self, entry: Entry, *, anew: bool = False) -> None:
         """Tell the peer where a cache of this end is. ``anew``: also if it was told, which it did not hear."""
@@ -210,13 +255,15 @@ class Requester:
         operation.is_doubtful = True
         self._session.check_idle()
 
-    def _conclude(self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec) -> None:
+    def _conclude(self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec, seconds: float) -> None:
+        """Of a success with checksums only the figures: it has to be compared."""
         operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
         operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
         if answer.status == LLMStatusCode.LLM_SUCCESS:
-            operation.finish(TransferState.DONE)
+            if not spec.checksum:
+                operation.finish(TransferState.DONE)
         elif answer.stopped and not operation.scope.cancel_called:
-            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {spec.seconds:g} s"))
+            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {seconds:g} s"))
         elif not answer.stopped:
             operation.finish(TransferState.FAILED, self._refused(answer, spec.key))
 

@@ -22,8 +22,9 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.link.served_requests import ServedRequests
+from aiodatadist.values.grid import Side
 from aiodatadist.values.selection import BlockParts, Layers, Selection
-from aiodatadist.wire.messages import Found, Lookup, Pull, Pulled
+from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
 from aiodatadist.wire.reasons import printable
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_SERVED = 4096
 """Requests of one peer that are under way."""
+MAX_DIGESTED = 64
+"""Questions for checksums among them: each may name as many blocks, and it takes memory and a processor to answer it."""
 
 _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
     LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
@@ -43,10 +46,10 @@ _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
 }
 
 
-def status_error(answer: Pulled) -> LLMException:
-    """What a peer's refusal is here."""
+def status_error(answer: Pulled | Digests, before: str = "") -> LLMException:
+    """What a peer's refusal is here. ``before``: words in front of its own."""
     status = LLMStatusCode.of(answer.status)
-    return _ERRORS.get(status, TransferError)(answer.reason, status_code=status)
+    return _ERRORS.get(status, TransferError)(before + answer.reason, status_code=status)
 
 
 class Responder:
@@ -57,6 +60,7 @@ class Responder:
         self._registry = registry
         self._running: dict[int, anyio.CancelScope] = {}
         self._served = ServedRequests()
+        self._digested = 0
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is, but not while it is being taken back."""
@@ -138,20 +142,67 @@ class Responder:
     async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
         selection = _selection(message, slot)
         grid = plan(selection, entry, target)
+        sums: list[int] = []
         entry.lease()
         try:
             link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
             transfer = self._session.submit("put", link_channel, entry, target, grid, message.seconds, "served")
+            await transfer.join()
+            if transfer.error is not None:
+                raise transfer.error
+            if transfer.is_cancelled:
+                raise TransferError("it was stopped: the destination was taken back")
+            if message.checksum:
+                sums = await self._sum(entry, grid.remote_side, message.seconds)
         finally:
             entry.release()
-        await transfer.join()
-        if transfer.error is not None:
-            raise transfer.error
-        if transfer.is_cancelled:
-            raise TransferError("it was stopped: the destination was taken back")
         if message.offsets is None:
             self._registry.consumed(entry, name, slot, selection.layers.of_source(entry))
-        return _report(message.call, transfer)
+        return _report(message.call, transfer, sums)
+
+    # ---- checksums ----
+
+    def digest(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
+        """What to do about a question for checksums. Also when the link is being ended: the peer's transfers end first."""
+        if message.call in self._running or self._digested >= MAX_DIGESTED:
+            raise ProtocolError(
+                f"call {message.call} is under way, or {MAX_DIGESTED} others that ask for checksums are"
+            )
+        scope = self._running[message.call] = anyio.CancelScope()
+        self._digested += 1
+        entry = self._session.peer_leases.held(message.cache_id)
+
+        async def run() -> None:
+            answer: Digests | None = None
+            try:
+                with scope:
+                    answer = await self._digests(message, entry)
+            finally:
+                self._running.pop(message.call, None)
+                self._digested -= 1
+            self._session.post(answer or _undigested(message.call, TransferError("it was stopped")))
+
+        return run
+
+    async def _digests(self, message: Digest, entry: Entry | None) -> Digests:
+        try:
+            if entry is None:
+                raise CacheNotFound(f"cache {message.cache_id} was never announced, or taken back")
+            side = _side(message, entry)
+            entry.lease()
+            try:
+                sums = await self._sum(entry, side, message.seconds)
+            finally:
+                entry.release()
+        except LLMException as error:
+            return _undigested(message.call, error)
+        return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
+
+    async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
+        """The caller leased the cache. Raises LLMException: it cannot be read; TransferTimeout: not within the time."""
+        with anyio.move_on_after(seconds):
+            return (await self._session.digester.digests(entry, side)).tolist()
+        raise TransferTimeout(f"the checksums were not there within {seconds:g} s")
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(**message.name.model_dump())
@@ -181,6 +232,28 @@ def _selection(message: Pull, slot: int) -> Selection:
     )
 
 
+def _side(message: Digest, entry: Entry) -> Side:
+    """Where the pieces are. Raises ParamInvalid: not all of them are in the cache."""
+    first, stop = message.first_tensor, message.first_tensor + message.tensors
+    if stop > len(entry.addresses):
+        raise ParamInvalid(f"tensors {first} to {stop - 1}: cache {entry.cache_id} has {len(entry.addresses)}")
+    if message.tail > message.nbytes:
+        raise ParamInvalid(f"tail is {message.tail}: a piece has {message.nbytes} bytes, and the last one no more")
+    *others, last = message.indexes
+    ends = [last * message.step + message.tail]
+    if others:
+        ends.append(max(others) * message.step + message.nbytes)
+    end, limit = message.offset + max(ends), entry.pieces * entry.stride
+    if end > limit:
+        raise ParamInvalid(f"a piece ends at byte {end}: a tensor of cache {entry.cache_id} has {limit}")
+    starts = array("Q", [address + message.offset for address in entry.addresses[first:stop]])
+    return Side(starts, array("Q", message.indexes), message.step, message.nbytes, message.tail)
+
+
+def _undigested(call: int, error: LLMException) -> Digests:
+    return Digests(call=call, status=int(error.status_code), reason=printable(error))
+
+
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
     return Pulled(call=call, status=int(error.status_code), reason=printable(error), stopped=stopped)
 
@@ -190,7 +263,7 @@ def _unknown(message: Pull) -> Pulled:
     return _refusal(message.call, why).model_copy(update={"is_unknown": True})
 
 
-def _report(call: int, transfer: StreamTransfer) -> Pulled:
+def _report(call: int, transfer: StreamTransfer, checksums: list[int]) -> Pulled:
     return Pulled(
         call=call,
         status=int(LLMStatusCode.LLM_SUCCESS),
@@ -199,4 +272,5 @@ def _report(call: int, transfer: StreamTransfer) -> Pulled:
         ranges=transfer.ranges,
         queue_seconds=max(0.0, transfer.queue_seconds),
         transfer_seconds=max(0.0, transfer.transfer_seconds),
+        checksums=checksums,
     )

@@ -42,6 +42,7 @@ from aiodatadist.values.descriptors import BlocksCacheKey, Cache, type_name
 from aiodatadist.wire.messages import Message
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.digester import Digester
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
     from aiodatadist.device import Device
@@ -174,6 +175,20 @@ class Session:
     def registry(self) -> CacheRegistry:
         """The caches of this end."""
         return self._host.registry
+
+    @property
+    def digester(self) -> Digester:
+        """Sums up what is in the caches of this end."""
+        return self._host.digester
+
+    @property
+    def peer_revision(self) -> int:
+        """What the peer knows beyond the version of its messages."""
+        return self._wire.peer_revision
+
+    def count_failure(self, cause: str) -> None:
+        """A transfer fails for this reason, which its status does not tell."""
+        self._host.totals.failure_causes[cause] += 1
 
     def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""

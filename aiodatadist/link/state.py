@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.digester import Digester
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.counting import Totals
     from aiodatadist.link.block_leases import BlockLeases
@@ -37,6 +38,10 @@ class LinkHost(Protocol):
     def block_leases(self) -> BlockLeases: ...
     @property
     def totals(self) -> Totals: ...
+    @property
+    def digester(self) -> Digester: ...
+    @property
+    def transfer_checksum(self) -> bool: ...
     @property
     def timeout(self) -> float: ...
     @property

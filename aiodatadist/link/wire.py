@@ -45,6 +45,11 @@ class Wire:
         self._posted = anyio.Event()
         self._flushed = anyio.Event()
 
+    @property
+    def peer_revision(self) -> int:
+        """What the peer knows, by what it has said so far: see ``frames.REVISION``."""
+        return self._decoder.revision
+
     def trust(self) -> None:
         """The peer is known: full-sized messages are fine from now on."""
         self._decoder.max_body = MAX_BODY

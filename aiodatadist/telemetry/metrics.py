@@ -36,6 +36,9 @@ CLUSTER: Final = {
         "histogram", "Of transfers that succeeded: waiting for earlier ones of the same link.", ("operation",)
     ),
     "aiodatadist_transfer_size_bytes": Metric("histogram", "Bytes of transfers that succeeded.", ("operation",)),
+    "aiodatadist_transfer_failures": Metric(
+        "counter", "Of transfers that failed: what their status does not tell.", ("cause",)
+    ),
     "aiodatadist_links": Metric("gauge", "Links that there are now.", ("state",)),
     "aiodatadist_links_made": Metric("counter", "Links that were made, whichever end asked."),
     "aiodatadist_links_ended": Metric("counter", "Links that ended, and why.", ("reason",)),

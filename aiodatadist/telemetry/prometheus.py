@@ -20,6 +20,7 @@ from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.context_caching.calls import CacheFigures
 from aiodatadist.counting import SECONDS, SUCCESS, Figures, FlowFigures
 from aiodatadist.link import LeaseEnd
+from aiodatadist.link.checksums import FAILURE_CAUSES
 from aiodatadist.link.session import LINK_CAUSES
 from aiodatadist.link.state import LinkState
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
@@ -196,6 +197,7 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
         sheet.histogram("aiodatadist_transfer_queue_seconds", SECONDS, *waits, *which, operation)
         sizes = _sizes([flow])
         sheet.histogram("aiodatadist_transfer_size_bytes", *sizes, *which, operation)
+    sheet.add_each("aiodatadist_transfer_failures", figures.failure_causes, FAILURE_CAUSES, *which)
     sheet.add_each("aiodatadist_links", figures.links, [state.value for state in LinkState], *which)
     sheet.add("aiodatadist_links_made", figures.links_made, *which)
     sheet.add_each("aiodatadist_links_ended", figures.links_ended, LINK_CAUSES, *which)

@@ -28,6 +28,63 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a grid: ``len(addresses)`` tensors x ``len(index)`` blocks.
+
+    Block ``i`` of tensor ``t`` is at ``addresses[t] + index[i] * stride``, ``nbytes`` long, the last one of each tensor
+    ``tail``.
+    """
+
+    addresses: array[int]
+    index: array[int]
+    stride: int
+    nbytes: int
+    tail: int
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of each tensor."""
+        return (len(self.index) - 1) * self.nbytes + self.tail if self.index else 0
+
+    def blocks(self, first: int, count: int) -> Side:
+        """So many of its blocks, or as many as there are from the first one on."""
+        index = self.index[first : first + count]
+        tail = self.tail if first + count >= len(self.index) else self.nbytes
+        return Side(self.addresses, index, self.stride, self.nbytes, tail)
+
+    def parts(self, most: int) -> Iterator[tuple[int, Side]]:
+        """The same in parts of at most so many bytes, each with the number of its first block. The bytes of a block come in
+        the order of its tensors."""
+        each = self.tensor_bytes
+        if each <= most:
+            step = max(1, most // max(each, 1))
+            for t in range(0, len(self.addresses), step):
+                yield 0, Side(self.addresses[t : t + step], self.index, self.stride, self.nbytes, self.tail)
+            return
+        for address in self.addresses:
+            yield from self._parts_of(address, most)
+
+    def _parts_of(self, address: int, most: int) -> Iterator[tuple[int, Side]]:
+        """Of one tensor."""
+        tensor = Side(array("Q", [address]), self.index, self.stride, self.nbytes, self.tail)
+        step = most // self.nbytes
+        if step == 0:
+            yield from self._slices_of(address, most)
+            return
+        for first in range(0, len(self.index), step):
+            yield first, tensor.blocks(first, step)
+
+    def _slices_of(self, address: int, most: int) -> Iterator[tuple[int, Side]]:
+        """Of blocks that are larger than a part."""
+        last = len(self.index) - 1
+        for i, block in enumerate(self.index):
+            whole, start = self.tail if i == last else self.nbytes, address + block * self.stride
+            for offset in range(0, whole, most):
+                nbytes = min(most, whole - offset)
+                yield i, Side(array("Q", [start + offset]), array("Q", [0]), nbytes, nbytes, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """``len(local)`` tensors x ``len(local_index)`` blocks.
 
@@ -53,6 +110,14 @@ class Grid:
 
     def __str__(self) -> str:
         return f"{len(self.local_index)} blocks of {len(self.local)} tensors"
+
+    @property
+    def local_side(self) -> Side:
+        return Side(self.local, self.local_index, self.local_stride, self.nbytes, self.tail)
+
+    @property
+    def remote_side(self) -> Side:
+        return Side(self.remote, self.remote_index, self.remote_stride, self.nbytes, self.tail)
 
     def mirrored(self) -> Grid:
         """The same ranges with the two sides exchanged."""

@@ -1,4 +1,4 @@
-"""Messages as bytes: an 8-byte head (magic, version, length), then JSON."""
+"""Messages as bytes: an 8-byte head (magic, version, revision, length), then JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from aiodatadist.wire.reasons import as_ascii
 
 MAGIC = b"KV"
 VERSION = 1
-HEAD = struct.Struct(">2sBxI")
+REVISION = 1
+"""What the sender knows beyond what every end of this version does. An end takes any, and says only what the other end's has:
+0: nothing; 1: checksums (``Digest``, ``Digests``, and those of ``Pull`` and ``Pulled``)."""
+HEAD = struct.Struct(">2sBBI")
 MAX_BODY = 20 * MAX_INDEXES
 """Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
 SMALL_BODY = 1 << 14
@@ -36,14 +39,19 @@ def encode(message: Message) -> bytes:
     body = parser.dump_json(message, exclude_defaults=False)
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")
-    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, REVISION, len(body)) + body
 
 
 class Decoder:
-    """Bytes in, messages out. After an error it is good for nothing."""
+    """Bytes in, messages out. After an error it is good for nothing.
+
+    Attributes:
+        revision: of the end that the last message is from.
+    """
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self.max_body = max_body
+        self.revision = 0
         self._buffer = bytearray()
         self._failure: ProtocolError | None = None
 
@@ -52,7 +60,7 @@ class Decoder:
         """Bytes to the end of the next message, or of its head: who reads no more than that takes nothing from behind it."""
         if len(self._buffer) < HEAD.size:
             return HEAD.size - len(self._buffer)
-        _, _, length = HEAD.unpack_from(self._buffer)
+        *_, length = HEAD.unpack_from(self._buffer)
         return HEAD.size + int(length) - len(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
@@ -79,7 +87,7 @@ class Decoder:
             if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
                 raise ProtocolError(f"the peer does not speak our protocol: it begins with {bytes(self._buffer)!r}")
             return None
-        magic, version, length = HEAD.unpack_from(self._buffer)
+        magic, version, revision, length = HEAD.unpack_from(self._buffer)
         if magic != MAGIC:
             raise ProtocolError(f"the peer does not speak our protocol: it begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
@@ -91,6 +99,7 @@ class Decoder:
             return None
         body = bytes(self._buffer[HEAD.size : end])
         del self._buffer[:end]
+        self.revision = revision
         return _parse(body)
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    TypeAdapter,
+    model_serializer,
+    model_validator,
+)
 
 PROTOCOL = 4
 """Raised when a message changes its meaning; both ends have to have the same."""
@@ -38,12 +48,21 @@ Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=r"^[\x20-\x7e]*$")]
 LayerRange = Annotated[tuple[UInt32, UInt32], Strict(False)] | None
 """Half-open. A list in JSON, which is why the tuple, and nothing in it, is read leniently."""
 Indexes = Annotated[list[UInt64], Field(max_length=MAX_INDEXES), FailFast()]
+Checksums = Annotated[list[UInt32], Field(max_length=MAX_INDEXES), FailFast()]
+"""CRC-32C of each block, over all its tensors in their order."""
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
     )  # model_id is one of the fields
+
+
+def _only_if(is_said: bool, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """What is left out is not there at all: an end of an earlier revision refuses names that it does not know."""
+    if not is_said:
+        del fields[name]
+    return fields
 
 
 class EndpointInfo(_Message):
@@ -260,6 +279,12 @@ class Pull(_Message):
     offsets: Annotated[tuple[UInt63, UInt63], Strict(False)] | None = None
     parts: PartNumbers | None = None
     seconds: Seconds
+    checksum: bool = False
+    """The answer shall have checksums of what was read. Not said to a peer of revision 0."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_not_all_know(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _only_if(self.checksum, "checksum", write(self))
 
 
 class Stop(_Message):
@@ -284,6 +309,42 @@ class Pulled(_Message):
     ranges: UInt64 = 0
     queue_seconds: Annotated[float, Field(ge=0)] = 0.0
     transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
+    checksums: Checksums = Field(default_factory=list)
+    """Of the source's blocks, parts or slot, in the order of the request; empty if that did not ask for them."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_not_all_know(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _only_if(bool(self.checksums), "checksums", write(self))
+
+
+class Digest(_Message):
+    """What are the checksums of these pieces of a cache of yours that I hold? The receiver answers ``digests``.
+
+    Piece ``i`` is ``nbytes`` long, the last one ``tail``, and begins ``offset + indexes[i] * step`` bytes behind the start of
+    each of ``tensors`` tensors, from ``first_tensor`` on. The receiver adds that up, and sees to it that it is in the cache.
+    """
+
+    type: Literal["digest"] = "digest"
+    call: CallId
+    cache_id: CacheId
+    first_tensor: UInt32
+    tensors: Annotated[int, Field(ge=1, le=MAX_TENSORS)]
+    offset: UInt63
+    step: Annotated[int, Field(ge=1, lt=2**63)]
+    nbytes: Annotated[int, Field(ge=1, lt=2**63)]
+    tail: Annotated[int, Field(ge=1, lt=2**63)]
+    indexes: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_INDEXES), FailFast()]
+    seconds: Seconds
+
+
+class Digests(_Message):
+    """The answer: as many as there are pieces; or why not, and none."""
+
+    type: Literal["digests"] = "digests"
+    call: CallId
+    status: Status
+    reason: Reason = ""
+    checksums: Checksums = Field(default_factory=list)
 
 
 class Claim(_Message):
@@ -422,6 +483,6 @@ Message = (
     Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
-    | Claim | Claimed | Unclaim
+    | Claim | Claimed | Unclaim | Digest | Digests
 )  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

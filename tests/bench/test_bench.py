@@ -138,6 +138,16 @@ def test_against_the_kernels_own_copy() -> None:
     assert all(row.wrong == [] and row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
 
 
+def test_with_and_without_checksums_in_turns() -> None:
+    done = bench(*SHORT, "4KiB", "--op", "pull,push", "--memory", "pool,host", "--checksum", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    rows = BenchReport.model_validate_json(done.stdout).rows
+    assert [row.by for row in rows] == ["aiodatadist", "with checksums"] * 4
+    assert [row.what for row in rows] == ["", "CRC-32C of every block"] * 4
+    assert [row.wrong for row in rows] == [[], None] * 4
+    assert all(row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
+
+
 def test_a_library_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
     """As without a way to a package index."""
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "XDG_CACHE_HOME": str(tmp_path)}
@@ -182,6 +192,7 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--compare", "/dev/null"], "/dev/null is not a report of this command"),
         (["--auth-key-file", "/nowhere"], "--auth-key-file: cannot read /nowhere"),
         (["--against", "process_vm", "--op", "copy", "--batch", "2"], "--against measures pulls and pushes"),
+        (["--checksum", "--op", "pull,copy", "--batch", "2"], "--checksum measures pulls and pushes"),
         (["--device", "0"], "--device 0 names 1"),
     ],
 )

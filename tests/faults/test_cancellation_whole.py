@@ -29,6 +29,7 @@ from aiodatadist import (
     RegisterMemStatus,
     TransferTimeout,
 )
+from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
 from aiodatadist.link.channels import Channels
@@ -352,6 +353,32 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
         for cluster in (all_of.prompt, all_of.decoder):
             ways = all_of.link(cluster).channels
             await until(lambda ways=ways: len(ways._old) < 8, f"{len(ways._old)} outdated channels are open")  # type: ignore[misc]
+
+
+@hows
+@pytest.mark.parametrize(
+    ("one_sided", "spot"),
+    [
+        (True, CALLER),
+        (True, Spot(Requester, "_arrange")),
+        (True, Spot(Responder, "_digests")),
+        (True, Spot(Digester, "digests")),
+        (False, Spot(Requester, "_request")),
+        (False, Spot(Responder, "_write")),
+    ],
+    ids=str,
+)
+async def test_a_pull_whose_checksums_are_compared(one_sided: bool, spot: Spot, how: str, no_leaks: None) -> None:
+    async with scene(enable_remote_cache_accessible=one_sided) as all_of:
+
+        async def pull() -> None:
+            await all_of.manager.pull_blocks(BlocksCacheKey(1), all_of.target, range(8), range(8), checksum=True)
+
+        async def oracle() -> None:
+            await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
+            await all_of.all_is_back()
+
+        await at_every_await(spot, how, pull, oracle)
 
 
 # ---- pushes and notifications ----

@@ -63,6 +63,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat_interval": st.integers(10, 600_000),
     "heartbeat_misses": st.integers(1, 100),
     "relink": st.sampled_from(["{}", '{"wait": 1.5, "duration": null}', ""]),
+    "transfer_checksum": st.booleans(),
 }
 
 configurations = st.fixed_dictionaries({}, optional=OPTIONS)
@@ -155,6 +156,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         heartbeat_interval=100,
         heartbeat_misses=5,
         relink=RelinkPolicy(max_delay=2, wait=0.5),
+        transfer_checksum=True,
         auth_key=b"secret",
     )
     assert config.generate_options() == {
@@ -183,6 +185,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         "aiodatadist.HeartbeatInterval": "100",
         "aiodatadist.HeartbeatMisses": "5",
         "aiodatadist.Relink": '{"max_delay":2.0,"wait":0.5}',
+        "aiodatadist.TransferChecksum": "1",
     }
 
 
@@ -275,6 +278,7 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("heartbeat_misses", "3"),
     ("relink", True),
     ("relink", 1.0),
+    ("transfer_checksum", 1),
     ("auth_key", 1),
 ]
 

@@ -9,6 +9,7 @@ import pytest
 from aiodatadist import errors
 from aiodatadist.errors import (
     AuthError,
+    DataCorrupted,
     DeviceError,
     IncompatiblePeer,
     LinkClosed,
@@ -107,7 +108,7 @@ def test_who_expects_a_builtin_exception_gets_it(kind: type[LLMException], built
 @pytest.mark.parametrize(
     ("ruined", "kinds"),
     [
-        (TransferError, {TransferError, TransferTimeout}),
+        (TransferError, {TransferError, TransferTimeout, DataCorrupted}),
         (LinkError, {LinkError, PeerLost, LinkClosed, LinkTimeout, AuthError, ProtocolError, IncompatiblePeer}),
         (DeviceError, {DeviceError, RuntimeUnavailable, StuckError}),
     ],
@@ -140,4 +141,9 @@ def test_device_error_carries_the_runtimes_number_to_another_process() -> None:
 
 
 def test_only_what_may_succeed_later_is_retryable() -> None:
-    assert {kind.__name__ for kind in FAMILY if kind.retryable} == {"CacheNotFound", "OutOfMemory", "TransferTimeout"}
+    assert {kind.__name__ for kind in FAMILY if kind.retryable} == {
+        "CacheNotFound",
+        "DataCorrupted",
+        "OutOfMemory",
+        "TransferTimeout",
+    }

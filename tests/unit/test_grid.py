@@ -47,6 +47,34 @@ def test_grid_is_every_block_of_every_tensor_and_only_the_last_is_shorter(grid: 
     assert list(grid.ranges()) == expected
 
 
+def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Addresses and lengths, where one that goes on where the last one ended is part of that."""
+    found: list[tuple[int, int]] = []
+    for start, nbytes in pieces:
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + nbytes)
+        else:
+            found.append((start, nbytes))
+    return found
+
+
+@given(grids(), st.data())
+def test_parts_of_a_side_have_the_bytes_of_each_block_in_order(grid: Grid, data: st.DataObject) -> None:
+    side = grid.remote_side
+    most = data.draw(st.integers(max(1, grid.nbytes // 8), 30 * grid.nbytes))
+    found: list[list[tuple[int, int]]] = [[] for _ in side.index]
+    for first, part in side.parts(most):
+        assert len(part.addresses) * part.tensor_bytes <= most
+        for address in part.addresses:
+            for i, block in enumerate(part.index):
+                nbytes = part.tail if i == len(part.index) - 1 else part.nbytes
+                found[first + i].append((address + block * part.stride, nbytes))
+    ranges = list(grid.ranges())
+    count = len(side.index)
+    for i, pieces in enumerate(found):
+        assert joined(pieces) == joined([(each.remote, each.nbytes) for each in ranges[i::count]])
+
+
 @given(grids())
 def test_total_is_the_sum_of_the_ranges(grid: Grid) -> None:
     assert grid.total == sum(r.nbytes for r in grid.ranges())

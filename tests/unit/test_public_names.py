@@ -15,8 +15,8 @@ from aiodatadist import errors
 PUBLIC: dict[str, str] = {
     "aiodatadist": """
         __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc CacheKey
-        CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataType DeviceError EventLayerSynchronizer
-        FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer LeaseEnd
+        CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
+        EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer LeaseEnd
         LeaseTicket LinkChange LinkChanges LinkClosed LinkError LinkPhase LinkResults LinkStatistics LinkTimeout
         LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMRole LLMStatusCode MemInfo Memtype Notification
         NotLinked OutOfMemory ParamInvalid PeerLost Placement PoolConfig PoolUsage ProtocolError PushType
@@ -25,7 +25,7 @@ PUBLIC: dict[str, str] = {
         torch_empty
     """,
     "aiodatadist.errors": """
-        AuthError CacheNotFound DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
+        AuthError CacheNotFound DataCorrupted DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
         InternalError LinkClosed LinkError LinkTimeout LLMException LLMStatusCode NotLinked OutOfMemory
         ParamInvalid PeerLost ProtocolError RuntimeUnavailable StuckError TransferError TransferTimeout
     """,

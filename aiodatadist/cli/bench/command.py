@@ -50,7 +50,7 @@ def run_bench(options: BenchOptions) -> int:
     _show(options, report, old)
     if report.failure is not None:
         raise CommandError(
-            f"case {len(report.rows) // (1 + len(options.against)) + 1} of {len(cases)} failed: {report.failure}"
+            f"case {len(report.rows) // options.rows_of_a_case + 1} of {len(cases)} failed: {report.failure}"
         )
     return 1 if any(row.wrong for row in report.rows) else 0
 
@@ -121,7 +121,7 @@ async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, case
     with open_progress(len(cases)) as progress:
         for case in cases:
             progress.begin(case)
-            rows = await measure(datadist, owner, case, options.lengths, options.against)
+            rows = await measure(datadist, owner, case, options.lengths, options.against, options.checksum)
             into += rows
             progress.end(rows)
 

@@ -94,17 +94,48 @@ class Owner:
         raise CommandError(f"the owner did not answer within {ANSWER_SECONDS:.0f} s")
 
 
+class Checked:
+    """The same transfers with checksums, in turns with those without.
+
+    Attributes:
+        owner_seconds: of the owner's processors, for these.
+    """
+
+    name = "with checksums"
+    what = "CRC-32C of every block"
+
+    def __init__(self, owner: Owner, case: Case, start: Start) -> None:
+        self._owner, self._case, self._start = owner, case, start
+        self.owner_seconds = 0.0
+
+    async def window(self, seconds: float) -> Window:
+        before = (await self._owner.ask(Spent())).cpu_seconds
+        window = await _window(self._case, self._start, seconds)
+        spent = (await self._owner.ask(Spent())).cpu_seconds - before
+        self.owner_seconds += spent
+        window.cpu_seconds += spent
+        return window
+
+    async def wrong(self) -> None:
+        """That the transfers succeeded says it."""
+
+
 async def measure(
-    datadist: LLMDataDist, owner: Owner, case: Case, lengths: Lengths, against: Sequence[str] = ()
+    datadist: LLMDataDist,
+    owner: Owner,
+    case: Case,
+    lengths: Lengths,
+    against: Sequence[str] = (),
+    checksum: bool = False,
 ) -> list[Row]:
-    """A row of this library, and one of each that it is measured against, in turns.
+    """A row of this library, one with checksums if asked for, and one of each that it is measured against, in turns.
 
     Raises:
         CommandError: there is no link, the owner refused the case or did not answer, or another library does not work here.
         LLMException: a transfer failed, or there is not enough memory.
     """
     async with AsyncExitStack() as stack:
-        contenders = await stack.enter_async_context(open_contenders(against, case))
+        contenders: list[Contender | Checked] = [*await stack.enter_async_context(open_contenders(against, case))]
         cache = await _opened(stack, datadist, case)
         shadow = None if cache.staging is not None else await _opened(stack, datadist, case)
         await stack.enter_async_context(owner.linked())
@@ -112,13 +143,19 @@ async def measure(
         await owner.ask(Open(case=case, model_id=model_id))
         if case.op is not Op.PULL:
             await cache.fill(datadist.cluster_id)
-        start = _starter(datadist, BlocksCacheKey(owner.cluster_id, model_id), cache)
+        key = BlocksCacheKey(owner.cluster_id, model_id)
+        start = _starter(datadist, key, cache)
         await _window(case, start, lengths.warmup)
+        checked = Checked(owner, case, _starter(datadist, key, cache, checksum=True))
+        if checksum:
+            await checked.window(lengths.warmup)
+            checked.owner_seconds = 0.0
+            contenders.insert(0, checked)
         turns = _Turns(case, start, None if shadow is None else _limit(cache, shadow), contenders)
         before = (await owner.ask(Spent())).cpu_seconds
         for _ in range(lengths.windows):
             await turns.take(lengths.seconds / lengths.windows)
-        spent = (await owner.ask(Spent())).cpu_seconds - before
+        spent = (await owner.ask(Spent())).cpu_seconds - before - checked.owner_seconds
         wrong = await _check(datadist, owner, cache, start) if lengths.check else None
         rows = [Row.of(case, turns.windows, turns.limits, spent, wrong)]
         for contender in contenders:
@@ -136,7 +173,7 @@ class _Turns:
     """
 
     def __init__(
-        self, case: Case, start: Start, limit: Callable[[], float] | None, contenders: Sequence[Contender]
+        self, case: Case, start: Start, limit: Callable[[], float] | None, contenders: Sequence[Contender | Checked]
     ) -> None:
         self._case, self._start, self._limit, self._contenders = case, start, limit, contenders
         self.windows: list[Window] = []
@@ -157,7 +194,7 @@ async def _opened(stack: AsyncExitStack, datadist: LLMDataDist, case: Case) -> B
     return cache
 
 
-def _starter(datadist: LLMDataDist, key: BlocksCacheKey, cache: BenchCache) -> Start:
+def _starter(datadist: LLMDataDist, key: BlocksCacheKey, cache: BenchCache, checksum: bool = False) -> Start:
     """Begins a transfer of the case. ``key``: of the owner's cache."""
     manager, case, local = datadist.cache_manager, cache.case, cache.cache
     layers = range(case.layers)
@@ -170,8 +207,8 @@ def _starter(datadist: LLMDataDist, key: BlocksCacheKey, cache: BenchCache) -> S
         return manager.transfer_cache_async(local, synchronizer, [config], moves.sources, moves.targets)
 
     starters: dict[Op, Start] = {
-        Op.PULL: lambda moves: manager.pull_blocks(key, local, moves.sources, moves.targets),
-        Op.PUSH: lambda moves: manager.push_blocks(key, local, moves.sources, moves.targets),
+        Op.PULL: lambda moves: manager.pull_blocks(key, local, moves.sources, moves.targets, checksum=checksum),
+        Op.PUSH: lambda moves: manager.push_blocks(key, local, moves.sources, moves.targets, checksum=checksum),
         Op.LAYERED: layered,
         Op.COPY: lambda moves: manager.copy_blocks(local, {a: [b] for a, b in zip(*moves, strict=True)}),
     }

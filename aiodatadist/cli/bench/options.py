@@ -55,10 +55,15 @@ class BenchOptions:
     places: list[Place] = field(default_factory=lambda: [Place(device=0), Place(device=1)])
     owner_arguments: list[str] = field(default_factory=list)
     against: tuple[str, ...] = ()
+    checksum: bool = False
     json: Path | None = None
     compare: Path | None = None
     plot: Path | None = None
     until_stdin_closes: bool = False
+
+    @property
+    def rows_of_a_case(self) -> int:
+        return 1 + self.checksum + len(self.against)
 
     def cases(self) -> list[Case]:
         """A row each: of one operation and memory together, which share a line in ``--plot``.
@@ -73,6 +78,8 @@ class BenchOptions:
     def _case(self, op: Op, memory: MemoryKind, block: int) -> Case:
         if self.against and (op not in {Op.PULL, Op.PUSH} or self.concurrency > 1):
             raise wrong_input("--against measures pulls and pushes, one at a time: --op pull,push --concurrency 1")
+        if self.checksum and op not in {Op.PULL, Op.PUSH}:
+            raise wrong_input("--checksum measures pulls and pushes: --op pull,push")
         if op is Op.LAYERED and memory is MemoryKind.HOST:
             raise wrong_input("--op layered does not go with --memory host: layered transfers start from device memory")
         batch = self.batch

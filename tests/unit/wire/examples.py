@@ -17,6 +17,8 @@ from aiodatadist.wire.messages import (
     Claim,
     Claimed,
     Connect,
+    Digest,
+    Digests,
     Disconnect,
     EndpointInfo,
     Found,
@@ -90,6 +92,22 @@ def entry(**changes: Any) -> CacheEntry:
     return CacheEntry(**(values | changes))
 
 
+def digest(**changes: Any) -> Digest:
+    values: dict[str, Any] = {
+        "call": 1,
+        "cache_id": 1,
+        "first_tensor": 0,
+        "tensors": 2,
+        "offset": 0,
+        "step": 64,
+        "nbytes": 64,
+        "tail": 64,
+        "indexes": [3, 1],
+        "seconds": 1.0,
+    }
+    return Digest(**(values | changes))
+
+
 def pull(**changes: Any) -> Pull:
     values: dict[str, Any] = {
         "call": 1,
@@ -126,6 +144,8 @@ EACH: list[Message] = [
     pull(),
     Stop(call=1),
     Pulled(call=1, status=0, reason=""),
+    digest(),
+    Digests(call=1, status=0, checksums=[1, 2**32 - 1]),
     Note(payload="YQ=="),
     Taken(),
     Ping(call=1),
@@ -146,7 +166,9 @@ EACH: list[Message] = [
 """One of each kind."""
 
 uint32 = st.integers(0, 2**32 - 1)
+uint63 = st.integers(0, 2**63 - 1)
 uint64 = st.integers(0, 2**64 - 1)
+checksums = st.lists(uint32, max_size=4)
 ids = st.integers(1, 2**63 - 1)
 lease_names = st.text("0123456789abcdef", min_size=32, max_size=32)
 hexes = st.text(string.hexdigits[:16], min_size=64, max_size=64)
@@ -214,8 +236,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
         src_blocks=block_lists,
         dst_blocks=block_lists,
         dst_slot=uint32,
-        nbytes=st.integers(0, 2**63 - 1),
+        nbytes=uint63,
         seconds=seconds,
+        checksum=st.booleans(),
     ),
     st.builds(Stop, call=ids),
     st.builds(
@@ -228,7 +251,22 @@ messages: st.SearchStrategy[Message] = st.one_of(
         ranges=uint64,
         queue_seconds=figures,
         transfer_seconds=figures,
+        checksums=checksums,
     ),
+    st.builds(
+        Digest,
+        call=ids,
+        cache_id=ids,
+        first_tensor=uint32,
+        tensors=st.integers(1, 4096),
+        offset=uint63,
+        step=ids,
+        nbytes=ids,
+        tail=ids,
+        indexes=st.lists(uint64, min_size=1, max_size=4),
+        seconds=seconds,
+    ),
+    st.builds(Digests, call=ids, status=statuses, reason=names, checksums=checksums),
     st.builds(Note, payload=st.binary(max_size=50).map(lambda data: base64.b64encode(data).decode())),
     st.just(Taken()),
     st.builds(Ping, call=ids),

@@ -9,15 +9,26 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, VERSION, Decoder, encode
-from aiodatadist.wire.messages import MAX_INDEXES, MAX_NOTE, MAX_TENSORS, Bye, Disconnect, Found, Message, Note
-from tests.unit.wire.examples import entry, hello, messages, pull
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, REVISION, VERSION, Decoder, encode
+from aiodatadist.wire.messages import (
+    MAX_INDEXES,
+    MAX_NOTE,
+    MAX_TENSORS,
+    Bye,
+    Digests,
+    Disconnect,
+    Found,
+    Message,
+    Note,
+    Pulled,
+)
+from tests.unit.wire.examples import digest, entry, hello, messages, pull
 
 HELLO = encode(hello(1))
 
 
 def frame(body: bytes) -> bytes:
-    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, REVISION, len(body)) + body
 
 
 def read(pieces: list[bytes]) -> tuple[list[Message], ProtocolError | None]:
@@ -85,7 +96,7 @@ def test_decoder_never_holds_more_than_one_frame(data: bytes) -> None:
 
 @pytest.mark.parametrize("length", [MAX_BODY + 1, 2**31, 2**32 - 1])
 def test_nothing_is_allocated_for_a_length_beyond_the_limit(length: int) -> None:
-    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, length)
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, REVISION, length)
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match=f"announced a message of {length} bytes: the limit is {MAX_BODY}"):
@@ -96,7 +107,7 @@ def test_nothing_is_allocated_for_a_length_beyond_the_limit(length: int) -> None
 
 
 def test_nothing_is_allocated_for_a_length_within_the_limit_before_its_bytes_come() -> None:
-    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, MAX_BODY)
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, REVISION, MAX_BODY)
     tracemalloc.start()
     try:
         assert decoder.feed(head) == []
@@ -118,7 +129,7 @@ def test_limit_is_inclusive() -> None:
         (b"GET / HTTP/1.1\r\n", "does not speak our protocol: it begins with b'GE'"),
         (b"G", "does not speak our protocol"),
         (b"KX", "does not speak our protocol"),
-        (HEAD.pack(MAGIC, 2, 0), "the peer's frames have version 2, ours 1"),
+        (HEAD.pack(MAGIC, 2, REVISION, 0), "the peer's frames have version 2, ours 1"),
         (frame(b""), "is not valid"),
         (frame(b"null"), "is not valid"),
         (frame(b"{}"), "is not valid"),
@@ -184,3 +195,32 @@ def test_reading_no_more_than_is_wanted_ends_with_the_message() -> None:
             found = decoder.feed(wanted)
         assert found == [message]
     assert data == b""
+
+
+# ---- what not all ends know ----
+
+
+def test_an_end_says_which_revision_it_is_of_and_takes_any() -> None:
+    decoder = Decoder()
+    assert decoder.revision == 0
+    decoder.feed(HELLO)
+    assert decoder.revision == REVISION
+    for revision in (0, 255):
+        head = HEAD.pack(MAGIC, VERSION, revision, len(HELLO) - HEAD.size)
+        assert decoder.feed(head + HELLO[HEAD.size :]) == [hello(1)]
+        assert decoder.revision == revision
+
+
+def test_what_an_end_of_revision_0_does_not_know_is_not_said_to_it() -> None:
+    """It refuses a message with a name that it does not know, also where that has no value."""
+    assert b"checksum" not in encode(pull())
+    assert b"checksum" not in encode(Pulled(call=1, status=0, reason=""))
+    assert b'"checksum":true' in encode(pull(checksum=True))
+    assert b'"checksums":[7]' in encode(Pulled(call=1, status=0, reason="", checksums=[7]))
+
+
+def test_as_many_checksums_as_blocks_fit_a_frame() -> None:
+    message = Digests(call=2**63 - 1, status=0, checksums=[2**32 - 1] * MAX_INDEXES)
+    assert Decoder().feed(encode(message)) == [message]
+    question = digest(indexes=list(range(10**8, 10**8 + MAX_INDEXES)))
+    assert Decoder().feed(encode(question)) == [question]
