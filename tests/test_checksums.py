@@ -262,6 +262,7 @@ async def test_pieces_larger_than_a_window_and_many_windows(
     name: str, placement: Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digester, "WINDOW_BYTES", 9000)
+    monkeypatch.setattr(digester, "SLICE_BYTES", 9000)
     async with way(name, placement) as w:
         await w.move(checksum=True)
         for position, (byte, damaged) in POSITIONS.items():

@@ -147,11 +147,13 @@ class Link(Session):
             self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
             self.peer_links = peer.links
             self._names = (handshake.me, peer.cluster_id)
-            if self._host.transfer_checksum:
-                check_peer(self.peer_revision, *self._names)
             await admit(peer)
 
-        link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, met)
+        def check(peer: Hello) -> None:
+            if self._host.transfer_checksum:
+                check_peer(self.peer_revision, handshake.me, peer.cluster_id)
+
+        link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, check, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
         self.channels.on_first(ready.epoch)
         self.state = LinkState.READY

@@ -36,8 +36,8 @@ async def refuse(wire: Wire, error: LinkError) -> None:
 
 
 class LinkHandshake:
-    """One handshake over a connection. ``admit`` is called with the peer's hello as soon as it is proved; it may
-    wait, and raise."""
+    """One handshake over a connection. ``check`` is called with the peer's hello as soon as it is known what the peer's
+    messages can say, before an end opens anything, and may raise; ``admit`` as soon as it is proved, and may wait, too."""
 
     def __init__(
         self,
@@ -45,12 +45,14 @@ class LinkHandshake:
         wire: Wire,
         channels: Channels,
         transport: Transport,
+        check: Callable[[Hello], None],
         admit: Callable[[Hello], Awaitable[None]],
     ) -> None:
         self._handshake = handshake
         self._wire = wire
         self._channels = channels
         self._transport = transport
+        self._check = check
         self._admit = admit
 
     async def agree(
@@ -103,6 +105,8 @@ class LinkHandshake:
         while True:
             message, first = first or await self._wire.receive(), None
             answers = self._handshake.receive(message)
+            if self._handshake.peer is not None and self._wire.peer_revision is not None:
+                self._check(self._handshake.peer)
             agreed = self._handshake.agreed
             if agreed is not None:
                 await self._admit(agreed[0])

@@ -184,7 +184,7 @@ class Session:
     @property
     def peer_revision(self) -> int:
         """What the peer knows beyond the version of its messages."""
-        return self._wire.peer_revision
+        return self._wire.peer_revision or 0
 
     def count_failure(self, cause: str) -> None:
         """A transfer fails for this reason, which its status does not tell."""

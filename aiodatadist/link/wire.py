@@ -46,8 +46,9 @@ class Wire:
         self._flushed = anyio.Event()
 
     @property
-    def peer_revision(self) -> int:
-        """What the peer knows, by what it has said so far: see ``frames.REVISION``."""
+    def peer_revision(self) -> int | None:
+        """What the peer knows: see ``frames.REVISION``. None: it has said nothing here so far; a server's link hears the
+        client's first message elsewhere."""
         return self._decoder.revision
 
     def trust(self) -> None:

@@ -46,12 +46,12 @@ class Decoder:
     """Bytes in, messages out. After an error it is good for nothing.
 
     Attributes:
-        revision: of the end that the last message is from.
+        revision: of the end that the last message is from; None before the first.
     """
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self.max_body = max_body
-        self.revision = 0
+        self.revision: int | None = None
         self._buffer = bytearray()
         self._failure: ProtocolError | None = None
 
