@@ -14,15 +14,15 @@ from aiodatadist import errors
 
 PUBLIC: dict[str, str] = {
     "aiodatadist": """
-        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc CacheKey
-        CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
-        EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone LayerReceiver LayerSynchronizer LeaseEnd
-        LeaseTicket LinkChange LinkChanges LinkClosed LinkError LinkPhase LinkResults LinkStatistics LinkTimeout
-        LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMRole LLMStatusCode MemInfo Memtype Notification
-        NotLinked OutOfMemory ParamInvalid PeerLost Placement PoolConfig PoolUsage ProtocolError PushType
-        RegisterMemStatus RelinkPolicy RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer
-        TransferConfig TransferError TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name
-        torch_empty
+        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc
+        CacheKey CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
+        EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone
+        LayerReceiver LayerSynchronizer LeaseEnd LeaseTicket LinkChange LinkChanges LinkClosed LinkError
+        LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
+        LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
+        PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
+        RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError
+        TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DataCorrupted DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
