@@ -6,6 +6,7 @@ tokens of a block, and in their share of the heads. What both have in one piece,
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -60,8 +61,11 @@ class End:
         return {"tokens": self.tokens, "heads": len(self.heads)}.get(str(axis), 0) or int(axis)
 
 
-def check_cut(source: End, target: End, axes: Axes, place: str) -> None:
+def check_cut(source: End, target: End, axes: Axes, place: str, first_token: int = 0) -> None:
     """Raises IncompatiblePeer: blocks cannot be cut so that both ends have the same units."""
+    if first_token and "tokens" not in axes:
+        hint = "it is not known where the tokens of a block are"
+        raise IncompatiblePeer(f"{first_token} tokens of the first block at {place} are not wanted", hint=hint)
     for axis, name, here, there in (
         ("tokens", "block_size", target.tokens, source.tokens),
         ("heads", "heads", len(target.heads), len(source.heads)),
@@ -86,8 +90,10 @@ def parts_between(source: End, target: End, axes: Axes, block_nbytes: int, first
     )
     itemsize = block_nbytes // prod(target.size(axis) for axis in axes)
     shared = range(max(source.heads.start, target.heads.start), min(source.heads.stop, target.heads.stop))
-    src = units.numbers(source, shared, first_token, tokens)
-    dst = units.numbers(target, shared, 0, tokens)
+    is_even = units.is_even(source) and units.is_even(target)
+    stretch = max(tokens, 1) if is_even else gcd(source.tokens, target.tokens, first_token)
+    src = units.numbers(source, shared, first_token, tokens, stretch)
+    dst = units.numbers(target, shared, 0, tokens, stretch)
     return BlockParts(units.run * itemsize, src, dst)
 
 
@@ -104,11 +110,24 @@ class _Units:
     def _size(self, axis: Axis) -> int:
         return {"tokens": self._tokens, "heads": self._heads}.get(str(axis), 0) or int(axis)
 
-    def numbers(self, end: End, heads: range, first_token: int, tokens: int) -> list[int]:
-        """Of the units of these tokens and heads, through an end's blocks: token by token, then as they are in a block."""
-        counts = [axis if isinstance(axis, int) else end.size(axis) // self._size(axis) for axis in self._outer]
-        strides = {axis: prod(counts[i + 1 :]) for i, axis in enumerate(self._outer) if isinstance(axis, str)}
-        each, token_stride = prod(counts), strides.get("tokens", 0)
+    def _counts(self, end: End) -> list[int]:
+        """Of units in a block of this end, along each axis."""
+        return [axis if isinstance(axis, int) else end.size(axis) // self._size(axis) for axis in self._outer]
+
+    def _step(self, counts: Sequence[int]) -> int:
+        """From a unit to that of the next tokens."""
+        return prod(counts[self._outer.index("tokens") + 1 :]) if "tokens" in self._outer else prod(counts)
+
+    def is_even(self, end: End) -> bool:
+        """The step from a block's last tokens to those of the next block is the same as within it."""
+        counts = self._counts(end)
+        return self._step(counts) * (end.tokens // self._tokens) == prod(counts)
+
+    def numbers(self, end: End, heads: range, first_token: int, tokens: int, stretch: int) -> array[int]:
+        """Of the units of these tokens and heads, through an end's blocks: stretch by stretch of tokens, and within one as
+        they are in a block, each for all its tokens."""
+        counts = self._counts(end)
+        each, step = prod(counts), self._step(counts)
         choices: list[list[int]] = []
         for i, axis in enumerate(self._outer):
             stride = prod(counts[i + 1 :])
@@ -118,6 +137,10 @@ class _Units:
             elif isinstance(axis, int):
                 choices.append([stride * index for index in range(axis)])
         offsets = [sum(chosen) for chosen in product(*choices)]
-        begins = range(first_token, first_token + tokens, self._tokens)
-        units = [token // end.tokens * each + token % end.tokens // self._tokens * token_stride for token in begins]
-        return [unit + offset for unit in units for offset in offsets]
+        found, stop = array("Q"), first_token + tokens
+        for token in range(first_token, stop, stretch):
+            begin = token // end.tokens * each + token % end.tokens // self._tokens * step
+            length = step * -(-min(stretch, stop - token) // self._tokens)
+            for offset in offsets:
+                found.extend(range(begin + offset, begin + offset + length, step))
+        return found

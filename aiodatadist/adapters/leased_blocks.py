@@ -317,7 +317,7 @@ class LeasedBlocks:
         tokens = room if order.tokens is None else min(room, order.tokens)
         parts = []
         for cache, axes in zip(self._caches, here.axes, strict=True):
-            check_cut(origin, target, axes, source.place)
+            check_cut(origin, target, axes, source.place, order.skip)
             parts.append(parts_between(origin, target, axes, cache.cache_desc.stride, order.skip, tokens))
         return _Portion(source, tuple(parts), max(1, mine // theirs))
 

@@ -96,3 +96,22 @@ def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(IncompatiblePeer, match="heads is 2 here and 1 at there"):
         check_cut(End(16, range(1)), End(16, range(2)), ("tokens", 64), "there")
     check_cut(End(16, range(1)), End(32, range(1)), ("tokens", 64), "there")
+    with pytest.raises(IncompatiblePeer, match="8 tokens of the first block at there are not wanted"):
+        check_cut(End(16, range(1)), End(16, range(2)), ("heads", 512), "there", 8)
+
+
+def test_numbers_of_a_long_prompts_units_are_made_at_once() -> None:
+    """Not token by token, which held the loop for a third of a second: where tokens are outermost they are one range."""
+    divisions: list[int] = []
+
+    class Counted(int):
+        def __rfloordiv__(self, token: int) -> int:
+            divisions.append(token)
+            return token // int(self)
+
+    axes: Axes = ("tokens", "heads", 128)
+    source, target = End(Counted(16), range(8)), End(Counted(16), range(4, 8))
+    parts = parts_between(source, target, axes, 16 * 4 * 128, 0, 16 << 10)
+    assert list(parts.src) == [2 * token + 1 for token in range(16 << 10)]
+    assert list(parts.dst) == list(range(16 << 10))
+    assert len(divisions) < 100

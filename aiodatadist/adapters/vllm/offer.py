@@ -13,6 +13,7 @@ from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_messages import TransferName
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, Block, LeaseName
+from aiodatadist.wire.messages import MAX_TAKERS
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Offer(_Params):
     remote_block_size: int = Field(ge=1)
     lease: LeaseName
     lease_seconds: float
-    workers: tuple[WorkerAddress, ...] = Field(min_length=1)
+    workers: tuple[WorkerAddress, ...] = Field(min_length=1, max_length=MAX_TAKERS)
 
     @property
     def tokens(self) -> int:
