@@ -10,6 +10,7 @@
  * the vendor's own engine makes them of 64. */
 enum { WINDOWS = 2, WINDOW_RANGES = 128, BATCH = 64, HOST_BATCH = 256 };
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
+enum { SMALLER = 4 };                     /* times, windows of background work, of which as many more may be unproven */
 
 /* ---- a device's stream, and two events of it ---- */
 
@@ -113,12 +114,13 @@ static bool add_bytes(const ring_step *s, uint64_t *ranges, uint64_t *total)
     return !__builtin_mul_overflow(count, s->grid.bytes, &bytes) && !__builtin_add_overflow(*total, bytes, total);
 }
 
-bool program_init(program *p, const ring_stream *on, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms)
+bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, const ring_step *steps, uint32_t count,
+                  int64_t timeout_ms)
 {
-    uint64_t total = 0, ranges = 0;
+    uint64_t total = 0, ranges = 0, window_bytes = on->options.window_bytes;
     bool waits = false, on_stream = false;
     const ring_layers *layers = NULL;
-    if (count && !steps)
+    if ((count && !steps) || priority < 0 || priority >= RING_PRIORITIES)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         const ring_step *s = &steps[i];
@@ -134,9 +136,11 @@ bool program_init(program *p, const ring_stream *on, uint64_t id, const ring_ste
     p->steps = steps;
     p->layers = layers;
     p->count = count;
+    p->priority = priority;
     p->timeout_ms = timeout_ms;
+    p->window_bytes = priority == RING_BACKGROUND && window_bytes > SMALLER ? window_bytes / SMALLER : window_bytes;
     p->may_run_inline = on->options.inline_bytes && !waits && ranges <= WINDOWS * WINDOW_RANGES && total <= on->options.inline_bytes &&
-                        total <= on->options.window_bytes;   /* a second window would wait for the first */
+                        total <= p->window_bytes;   /* a second window would wait for the first */
     p->done.id = id;
     p->done.submitted_ns = ring_now_ns();
     return true;
@@ -317,12 +321,26 @@ static void pass(ring_stream *on, program *p, uint32_t layers)
         ring_signal(on->fd);
 }
 
+/* More urgent work waits. A program that has to stop anyway, or in which the stream may be held, does not give way. */
+static bool is_in_the_way(ring_stream *on, program *p)
+{
+    return goes_on(p) && !p->is_gated && atomic_load_explicit(&on->wanted, memory_order_relaxed) < p->priority;
+}
+
+/* Only when all that was issued has landed: from then on nothing that happens to the stream happens to this program. */
+static void give_way(ring_stream *on, program *p)
+{
+    if (drain(on, p) && goes_on(p))
+        p->gives_way = true;
+}
+
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(ring_stream *on, program *p)
 {
     p->window_start = p->issued;
     p->window_ranges = 0;
-    bool is_unproven = p->windows >= WINDOWS_UNPROVEN || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes;
+    uint32_t most = p->window_bytes < on->options.window_bytes ? SMALLER * WINDOWS_UNPROVEN : WINDOWS_UNPROVEN;
+    bool is_unproven = p->windows >= most || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes;
     if (!p->on_stream || is_unproven) {
         drain(on, p);
     } else if (check(on, p, on->driver.record_event(on->window[p->windows % WINDOWS], on->stream))) {
@@ -331,6 +349,8 @@ static void fence(ring_stream *on, program *p)
             await_device(on, p, on->window[p->windows % WINDOWS]);
     }
     watch_time(on, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
+    if (is_in_the_way(on, p))
+        give_way(on, p);
 }
 
 static bool has_range(const ring_grid *g, const cursor *c)
@@ -384,7 +404,7 @@ static bool issue_ranges(ring_stream *on, program *p, const ring_step *s, HcclOn
     return code == HCCL_SUCCESS;
 }
 
-/* The tensors from `first` to before `stop`. false: stopped before the last range */
+/* The tensors from `first` to before `stop`, or what is left of them. false: stopped before the last range */
 static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint32_t first, uint32_t stop)
 {
     HcclOneSideOpDesc batch[HOST_BATCH];
@@ -393,12 +413,14 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     bool is_host = is_host_copy(s);
     uint32_t n = 0, most = is_host ? HOST_BATCH : s->op == RING_COPY ? 1 : BATCH;
     uint64_t bytes = 0, total = s->grid.bytes * s->grid.blocks * (stop - first);   /* of the batch; about, of all */
-    cursor at = {.tensor = first};
+    if (!p->is_begun)
+        p->at = (cursor){.tensor = first};
+    p->is_begun = true;
     if (is_host && !drain(on, p))          /* it would overtake what came before it */
         return false;
-    while (goes_on(p)) {
-        uint64_t room = on->options.window_bytes - (p->issued - p->window_start);
-        bool more = has_range(&part, &at), full = bytes == room || (!is_host && p->window_ranges + n == WINDOW_RANGES);
+    while (goes_on(p) && !p->gives_way) {
+        uint64_t room = p->window_bytes - (p->issued - p->window_start);
+        bool more = has_range(&part, &p->at), full = bytes == room || (!is_host && p->window_ranges + n == WINDOW_RANGES);
         if (n && (n == most || full || !more)) {
             if (!issue_ranges(on, p, s, batch, n, total))
                 return false;
@@ -408,11 +430,12 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
             n = 0;
             bytes = 0;
         } else if (!more) {
+            p->is_begun = false;
             return true;
         } else if (full) {
             fence(on, p);
         } else {
-            batch[n] = next_range(&part, &at, room - bytes);
+            batch[n] = next_range(&part, &p->at, room - bytes);
             bytes += batch[n++].count;
         }
     }
@@ -450,16 +473,18 @@ static bool land(ring_stream *on, program *p)
         return false;
     pass(on, p, p->sent);
     watch_time(on, p, ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
-    return goes_on(p);
+    if (is_in_the_way(on, p))
+        give_way(on, p);
+    return goes_on(p) && !p->gives_way;
 }
 
 static bool issue_layers(ring_stream *on, program *p, const ring_step *s)
 {
     const ring_layers *l = s->layers;
     uint32_t count = s->grid.tensors / l->tensors;
-    for (uint32_t first = 0, stop; first < count; first = stop) {
+    for (uint32_t first = p->sent, stop; first < count; first = stop) {
         stop = count - first > l->group ? first + l->group : count;
-        if (!wait_for_gates(on, p, l, first, stop) || !issue_tensors(on, p, s, first * l->tensors, stop * l->tensors))
+        if ((!p->is_begun && !wait_for_gates(on, p, l, first, stop)) || !issue_tensors(on, p, s, first * l->tensors, stop * l->tensors))
             return false;
         p->sent = stop;
         if (stop < count && !land(on, p))
@@ -485,10 +510,22 @@ static void issue(ring_stream *on, program *p)
 
 /* ---- from the beginning to the end ---- */
 
+/* No more urgent program runs. The time limit goes on where it stood still. */
+static void come_back(program *p, int64_t now)
+{
+    int64_t aside = now - p->aside_since_ns;
+    p->gives_way = false;
+    p->aside_since_ns = 0;
+    p->done.aside_ns += aside;
+    p->deadline_ns += aside;
+}
+
 /* false: this thread cannot reach the device */
 static bool begin(ring_stream *on, program *p, aclrtContext *before)
 {
-    if (!p->handed_over) {
+    if (p->aside_since_ns) {
+        come_back(p, ring_now_ns());
+    } else if (!p->handed_over) {
         p->done.started_ns = ring_now_ns();
         p->deadline_ns = ring_after_ns(p->timeout_ms);
     }
@@ -511,17 +548,27 @@ static void settle(ring_stream *on, program *p)
 
 void program_refuse(program *p, int32_t state)
 {
+    int64_t now = ring_now_ns();
+    if (p->aside_since_ns)
+        come_back(p, now);
+    else
+        p->done.started_ns = now;
     p->done.state = state;
-    p->done.started_ns = p->done.finished_ns = ring_now_ns();
+    p->done.step = p->step;
+    p->done.finished_ns = now;
 }
 
-void program_run(ring_stream *on, program *p)
+bool program_run(ring_stream *on, program *p)
 {
     aclrtContext before;
     if (begin(on, p, &before) && !p->handed_over)
         issue(on, p);
-    settle(on, p);
+    if (p->gives_way)
+        p->aside_since_ns = ring_now_ns();
+    else
+        settle(on, p);
     leave(on, before);
+    return !p->gives_way;
 }
 
 bool program_run_inline(ring_stream *on, program *p)

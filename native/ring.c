@@ -24,9 +24,12 @@ struct ring {
     pthread_mutex_t lock;                 /* guards everything below */
     pthread_cond_t wake;                  /* work for the worker, or closing */
     pthread_cond_t idle;                  /* nothing runs any more */
-    entry_list free, queued, complete;    /* complete: waiting to be reaped */
+    entry_list free, complete;            /* complete: waiting to be reaped */
+    entry_list queued[RING_PRIORITIES];   /* what gave way is the first of its own */
+    uint32_t vacant;                      /* entries in `free` */
     ring_entry *running;
     bool closing, has_worker, stuck;
+    bool held;                            /* a serial ring, until the end of an unclean program is reaped */
     pthread_t worker;
     int fd;
     ring_entry entries[];
@@ -59,6 +62,13 @@ static void list_push(entry_list *list, ring_entry *e)
     list->last = &e->next;
 }
 
+static void list_push_front(entry_list *list, ring_entry *e)
+{
+    if (!(e->next = list->first))
+        list->last = &e->next;
+    list->first = e;
+}
+
 static ring_entry *list_pop(entry_list *list)
 {
     ring_entry *e = list->first;
@@ -83,6 +93,70 @@ void ring_signal(int fd)
         ;
 }
 
+/* ---- the queue; the lock is held ---- */
+
+/* The running program looks at this between two windows. */
+static int note_wanted(ring *r)
+{
+    int priority = 0;
+    while (priority < RING_PRIORITIES && !r->queued[priority].first)
+        priority++;
+    atomic_store_explicit(&r->stream.wanted, priority, memory_order_relaxed);
+    return priority;
+}
+
+static ring_entry *first_queued(const ring *r)
+{
+    for (int priority = 0; priority < RING_PRIORITIES; priority++)
+        if (r->queued[priority].first)
+            return r->queued[priority].first;
+    return NULL;
+}
+
+static void enqueue(ring *r, ring_entry *e)
+{
+    list_push(&r->queued[e->program.priority], e);
+    note_wanted(r);
+}
+
+/* The most urgent one, or NULL. */
+static ring_entry *dequeue(ring *r)
+{
+    int priority = note_wanted(r);
+    ring_entry *e = priority < RING_PRIORITIES ? list_pop(&r->queued[priority]) : NULL;
+    note_wanted(r);
+    return e;
+}
+
+static void take_out(ring *r, ring_entry *e)
+{
+    list_remove(&r->queued[e->program.priority], e);
+    note_wanted(r);
+}
+
+static ring_entry *find_queued(const ring *r, uint64_t id)
+{
+    for (int priority = 0; priority < RING_PRIORITIES; priority++)
+        for (ring_entry *e = r->queued[priority].first; e; e = e->next)
+            if (e->program.done.id == id)
+                return e;
+    return NULL;
+}
+
+static ring_entry *take_free(ring *r, const program *fresh)
+{
+    ring_entry *e = list_pop(&r->free);
+    r->vacant--;
+    e->program = *fresh;
+    return e;
+}
+
+static void set_free(ring *r, ring_entry *e)
+{
+    list_push(&r->free, e);
+    r->vacant++;
+}
+
 /* ---- completion; the lock is held ---- */
 
 static void complete(ring *r, ring_entry *e)
@@ -96,7 +170,7 @@ static void finish_running(ring *r, ring_entry *e)
 {
     r->stuck |= e->program.done.state == RING_STUCK;
     r->running = NULL;
-    if (r->queued.first || r->closing)
+    if (first_queued(r) || r->closing)
         pthread_cond_signal(&r->wake);
     pthread_cond_broadcast(&r->idle);
 }
@@ -105,6 +179,35 @@ static void end_queued(ring *r, ring_entry *e, int32_t state)
 {
     program_refuse(&e->program, state);
     complete(r, e);
+}
+
+/* All that waits, also what gave way. */
+static void end_all_queued(ring *r, int32_t state)
+{
+    for (ring_entry *e; (e = dequeue(r));)
+        end_queued(r, e, state);
+}
+
+/* What has left requests in its communicator is the last that is carried out before its owner knows of it. */
+static void hold_if_unclean(ring *r, const ring_entry *e)
+{
+    if (!r->stream.options.serial || !e->program.done.unclean || r->stuck)
+        return;
+    r->held = true;
+    end_all_queued(r, RING_GIVEN_BACK);
+}
+
+/* It goes on when it is the most urgent again, unless it was told to end meanwhile. */
+static void put_aside(ring *r, ring_entry *e)
+{
+    finish_running(r, e);
+    e->program.doubted_ns = 0;
+    if (r->closing || atomic_load_explicit(&e->program.cancelled, memory_order_relaxed)) {
+        end_queued(r, e, RING_CANCELLED);
+        return;
+    }
+    list_push_front(&r->queued[e->program.priority], e);
+    note_wanted(r);
 }
 
 static void cancel_running(ring *r)
@@ -147,7 +250,7 @@ static ring_entry *next_work(ring *r)
 {
     if (r->running)
         return r->running->program.handed_over ? r->running : NULL;
-    return r->running = list_pop(&r->queued);
+    return r->running = dequeue(r);
 }
 
 static void *work(void *arg)
@@ -163,14 +266,19 @@ static void *work(void *arg)
             pthread_cond_wait(&r->wake, &r->lock);
             continue;
         }
-        bool stuck = r->stuck;
+        bool stuck = r->stuck, ended = true;
         pthread_mutex_unlock(&r->lock);
         if (stuck)
             program_refuse(&e->program, RING_REFUSED);
         else
-            program_run(&r->stream, &e->program);
+            ended = program_run(&r->stream, &e->program);
         pthread_mutex_lock(&r->lock);
+        if (!ended) {
+            put_aside(r, e);
+            continue;
+        }
         finish_running(r, e);
+        hold_if_unclean(r, e);
         complete(r, e);
     }
     pthread_mutex_unlock(&r->lock);
@@ -206,7 +314,7 @@ static int run_inline(ring *r, ring_entry *e, ring_completion *ran)
     if (finished) {
         finish_running(r, e);
         *ran = e->program.done;
-        list_push(&r->free, e);
+        set_free(r, e);
     } else {
         pthread_cond_signal(&r->wake);
     }
@@ -217,38 +325,41 @@ static int run_inline(ring *r, ring_entry *e, ring_completion *ran)
 /* Locked. Something may run in this call: nothing else does, and all ends were told, which is in order. */
 static bool is_free_now(const ring *r)
 {
-    return !r->closing && !r->stuck && r->free.first && !r->running && !r->queued.first && !r->complete.first;
+    return !r->closing && !r->stuck && !r->held && r->free.first && !r->running && !first_queued(r) && !r->complete.first;
 }
 
-static ring_entry *take_up(ring *r, const program *fresh)
+/* Locked. What is less urgent leaves some room for what is more so, which must not wait for the end of all that. */
+static bool has_room_for(const ring *r, int priority)
 {
-    ring_entry *e = list_pop(&r->free);
-    e->program = *fresh;
-    return r->running = e;
+    return !r->held && r->vacant > r->stream.options.depth / 8 * (uint32_t)priority;
 }
 
 int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran)
 {
+    return ring_submit_as(r, RING_NORMAL, id, steps, count, timeout_ms, ran);
+}
+
+int ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms,
+                   ring_completion *ran)
+{
     program fresh;
-    if (!r || !ran || !program_init(&fresh, &r->stream, id, steps, count, timeout_ms))
+    if (!r || !ran || !program_init(&fresh, &r->stream, priority, id, steps, count, timeout_ms))
         return RING_INVALID;
     int status = RING_QUEUED;
     pthread_mutex_lock(&r->lock);
     ring_entry *e;
     if (r->closing)
         status = RING_CLOSED;
-    else if (!r->free.first)
+    else if (!has_room_for(r, priority))
         status = RING_FULL;
     else if (fresh.may_run_inline && is_free_now(r)) {
-        e = take_up(r, &fresh);
+        e = r->running = take_free(r, &fresh);
         pthread_mutex_unlock(&r->lock);
         return run_inline(r, e, ran);
     } else if (!r->has_worker && !start_worker(r))
         status = RING_NO_THREAD;
     else {
-        e = list_pop(&r->free);
-        e->program = fresh;
-        list_push(&r->queued, e);
+        enqueue(r, take_free(r, &fresh));
         if (!r->running)
             pthread_cond_signal(&r->wake);
     }
@@ -265,10 +376,11 @@ int ring_run_blocks(ring *r, uint64_t id, ring_step *step, const uint64_t *local
     step->grid.local_index = local;
     step->grid.remote_index = remote;
     step->grid.blocks = count;
-    if (!program_init(&fresh, &r->stream, id, step, 1, timeout_ms) || !fresh.may_run_inline)
+    if (!program_init(&fresh, &r->stream, RING_NORMAL, id, step, 1, timeout_ms) || !fresh.may_run_inline)
         return RING_LATER;
     pthread_mutex_lock(&r->lock);
-    ring_entry *e = is_free_now(r) ? take_up(r, &fresh) : NULL;
+    ring_entry *e = is_free_now(r) ? take_free(r, &fresh) : NULL;
+    r->running = e ? e : r->running;
     pthread_mutex_unlock(&r->lock);
     return e ? run_inline(r, e, ran) : RING_LATER;
 }
@@ -279,13 +391,9 @@ int ring_cancel(ring *r, uint64_t id)
     ring_entry *e = r->running;
     if (e && e->program.done.id == id) {
         cancel_running(r);
-    } else {
-        for (e = r->queued.first; e && e->program.done.id != id;)
-            e = e->next;
-        if (e) {
-            list_remove(&r->queued, e);
-            end_queued(r, e, RING_CANCELLED);
-        }
+    } else if ((e = find_queued(r, id))) {
+        take_out(r, e);
+        end_queued(r, e, RING_CANCELLED);
     }
     pthread_mutex_unlock(&r->lock);
     return e != NULL;
@@ -297,8 +405,7 @@ uint32_t ring_watch(ring *r, uint64_t id)
     pthread_mutex_lock(&r->lock);
     ring_entry *e = r->running;
     if (!e || e->program.done.id != id)
-        for (e = r->queued.first; e && e->program.done.id != id;)
-            e = e->next;
+        e = find_queued(r, id);
     if (e) {
         atomic_store(&e->program.watched, true);
         landed = e->program.told = atomic_load(&e->program.landed);
@@ -311,7 +418,7 @@ uint64_t ring_overdue(ring *r, int64_t *left_ms)
 {
     uint64_t id = 0;
     pthread_mutex_lock(&r->lock);
-    ring_entry *e = r->running ? r->running : r->queued.first;
+    ring_entry *e = r->running ? r->running : first_queued(r);
     *left_ms = e ? e->program.timeout_ms : -1;
     if (r->running) {
         int64_t again = look_again_ns(r);
@@ -319,35 +426,43 @@ uint64_t ring_overdue(ring *r, int64_t *left_ms)
         id = again ? 0 : e->program.done.id;
     }
     r->stuck |= id != 0;
-    for (; id && (e = list_pop(&r->queued));)
-        end_queued(r, e, RING_REFUSED);
+    if (id)
+        end_all_queued(r, RING_REFUSED);
     pthread_mutex_unlock(&r->lock);
     return id;
 }
 
-/* Layers of the running program that have landed, if that is news; else 0. */
-static uint32_t news_of_running(const ring *r)
+/* Layers of a program that have landed, if that is news; else 0. */
+static uint32_t news_of(const ring_entry *e)
 {
-    const program *p = r->running ? &r->running->program : NULL;
+    const program *p = e ? &e->program : NULL;
     uint32_t landed = p && atomic_load(&p->watched) ? atomic_load(&p->landed) : 0;
     return landed && landed != p->told ? landed : 0;
 }
 
-/* Nothing more is complete: quiet the eventfd, and tell how far the running program is, or leave that for the next time. */
+/* The running program if there is news of it, else one that gave way, if there is of that; or NULL. */
+static ring_entry *with_news(const ring *r)
+{
+    ring_entry *e = news_of(r->running) ? r->running : NULL;
+    for (int priority = 0; !e && priority < RING_PRIORITIES; priority++)
+        e = news_of(r->queued[priority].first) ? r->queued[priority].first : NULL;
+    return e;
+}
+
+/* Nothing more is complete: quiet the eventfd, and tell how far a program is, or leave that for the next time. */
 static uint32_t tell_news(ring *r, ring_completion *out, uint32_t room)
 {
     uint64_t count;                       /* non-blocking: nothing to read is fine */
     while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
         ;
-    uint32_t landed = news_of_running(r); /* after the read: what lands from here on signals anew */
-    if (landed && room) {
-        r->running->program.told = landed;
-        *out = (ring_completion){.id = r->running->program.done.id, .state = RING_UNDER_WAY, .step = landed};
-        return 1;
+    ring_entry *e = with_news(r);         /* after the read: what lands from here on signals anew */
+    if (e && room) {
+        uint32_t landed = e->program.told = news_of(e);
+        *out = (ring_completion){.id = e->program.done.id, .state = RING_UNDER_WAY, .step = landed};
     }
-    if (landed)
+    if (with_news(r))                     /* one more, or there was no room */
         ring_signal(r->fd);
-    return 0;
+    return e && room;
 }
 
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
@@ -357,7 +472,8 @@ uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room)
     while (n < room && r->complete.first) {
         ring_entry *e = list_pop(&r->complete);
         out[n++] = e->program.done;
-        list_push(&r->free, e);
+        r->held &= !e->program.done.unclean;
+        set_free(r, e);
     }
     if (!r->complete.first)
         n += tell_news(r, &out[n], room - n);
@@ -382,10 +498,11 @@ static void ring_init(ring *r, uint32_t depth)
     pthread_cond_init(&r->idle, &monotonic);
     pthread_condattr_destroy(&monotonic);
     list_clear(&r->free);
-    list_clear(&r->queued);
     list_clear(&r->complete);
+    for (int priority = 0; priority < RING_PRIORITIES; priority++)
+        list_clear(&r->queued[priority]);
     for (uint32_t i = 0; i < depth; i++)
-        list_push(&r->free, &r->entries[i]);
+        set_free(r, &r->entries[i]);
 }
 
 static void ring_destroy(ring *r)
@@ -411,6 +528,7 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = r->fd < 0 ? ACL_ERROR_BAD_ALLOC : ring_stream_open(&r->stream, driver, context, options);
     r->stream.fd = r->fd;
+    note_wanted(r);
     if (code != ACL_SUCCESS) {
         ring_destroy(r);
         return code;
@@ -435,8 +553,7 @@ int ring_close(ring *r, int64_t timeout_ms)
     int64_t end = ring_after_ns(timeout_ms);
     pthread_mutex_lock(&r->lock);
     r->closing = true;
-    for (ring_entry *e; (e = list_pop(&r->queued));)
-        end_queued(r, e, RING_CANCELLED);
+    end_all_queued(r, RING_CANCELLED);
     if (r->running)
         cancel_running(r);
     pthread_cond_signal(&r->wake);

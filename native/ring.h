@@ -3,8 +3,13 @@
  * A ring owns one device stream. A transfer is one *program*: a few steps, each of which may name thousands of ranges.
  * ring_submit() takes it; one worker thread issues it to the stream and waits for the device, without any lock, any
  * Python or any event loop; its completion goes to the completion queue and the eventfd becomes readable. Programs of
- * one ring run one after the other, in order of submission, and their ends are told in that order, but for what is
+ * one ring and priority run one after the other, in order of submission, and their ends are told in that order, but for what is
  * cancelled while it waits.
+ *
+ * A more urgent program does not wait for the end of a less urgent one. That one gives way between two windows: what it has issued
+ * lands, then the urgent one runs, alone on the stream, and then it goes on. So an abort or a failure of either does not touch the
+ * other, and what gave way ends at once when it is cancelled. Its time limit stands still meanwhile. What waits for a gate or an
+ * event does not give way: behind that the stream takes nothing; who has urgent work has another ring for what waits.
  *
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
  * completions have been reaped.
@@ -39,7 +44,11 @@
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
  * for ever: the ring cannot know when the device will let go of it. The ring is of no more use: what comes behind is refused as
- * RING_REFUSED, because nothing of it was handed to the device.
+ * RING_REFUSED, because nothing of it is on the device.
+ *
+ * A serial ring is for a communicator that a program may leave unclean: its owner has to do away with it before anything else is
+ * carried out. So all that is queued then is given back as RING_GIVEN_BACK, before that program's end is told, also what gave way,
+ * of which what was issued has landed; and the ring is full until that end is reaped.
  *
  * A call of the vendor's that does not return holds the worker, and no completion comes: ring_overdue() says so when the time
  * limit or the patience, the abort's own time and three times the grace have passed. The program counts as stuck then.  */
@@ -75,12 +84,15 @@ typedef struct ring_driver {
 } ring_driver;
 
 typedef struct ring_options {
-    uint32_t depth;                       /* programs submitted and not yet reaped, at most */
-    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
+    uint32_t depth;                       /* programs submitted and not yet reaped, at most; an eighth of them has to be urgent,
+                                           * and another one at least normal                                                  */
+    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag; a quarter of that for
+                                           * RING_BACKGROUND, behind two of which an urgent program has to wait               */
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
     int64_t  grace_ms;                    /* for the device to let go after an abort */
     int64_t  patience_ms;                 /* from a cancellation to the abort; 0: as long as the grace */
     int64_t  abort_ms;                    /* that the call which aborts may take: no less than 15, at the vendor */
+    uint32_t serial;                      /* 1: what is queued when a program ends unclean is given back */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;
@@ -110,7 +122,8 @@ typedef struct ring_step {
     const ring_layers *layers;            /* of the grid, in at most one step of a program; or NULL: all at once */
 } ring_step;
 
-enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY };
+enum { RING_CRITICAL = 0, RING_NORMAL, RING_BACKGROUND, RING_PRIORITIES };
+enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY, RING_GIVEN_BACK };
 enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL, RING_WORK };    /* WORK: an ACL code, told by waiting for the stream */
 typedef struct ring_completion {
     uint64_t id;
@@ -122,12 +135,16 @@ typedef struct ring_completion {
     uint32_t unclean;                     /* 1: gets or puts may be left in the communicator: over RDMA they are carried out
                                            * whenever it is used again, and until it is destroyed                    */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
+    int64_t  aside_ns;                    /* of the time between the last two: while more urgent programs ran */
     char     message[192];                /* the vendor's own words, or empty */
 } ring_completion;
 
 enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INVALID = -3, RING_NO_THREAD = -4 };
 int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
+/* The same with a priority, which ring_submit() takes for RING_NORMAL. */
+int  ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms,
+                    ring_completion *ran);
 
 /* For small transfers: blocks by number, in every tensor of the step's grid, of which the rest is set. `limits`: how many blocks
  * there are at the local and at the remote side. RING_RAN, or RING_QUEUED if the device is not done yet: then all of it must not

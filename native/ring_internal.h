@@ -13,6 +13,7 @@ typedef struct ring_stream {
     aclrtStream stream;
     aclrtEvent window[2];                 /* the ends of the last two windows, in turns */
     int fd;                               /* the ring's: written when layers of a watched program have landed */
+    atomic_int wanted;                    /* the most urgent priority in the queue; a hint, as `cancelled` is */
 } ring_stream;
 
 /* A place in the ranges of a grid. */
@@ -21,13 +22,19 @@ typedef struct cursor { uint32_t tensor, block; uint64_t offset; } cursor;
 typedef struct program {
     const ring_step *steps;
     uint32_t count;
+    int priority;
     int64_t timeout_ms;
+    uint64_t window_bytes;
     bool may_run_inline;
     bool handed_over;                     /* issued in the submitting call; the worker has only to wait for the end */
     atomic_bool cancelled;                /* a hint read between ranges; orders nothing */
     ring_completion done;                 /* filled as it goes */
     /* while it runs */
     uint32_t step;
+    cursor at;                            /* the next range of the step, */
+    bool is_begun;                        /* which was begun; where it has layers, their group */
+    bool gives_way;                       /* to a more urgent program: nothing of this one is on the stream */
+    int64_t aside_since_ns;               /* 0: it does not stand aside */
     _Atomic int64_t deadline_ns;          /* the worker's; ring_overdue() reads it */
     atomic_bool aborting;                 /* the deadline is that of the abort */
     int64_t cancelled_ns, doubted_ns;     /* when it was, or was first found overdue; the ring's lock guards them */
@@ -51,8 +58,9 @@ void ring_signal(int fd);
 int64_t ring_after_ns(int64_t ms);        /* from now; never overflows */
 int  ring_stream_open(ring_stream *on, const ring_driver *driver, aclrtContext context, const ring_options *options);
 void ring_stream_close(ring_stream *on);
-bool program_init(program *p, const ring_stream *on, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms);
-void program_refuse(program *p, int32_t state);   /* complete without having run */
-void program_run(ring_stream *on, program *p);    /* to its end; p->done is complete afterwards */
+bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, const ring_step *steps, uint32_t count,
+                  int64_t timeout_ms);
+void program_refuse(program *p, int32_t state);   /* complete without having run, or gone on */
+bool program_run(ring_stream *on, program *p);    /* true: to its end, p->done is complete; false: until it gave way, so go on later */
 bool program_run_inline(ring_stream *on, program *p);  /* true: to its end; false: issued, program_run() has to finish it.
                                                      Neither leaves the device's context on a thread that had another. */

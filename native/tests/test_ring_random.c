@@ -1,5 +1,5 @@
-/* Random programs, faults and cancellations on a device with a thread of its own. For each program: it completes once,
- * in turn, with what really happened, and nothing of it lands afterwards.                                           */
+/* Random programs of random priorities, faults and cancellations on a device with a thread of its own. For each program: it
+ * completes once, in turn, with what really happened, and nothing of it lands afterwards.                                  */
 #include "ring_kit.h"
 #include <semaphore.h>
 
@@ -20,6 +20,7 @@ typedef struct round {
     script scripts[PROGRAMS + 1];
     fake_event events[PROGRAMS + 1];
     uint64_t bytes[PROGRAMS + 1];                           /* asked for */
+    int priority[PROGRAMS + 1];
     int completed[PROGRAMS + 1];
     uint64_t landed[PROGRAMS + 1];                          /* when it completed */
     sem_t submitted;                                        /* to the canceller: one more program */
@@ -117,9 +118,10 @@ static void wait_for_some(round *n)
 static void submit_one(round *n, uint64_t id)
 {
     ring_completion ran;
+    n->priority[id] = (int)below(&n->random, RING_PRIORITIES);
     write_script(n, id);
     for (;;) {
-        int status = ring_submit(n->r, id, n->scripts[id].steps, n->scripts[id].count, PATIENCE_MS, &ran);
+        int status = ring_submit_as(n->r, n->priority[id], id, n->scripts[id].steps, n->scripts[id].count, PATIENCE_MS, &ran);
         if (status == RING_RAN)
             check_completion(n, &ran);
         if (status != RING_FULL) {
@@ -142,14 +144,15 @@ static void inject(round *n)                                /* a call, or a piec
         FAKE_DO(fake.bad_copy = fake.copies + soon);
 }
 
-static void check_order(void)
+static void check_order(const round *n)                     /* of those of one priority */
 {
-    uint64_t last = 0, disorder = 0;
+    uint64_t last[RING_PRIORITIES] = { 0 }, disorder = 0;
     CHECK(fake.logged < FAKE_LOG);
     for (uint64_t i = 0; i < fake.logged; i++)
         if (fake.log[i].call != RECORD && fake.log[i].call != WAIT_EVENT) {
-            disorder += fake.log[i].remote >> 32 < last;
-            last = fake.log[i].remote >> 32;
+            uint64_t id = fake.log[i].remote >> 32;
+            disorder += id < last[n->priority[id]];
+            last[n->priority[id]] = id;
         }
     CHECK_EQ(disorder, 0);
 }
@@ -190,7 +193,7 @@ static void play(uint64_t seed)
         CHECK_EQ(n->completed[id], 1);
         CHECK_EQ(fake.landed[id], n->landed[id]);           /* quiet since */
     }
-    check_order();
+    check_order(n);
     CHECK_EQ(fake.live_streams + fake.live_events + fake.strays + fake_waiting(), 0);
     printf("seed %d: %d done, %d failed, %d cancelled\n", (int)seed, n->states[RING_DONE], n->states[RING_FAILED], n->states[RING_CANCELLED]);
     sem_destroy(&n->submitted);
