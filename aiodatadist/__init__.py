@@ -70,6 +70,7 @@ from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 from aiodatadist.values.link_results import LinkResults
 from aiodatadist.values.selection import BlockParts
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.transfer_priority import TransferPriority
 
 __version__ = "0.1.0"
 
@@ -139,6 +140,7 @@ __all__ = [
     "TorchNpuLayerSynchronizer",
     "TransferConfig",
     "TransferError",
+    "TransferPriority",
     "TransferReport",
     "TransferTimeout",
     "TransferWithCacheKeyConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.cache.plan import (
@@ -39,6 +39,7 @@ from aiodatadist.values.grid import Grid, indexes
 from aiodatadist.values.lease_ticket import LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.transfer_priority import TransferPriority, check_deadline, check_priority
 from aiodatadist.wire.messages import MAX_TAKERS
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ _BLOCKS: Final = "{}, {} blocks, all layers"
 """What a transfer that took a shortcut says of itself, once it is asked."""
 _LISTS: Final = frozenset({list, tuple, range})
 """Of block numbers. Others take the long way."""
+
+
+class _Terms(NamedTuple):
+    """What a caller wants of a transfer besides its bytes, as it was given."""
+
+    notify: bytes | None
+    checksum: bool | None
+    priority: TransferPriority
+    deadline: float | None
 
 
 class CacheManager:
@@ -303,6 +313,8 @@ class CacheManager:
         tensor_num_per_layer: int = 2,
         notify: bytes | None = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Read a peer's blocks into local ones: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor.
 
@@ -317,10 +329,14 @@ class CacheManager:
             notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
             checksum: compare what arrives with what was sent before the task succeeds, within ``sync_kv_timeout`` again.
                 None: as ``LLMConfig.transfer_checksum`` says. Each of ``dst_blocks`` may be named once, then.
+            priority: what goes first on the link; see :class:`~aiodatadist.TransferPriority`.
+            deadline: seconds from now, whatever it waits for; then it ends with ``LLM_TIMEOUT``. None: there is no limit but
+                ``sync_kv_timeout``.
 
         Returns:
-            The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run. Where the link broke and is
-            being made again, and ``LLMConfig.relink`` has ``wait``, it waits so many seconds for that before.
+            The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run; that stands still while a
+            more urgent transfer runs. Where the link broke and is being made again, and ``LLMConfig.relink`` has ``wait``, it
+            waits so many seconds for that before.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong.
@@ -337,7 +353,9 @@ class CacheManager:
         blocks hold is undefined; all other blocks are untouched.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum)
+            task = self._at_once(
+                "pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum, priority, deadline
+            )
             if task is not None:
                 return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
@@ -349,7 +367,8 @@ class CacheManager:
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
-        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), notify, checksum)
+        terms = _Terms(notify, checksum, priority, deadline)
+        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def pull_cache(
         self,
@@ -365,6 +384,8 @@ class CacheManager:
         dst_cache_offset: int | None = None,
         notify: bytes | None = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
 
@@ -378,7 +399,8 @@ class CacheManager:
             src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot, and of the local one. A pull
                 with either of them, even 0, consumes no key.
 
-        Layers, notification, checksum, return value, errors, failure and cancellation as :meth:`pull_blocks`.
+        Layers, notification, checksum, priority, deadline, return value, errors, failure and cancellation as
+        :meth:`pull_blocks`.
         """
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         entry = self._destination(cache, "cache")
@@ -399,7 +421,7 @@ class CacheManager:
 
         offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
-        return self._pull("pull_cache", cache_key, entry, selection, notify, checksum)
+        return self._pull("pull_cache", cache_key, entry, selection, _Terms(notify, checksum, priority, deadline))
 
     def _at_once(
         self,
@@ -410,15 +432,19 @@ class CacheManager:
         mine: Sequence[int],
         theirs: Sequence[int],
         checksum: bool | None,
+        priority: Any,
+        deadline: Any,
     ) -> CacheTask | None:
         """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong, and
         is the only one that compares checksums."""
+        if type(key) is not BlocksCacheKey or type(cache) is not Cache or type(priority) is not TransferPriority:
+            return None
         engine = self._engine
         is_checked = checksum is not False and (checksum is not None or engine.transfer_checksum)
-        if is_checked or type(key) is not BlocksCacheKey or type(cache) is not Cache:
+        if is_checked or type(mine) not in _LISTS or type(theirs) not in _LISTS or not mine or len(mine) != len(theirs):
             return None
-        if type(mine) not in _LISTS or type(theirs) not in _LISTS or not mine or len(mine) != len(theirs):
-            return None
+        if deadline is not None:
+            check_deadline(deadline)
         link = engine.peek_link(key.cluster_id)
         if link is None or not link.is_owned:
             return None
@@ -432,15 +458,21 @@ class CacheManager:
         ):  # what _task() does then, without the call
             self._flows[what].ran(transfer)
             return CacheTask(what, link.cluster_id, transfer, engine.check_here, (_BLOCKS, key, len(mine)))
+        if transfer is not None:
+            self._limit(transfer, deadline)
         return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
 
-    def _pull(
-        self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None, checksum: bool | None
-    ) -> CacheTask:
+    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: _Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
-        is_checked = self._is_checked(checksum, selection)
-        spec = TransferSpec(entry, key, selection, "get", engine.timeout, not engine.one_sided, is_checked)
-        return self._start(what, link, spec, notify)
+        is_checked = self._is_checked(terms.checksum, selection)
+        is_request, priority = not engine.one_sided, check_priority(terms.priority)
+        spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority)
+        return self._start(what, link, spec, terms)
+
+    def _limit(self, transfer: TransferCompletion, deadline: float | None) -> None:
+        """From now on it has so many seconds."""
+        if deadline is not None and not transfer.is_done:
+            self._engine.deadlines.add(transfer, deadline)
 
     def _is_checked(self, checksum: bool | None, selection: Selection) -> bool:
         """Whether checksums are to be compared. Raises TypeError, ParamInvalid: that cannot be."""
@@ -501,6 +533,8 @@ class CacheManager:
         timeout_in_millis: int | None = None,
         patience_in_millis: int = 0,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Read blocks that a peer keeps: ``ticket.blocks[first + i]`` goes to ``dst_blocks[i]``, in every tensor.
 
@@ -518,6 +552,8 @@ class CacheManager:
             timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
             patience_in_millis: in which a lease that the owner does not know yet may come to be.
             checksum: as :meth:`pull_blocks`, for each portion; what was damaged is told by ``landed_blocks``, too.
+            priority: as of :meth:`pull_blocks`.
+            deadline: seconds from now, for all of it, if that is less than ``timeout_in_millis``.
 
         Errors as :meth:`pull_blocks`, and awaiting raises CacheNotFound if the owner does not keep the blocks (any more), or
         another peer pulls them.
@@ -544,10 +580,12 @@ class CacheManager:
             if checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) == 0:
                 raise ParamInvalid("timeout_in_millis is 0: it has to be at least 1")
             seconds = timeout_in_millis / 1000
+        seconds = min(seconds, check_deadline(deadline) or seconds)
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
         selection = Selection(layers, sources, targets, parts=parts)
         is_checked = self._is_checked(checksum, selection)
-        spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, not engine.one_sided, is_checked)
+        is_request, priority = not engine.one_sided, check_priority(priority)
+        spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request, is_checked, priority)
         pull = link.start_leased(spec, kept.lease, seconds, patience, takers, "pull_leased")
         return self._task("pull_leased", link.cluster_id, pull, spec)
 
@@ -576,6 +614,8 @@ class CacheManager:
         *,
         notify: bytes | None = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Write local blocks into a peer's: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor of the layers.
 
@@ -586,9 +626,11 @@ class CacheManager:
         Args:
             notify: what the peer's ``notifications()`` get when all is there; at most 64 KiB.
             checksum: as :meth:`pull_blocks`; the blocks of a :class:`~aiodatadist.errors.DataCorrupted` are the peer's.
+            priority, deadline: as of :meth:`pull_blocks`.
 
         Returns:
-            The transfer, already started. It has ``sync_kv_timeout`` for each layer, from when it begins to run.
+            The transfer, already started. It has ``sync_kv_timeout`` for each layer, from when it begins to run; that stands
+            still while a more urgent transfer runs.
 
         Raises:
             FeatureNotEnabled: this is request/response mode.
@@ -596,7 +638,9 @@ class CacheManager:
         Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum)
+            task = self._at_once(
+                "push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum, priority, deadline
+            )
             if task is not None:
                 return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
@@ -607,7 +651,8 @@ class CacheManager:
         check_below(sources, entry.pieces, "src_blocks", "source")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
-        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), notify, checksum)
+        terms = _Terms(notify, checksum, priority, deadline)
+        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def push_cache(
         self,
@@ -621,6 +666,8 @@ class CacheManager:
         *,
         notify: bytes | None = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Write a batch slot of a local contiguous cache into a slot of a peer's, in every tensor of the layers.
 
@@ -641,7 +688,7 @@ class CacheManager:
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         selection = Selection(layers, src_slot=src_batch_index, nbytes=entry.stride)
-        return self._push("push_cache", dst_cache_key, entry, selection, notify, checksum)
+        return self._push("push_cache", dst_cache_key, entry, selection, _Terms(notify, checksum, priority, deadline))
 
     def _pushable(self, cache: Cache) -> Entry:
         if not self._engine.one_sided:
@@ -650,16 +697,18 @@ class CacheManager:
             )
         return self._local(cache, "src_cache")
 
-    def _push(
-        self, what: str, key: Key, entry: Entry, selection: Selection, notify: bytes | None, checksum: bool | None
-    ) -> CacheTask:
+    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, terms: _Terms) -> CacheTask:
         link, layers = self._link_or_wait(key), selection.layers
         seconds = self._engine.timeout * max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
-        is_checked = self._is_checked(checksum, selection)
-        return self._start(what, link, TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked), notify)
+        is_checked, priority = self._is_checked(terms.checksum, selection), check_priority(terms.priority)
+        spec = TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked, priority=priority)
+        return self._start(what, link, spec, terms)
 
-    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, notify: bytes | None) -> CacheTask:
-        return self._task(what, link.cluster_id, link.begin(spec, what, notify), spec)
+    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, terms: _Terms) -> CacheTask:
+        seconds = check_deadline(terms.deadline)
+        transfer = link.begin(spec, what, terms.notify)
+        self._limit(transfer, seconds)
+        return self._task(what, link.cluster_id, transfer, spec)
 
     # ---- layer by layer ----
 
@@ -673,6 +722,8 @@ class CacheManager:
         dst_block_memory_size: int | None = None,
         *,
         tensor_num_per_layer: int = 2,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Write a cache to one or more peers, each layer as soon as it is ready.
 
@@ -686,6 +737,8 @@ class CacheManager:
                 one stride of it travels, which is block 0. With a contiguous source and destination blocks the slot is cut
                 into chunks of ``dst_block_memory_size``.
             tensor_num_per_layer: tensors in a layer: one where keys and values are packed.
+            priority: as of :meth:`pull_blocks`. Layers that wait for the device do not hold up more urgent transfers.
+            deadline: as of :meth:`pull_blocks`, for all destinations; those that have ended by then have succeeded.
 
         Returns:
             The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has
@@ -714,8 +767,10 @@ class CacheManager:
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
-        transfer = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout)
+        seconds, priority = check_deadline(deadline), check_priority(priority)
+        transfer = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout, priority)
         self._engine.start_layered(transfer)
+        self._limit(transfer, seconds)
         return self._task("transfer_cache_async", wanted[0].link.cluster_id, transfer, wanted[0])
 
     @asynccontextmanager

@@ -114,7 +114,8 @@ def completion_error(completion: Any) -> LLMException:
     """The exception for a ring completion that is neither done nor cancelled."""
     words = decode(completion.message)
     if completion.state == ring.RING_REFUSED:
-        return DeviceError("not begun: the device holds on to an earlier transfer of this stream")
+        what = "not completed" if completion.bytes else "not begun"
+        return DeviceError(f"{what}: the device holds on to an earlier transfer of this stream")
     if completion.state == ring.RING_STUCK:
         return StuckError(_why_stuck(completion, words))
     if completion.state == ring.RING_TIMED_OUT:

@@ -44,6 +44,7 @@ from aiodatadist.values.descriptors import (
 )
 from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.transfer_priority import TransferPriority
 
 _show_warnings()
 
@@ -89,5 +90,6 @@ __all__ = [
     "Tensor",
     "TensorDesc",
     "TransferConfig",
+    "TransferPriority",
     "TransferWithCacheKeyConfig",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from aiodatadist import cache_manager as awaitable
 from aiodatadist.blocking.block_lease import BlockLease
@@ -15,12 +16,13 @@ from aiodatadist.cache.names import Key
 from aiodatadist.cache.plan import check_below
 from aiodatadist.cache_manager import blocks_to_pull, blocks_to_push
 from aiodatadist.concurrency.loop_thread import LoopThread
-from aiodatadist.errors import ParamInvalid
+from aiodatadist.errors import ParamInvalid, TransferTimeout
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.selection import layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist.values.transfer_priority import TransferPriority, check_deadline, check_priority
 
 
 class CacheManager:
@@ -112,8 +114,11 @@ class CacheManager:
         notify: bytes | None = None,
         tag: object = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> Handle:
-        """Submit a ``pull_blocks``. The lists are copied. ``tag`` is for the caller: the handle has it.
+        """Submit a ``pull_blocks``. The lists are copied. ``tag`` is for the caller: the handle has it. ``deadline`` counts
+        from this call.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is certainly wrong. Nothing was submitted.
@@ -124,11 +129,13 @@ class CacheManager:
         sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
         _check_blocks(targets, dst_cache, "dst_cache", "dst_blocks", "destination")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        urgency, left = check_priority(priority), _time_left(deadline)
 
         def start() -> awaitable_task.CacheTask:
             return self._inner.pull_blocks(
                 src_cache_key, dst_cache, sources, targets, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify, checksum=checksum,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+                checksum=checksum, priority=urgency, deadline=left(),
             )  # fmt: skip
 
         return self._submit("pull_blocks", start, targets, tag, notify)
@@ -146,17 +153,21 @@ class CacheManager:
         notify: bytes | None = None,
         tag: object = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> Handle:
         """Submit a ``pull_cache``. As :meth:`submit_pull_blocks`; the handle's block is ``batch_index``."""
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         checks.integer(size, "size", checks.INT64)
         _check_slot(cache, "cache", batch_index, "batch_index")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        urgency, left = check_priority(priority), _time_left(deadline)
 
         def start() -> awaitable_task.CacheTask:
             return self._inner.pull_cache(
                 cache_key, cache, batch_index, size, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify, checksum=checksum,
+                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
+                checksum=checksum, priority=urgency, deadline=left(),
             )  # fmt: skip
 
         return self._submit("pull_cache", start, (batch_index,), tag, notify)
@@ -174,17 +185,20 @@ class CacheManager:
         notify: bytes | None = None,
         tag: object = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> Handle:
         """Submit a ``push_blocks``. As :meth:`submit_pull_blocks`; the handle's blocks are the peer's."""
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
         sources, targets = blocks_to_push(src_blocks, dst_blocks)
         _check_blocks(sources, src_cache, "src_cache", "src_blocks", "source")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        urgency, left = check_priority(priority), _time_left(deadline)
 
         def start() -> awaitable_task.CacheTask:
             return self._inner.push_blocks(
                 dst_cache_key, src_cache, sources, targets, src_layer_range, dst_layer_range, tensor_num_per_layer,
-                notify=notify, checksum=checksum,
+                notify=notify, checksum=checksum, priority=urgency, deadline=left(),
             )  # fmt: skip
 
         return self._submit("push_blocks", start, targets, tag, notify)
@@ -202,17 +216,20 @@ class CacheManager:
         notify: bytes | None = None,
         tag: object = None,
         checksum: bool | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> Handle:
         """Submit a ``push_cache``. As :meth:`submit_pull_blocks`; the handle's block is the peer's slot."""
         checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
         checks.integer(size, "size", checks.INT64)
         _check_slot(src_cache, "src_cache", src_batch_index, "src_batch_index")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        urgency, left = check_priority(priority), _time_left(deadline)
 
         def start() -> awaitable_task.CacheTask:
             return self._inner.push_cache(
                 dst_cache_key, src_cache, src_batch_index, src_layer_range, dst_layer_range, size,
-                tensor_num_per_layer, notify=notify, checksum=checksum,
+                tensor_num_per_layer, notify=notify, checksum=checksum, priority=urgency, deadline=left(),
             )  # fmt: skip
 
         return self._submit("push_cache", start, (dst_cache_key.batch_index,), tag, notify)
@@ -226,6 +243,8 @@ class CacheManager:
         dst_block_memory_size: int | None = None,
         *,
         tag: object = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> LayersHandle:
         """Submit a ``transfer_cache_async`` whose layers the caller calls ready: ``handle.layer_ready(i, event)``.
 
@@ -236,11 +255,13 @@ class CacheManager:
             checks.instance(config, f"transfer_configs[{i}]", kind)
         layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // 2
         handle = LayersHandle(self._submissions, layers, list(dst_block_indices or ()), tag)
+        urgency, left = check_priority(priority), _time_left(deadline)
         handle.start_with(
             lambda synchronizer: self._inner.transfer_cache_async(
-                src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size
+                src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size,
+                priority=urgency, deadline=left(),
             )
-        )
+        )  # fmt: skip
         self._submissions.submit(handle)
         return handle
 
@@ -268,6 +289,23 @@ class CacheManager:
     def _watched(self, task: awaitable_task.CacheTask) -> awaitable_task.CacheTask:
         self._submissions.counters.watch(task)
         return task
+
+
+def _time_left(deadline: float | None) -> Callable[[], float | None]:
+    """What is left of a deadline that counts from now. Raises TypeError, ParamInvalid: it is none; and, when it is called,
+    TransferTimeout: nothing is left."""
+    seconds = check_deadline(deadline)
+    if seconds is None:
+        return lambda: None
+    end = monotonic() + seconds
+
+    def left() -> float:
+        rest = end - monotonic()
+        if rest <= 0:
+            raise TransferTimeout(f"not begun within the deadline, {seconds:g} s from the call")
+        return rest
+
+    return left
 
 
 def _pieces(cache: Cache, name: str, blocks: bool) -> int:

@@ -24,6 +24,7 @@ from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
 from aiodatadist.cluster.relinker import Relinker
 from aiodatadist.concurrency.blocking_calls import in_thread
+from aiodatadist.concurrency.deadlines import Deadlines
 from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
@@ -149,6 +150,7 @@ class Engine:
         self.observer = owner.observer
         self.block_leases = BlockLeases(self.totals, resident.check_here)
         self.changes = ChangeFeed(self.totals)
+        self.deadlines = Deadlines()
         self.layered: set[LayeredTransfer] = set()
         self.transfer_checksum = config.transfer_checksum
         self.serving_a_request = serving_a_request

@@ -31,7 +31,7 @@ from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.counting.figures import SUCCESS
-from aiodatadist.errors import LLMException, StuckError
+from aiodatadist.errors import LLMException, StuckError, TransferTimeout
 
 logger = logging.getLogger(__name__)
 
@@ -158,14 +158,16 @@ class TransferCompletion(Completion):
     Attributes:
         error: why it failed, or None.
         nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
-        queue_seconds, transfer_seconds: waiting behind others; running.
+        queue_seconds, transfer_seconds: waiting behind others, also after it had begun; running.
+        late_after: its deadline, in seconds, if that has passed: it ends, and does not begin any more. Else 0.
     """
 
-    __slots__ = ("_dropped_as", "error", "nbytes", "queue_seconds", "ranges", "transfer_seconds")
+    __slots__ = ("_dropped_as", "error", "late_after", "nbytes", "queue_seconds", "ranges", "transfer_seconds")
 
     def __init__(self) -> None:
         super().__init__()
         self._dropped_as: tuple[str, Origin | None] | None = None
+        self.late_after = 0.0
         self.error: LLMException | None = None
         self.nbytes = 0
         self.ranges = 0
@@ -216,6 +218,10 @@ class TransferCompletion(Completion):
         if self.error is not None:
             log_unretrieved(logger, name, self.error, origin)
 
+    def expire(self) -> None:
+        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""
+        self.cancel()
+
     def replace_error(self, error: LLMException) -> None:
         """For a done callback: tell a better-informed error instead, for instance that the peer died."""
         self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
@@ -225,6 +231,8 @@ class TransferCompletion(Completion):
         """Once; what comes later is ignored."""
         if self.is_done:
             return
+        if self.late_after and state is TransferState.CANCELLED:
+            state, error = TransferState.FAILED, too_late(self.late_after)
         self.error = error
         self._end(state)
         if self._dropped_as is not None:
@@ -236,3 +244,8 @@ class TransferCompletion(Completion):
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
         """State and error of each destination."""
         return [(self.state, self.error)]
+
+
+def too_late(seconds: float) -> TransferTimeout:
+    """The error of a transfer whose deadline has passed."""
+    return TransferTimeout(f"not done within the deadline, {seconds:g} s from the call")

@@ -17,6 +17,7 @@ from aiodatadist.device.memory import Memory
 from aiodatadist.device.stream import Stream, StreamLimits
 from aiodatadist.errors import FeatureNotEnabled, ForkError, LLMException, ParamInvalid
 from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.transfer_priority import TransferPriority
 
 logger = logging.getLogger(__name__)
 
@@ -190,10 +191,12 @@ class Device:
 
     def open_stream(self, name: str, *, is_serial: bool = False) -> Stream:
         """A new stream, for the running event loop. The caller closes it before the device. ``is_serial``: a program is
-        handed to C when the one before it is over, and never runs in the submitting call."""
+        handed to C when the one before it is over, or has to give way to it, and never runs in the submitting call."""
         self._check_open()
         self._streams += 1
-        limits = replace(self.limits, depth=1, inline=0) if is_serial else self.limits
+        limits = (
+            replace(self.limits, depth=len(TransferPriority), inline=0, is_serial=True) if is_serial else self.limits
+        )
         return Stream(self.runtime, self._context, f"{name}#{self._streams}", limits)
 
     async def aclose(self) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import resource
+import time
 import warnings
 from array import array
 from collections import deque
@@ -23,6 +24,7 @@ from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.loop_time import LoopTime, loop_time
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
+from aiodatadist.values.transfer_priority import TransferPriority
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,9 @@ class StreamLimits:
     """How a stream drives its device.
 
     Attributes:
-        depth: programs handed to C at a time; more wait in Python.
+        depth: programs handed to C at a time; more wait in Python. A quarter of them is for what is not background work, half
+            of that for what is critical.
+        is_serial: a program is handed to C when the one before it is over, unless it is more urgent.
         window: bytes given to the device between two looks at the cancel flag, or 128 ranges if they have fewer bytes; two
             windows are under way at a time. 8 MiB is about 1 ms at memory speed.
         inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
@@ -49,6 +53,7 @@ class StreamLimits:
     """
 
     depth: int = 128
+    is_serial: bool = False
     window: int = 8 << 20
     inline: int = 256 << 10
     patience: float = 0.03
@@ -82,18 +87,40 @@ class StreamTransfer(TransferCompletion):
 
     Attributes:
         is_failing: it did not succeed, and ends when requests that it left in its communicator are done away with.
+        priority: what goes first on the stream.
     """
 
-    __slots__ = ("_clean", "_id", "_program", "_stream", "_watcher", "is_failing")
+    __slots__ = (
+        "_asked_ns",
+        "_clean",
+        "_id",
+        "_program",
+        "_stream",
+        "_timeout_ms",
+        "_watcher",
+        "is_failing",
+        "priority",
+    )
 
-    def __init__(self, stream: Stream, number: int, program: Program, clean: Clean | None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        number: int,
+        program: Program,
+        clean: Clean | None,
+        timeout_ms: int = 0,
+        priority: TransferPriority = TransferPriority.NORMAL,
+    ) -> None:
         super().__init__()
         self._watcher: Callable[[int], object] | None = None
         self._clean = clean
         self.is_failing = False
+        self.priority = priority
         self._stream = stream
         self._id = number
         self._program: Program | None = program
+        self._timeout_ms = timeout_ms
+        self._asked_ns = 0
 
     @property
     def quiesce_seconds(self) -> float:
@@ -112,7 +139,13 @@ class StreamTransfer(TransferCompletion):
 
     def fail(self, error: LLMException) -> None:
         """It waits, and cannot be carried out."""
-        self._finish(TransferState.FAILED, error)
+        self._end_waiting(TransferState.FAILED, error)
+
+    def _end_waiting(self, state: TransferState, error: LLMException | None) -> None:
+        """It was not handed to C."""
+        if self._asked_ns and not self.is_done:
+            self.queue_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
+        self._finish(state, error)
 
     def stick(self, error: LLMException) -> None:
         """It is not known when the device lets go of its memory."""
@@ -132,8 +165,9 @@ class StreamTransfer(TransferCompletion):
         """Take over what C says."""
         self.nbytes = completion.bytes
         self.ranges = completion.ranges
-        self.queue_seconds = (completion.started_ns - completion.submitted_ns) / 1e9
-        self.transfer_seconds = (completion.finished_ns - completion.started_ns) / 1e9
+        asked, aside = self._asked_ns or completion.submitted_ns, completion.aside_ns
+        self.queue_seconds = (completion.started_ns - asked + aside) / 1e9
+        self.transfer_seconds = (completion.finished_ns - completion.started_ns - aside) / 1e9
         state = _STATES[completion.state]
         told = completion.state not in {ring.RING_DONE, ring.RING_CANCELLED}
         error = completion_error(completion) if told else None
@@ -196,7 +230,8 @@ class Stream:
         self.loop_time = loop_time(self._loop)
         self._numbers = itertools.count(1)
         self._pending: dict[int, StreamTransfer] = {}
-        self._backlog: deque[tuple[StreamTransfer, int]] = deque()
+        self._backlog: tuple[deque[StreamTransfer], ...] = tuple(deque() for _ in TransferPriority)
+        self._waiting = 0
         self._ran = ffi.new("ring_completion *")
         self._left = ffi.new("int64_t *")
         self._alarm: asyncio.TimerHandle | None = None
@@ -211,6 +246,7 @@ class Stream:
     def _open(self, context: Handle) -> Handle:
         options = ffi.new("ring_options *")
         options.depth = self.limits.depth
+        options.serial = self.limits.is_serial
         options.window_bytes = self.limits.window
         options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
         options.grace_ms = max(1, round(self.limits.grace * 1000))
@@ -226,7 +262,7 @@ class Stream:
 
     @property
     def is_idle(self) -> bool:
-        return not self._pending and not self._backlog
+        return not self._pending and not self._waiting
 
     def hold(self) -> None:
         """What waits in Python does not start, until as many :meth:`go_on`. A serial stream starts nothing any more."""
@@ -237,12 +273,20 @@ class Stream:
         self._holds -= 1
         self._start_waiting()
 
-    def submit(self, program: Program, timeout: float, clean: Clean | None = None) -> StreamTransfer:
-        """Start a program. Its time limit, in seconds, counts from when it begins to run.
+    def submit(
+        self,
+        program: Program,
+        timeout: float,
+        clean: Clean | None = None,
+        priority: TransferPriority = TransferPriority.NORMAL,
+    ) -> StreamTransfer:
+        """Start a program. Its time limit, in seconds, counts from when it begins to run, not while it is passed.
 
         Args:
             clean: called instead of ending the transfer when requests of it may be left in a communicator. Whether they
                 matter is known to the communicator's owner.
+            priority: it passes what is less urgent, also between two windows of a program that runs. What waits for a gate
+                or an event has to have a stream without more urgent work, which could not pass it.
 
         Raises:
             ParamInvalid: a step makes no sense, or the stream is closed.
@@ -251,12 +295,12 @@ class Stream:
             raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"{self.name} is closed")
-        transfer = StreamTransfer(self, next(self._numbers), program, clean)
         timeout_ms = max(1, round(timeout * 1000))
-        if self._backlog or self._holds:
-            self._backlog.append((transfer, timeout_ms))
+        transfer = StreamTransfer(self, next(self._numbers), program, clean, timeout_ms, priority)
+        if self._holds or (self._waiting and any(self._backlog[: priority + 1])):
+            self._put_back(transfer, last=True)
         else:
-            self._start(transfer, timeout_ms)
+            self._start(transfer)
         return transfer
 
     def run_blocks(
@@ -268,7 +312,7 @@ class Stream:
             What it did; or a transfer under way, or one that failed, which keep what C reads; or None: it cannot run at
             once, or a number is not below its limit, and nothing was done.
         """
-        if self._pending or self._backlog or self._holds or self._closed:
+        if self._pending or self._waiting or self._holds or self._closed:
             return None
         number, ran = next(self._numbers), self._ran
         status = ring.ring_run_blocks(
@@ -291,13 +335,16 @@ class Stream:
             self._look_within(timeout_ms / 1000 + 2 * self.limits.grace)
         return transfer
 
-    def _start(self, transfer: StreamTransfer, timeout_ms: int) -> bool:
+    def _start(self, transfer: StreamTransfer) -> bool:
         """Hand it to C; False when C is full, and it waits in the backlog."""
-        program = transfer._program
+        program, timeout_ms, priority = transfer._program, transfer._timeout_ms, transfer.priority
         if program is None:
             raise InternalError(f"{transfer!r} was started twice")
+        if self.limits.is_serial and any(pending.priority <= priority for pending in self._pending.values()):
+            self._put_back(transfer)
+            return False
         steps, count = program.assemble()
-        status = ring.ring_submit(self._ring, transfer._id, steps, count, timeout_ms, self._ran)
+        status = ring.ring_submit_as(self._ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
         if status == ring.RING_RAN:
             ran = self._ran
             if ran.finished_ns > self.loop_time.limit:
@@ -309,7 +356,7 @@ class Stream:
             if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog
                 transfer._pass(landed)
         elif status == ring.RING_FULL:
-            self._backlog.appendleft((transfer, timeout_ms))
+            self._put_back(transfer)
             return False
         elif status == ring.RING_CLOSED:
             raise ParamInvalid(f"{self.name} is closed")
@@ -321,13 +368,23 @@ class Stream:
             raise ParamInvalid(f"{self.name} refused the program: status {status} of ring_submit")
         return True
 
+    def _put_back(self, transfer: StreamTransfer, *, last: bool = False) -> None:
+        """It waits in Python: first of its priority, or last."""
+        transfer._asked_ns = transfer._asked_ns or time.monotonic_ns()
+        backlog = self._backlog[transfer.priority]
+        self._waiting += 1
+        if last:
+            backlog.append(transfer)
+        else:
+            backlog.appendleft(transfer)
+
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             self._look_within(self.limits.patience + 2 * self.limits.grace)
             return bool(ring.ring_cancel(self._ring, transfer._id))
         if transfer.is_failing:
             return True
-        transfer._finish(TransferState.CANCELLED, None)  # it waits in the backlog, which skips it when its turn comes
+        transfer._end_waiting(TransferState.CANCELLED, None)  # its backlog skips it when its turn comes
         return True
 
     def _watch(self, transfer: StreamTransfer) -> int:
@@ -346,21 +403,33 @@ class Stream:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
             elif (transfer := self._pending.pop(completion.id, None)) is not None:  # else it was overdue, and is stuck
-                transfer._complete(completion)
+                if completion.state == ring.RING_GIVEN_BACK:
+                    transfer._asked_ns = transfer._asked_ns or completion.submitted_ns
+                    self._put_back(transfer)
+                else:
+                    transfer._complete(completion)
         self._start_waiting()
         if self._pending and not self._closed:
             self._look()
 
+    def _take_waiting(self) -> StreamTransfer:
+        """The most urgent one, off its backlog."""
+        self._waiting -= 1
+        return next(backlog for backlog in self._backlog if backlog).popleft()
+
     def _start_waiting(self) -> None:
-        while self._backlog and not self._closed and not self._holds:
-            transfer, timeout_ms = self._backlog.popleft()
+        while self._waiting and not self._closed and not self._holds:
+            transfer = self._take_waiting()
             if transfer.is_done:
                 continue
+            if transfer.late_after:
+                transfer._end_waiting(TransferState.CANCELLED, None)
+                continue
             try:
-                if not self._start(transfer, timeout_ms):
-                    break
+                if not self._start(transfer):
+                    return
             except LLMException as error:
-                transfer._finish(TransferState.FAILED, error)
+                transfer.fail(error)
 
     def _look_within(self, seconds: float) -> None:
         """Look for a program that is overdue, so many seconds from now at the latest."""
@@ -397,8 +466,8 @@ class Stream:
         if self._closed:
             return
         self._closed = True
-        while self._backlog:
-            self._backlog.popleft()[0]._finish(TransferState.CANCELLED, None)
+        while self._waiting:
+            self._take_waiting()._end_waiting(TransferState.CANCELLED, None)
         self._silence()
         self._loop.remove_reader(ring.ring_fd(self._ring))
         wait_ms = round(1000 * self.limits.quiesce)
@@ -425,4 +494,4 @@ class Stream:
             warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        return f"<Stream {self.name} {len(self._pending) + len(self._backlog)} pending>"
+        return f"<Stream {self.name} {len(self._pending) + self._waiting} pending>"

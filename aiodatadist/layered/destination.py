@@ -21,6 +21,7 @@ from aiodatadist.errors import (
 from aiodatadist.layered.request import Wanted
 from aiodatadist.link.cost_model import group_size
 from aiodatadist.values.grid import Grid
+from aiodatadist.values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
     from aiodatadist.link.channels import LinkChannel
@@ -54,8 +55,10 @@ class Destination:
         device_event: Callable[[int], int] | None,
         seconds: float,
         news: Callable[[Destination], None],
+        priority: TransferPriority = TransferPriority.NORMAL,
     ) -> None:
         self.index = index
+        self._priority = priority
         self.link = wanted.link
         self.layers = wanted.layers
         self.state = TransferState.PENDING
@@ -200,8 +203,10 @@ class Destination:
         if self._device_event is not None and not link_channel.channel.is_rdma:
             program.wait_number(self._device_event(self.layers.start + stop - 1))
         link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
-        seconds = self._seconds * (stop - first)
-        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, "layers")
+        seconds, priority = self._seconds * (stop - first), self._priority
+        # What waits for an event holds its stream, so more urgent layers have another one.
+        stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
+        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, stream, priority)
         self._transfers[transfer] = stop
         transfer.add_done_callback(self._ended)
 
@@ -287,7 +292,7 @@ class Destination:
         link_channel.channel.add_put(program, grid, layering)
         limit = (seconds + self._seconds) * self.group
         stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
-        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, limit, stream)
+        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, limit, stream, self._priority)
         self._layering = layering
         self._sent = count
         self._transfers[transfer] = count

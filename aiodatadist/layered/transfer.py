@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
+from aiodatadist.concurrency.completion import too_late
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import CLEAN_SECONDS, TransferCompletion, TransferState, give_way
@@ -20,6 +21,7 @@ from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInv
 from aiodatadist.layered.destination import Destination
 from aiodatadist.layered.request import Wanted
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+from aiodatadist.values.transfer_priority import TransferPriority
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,14 @@ class LayeredTransfer(TransferCompletion):
     __slots__ = ("_changed", "_entry", "_has_concluded", "_has_task", "_landed", "_ready_seconds", "_scope", "_started",
                  "_synchronizer", "_verdicts", "parts")  # fmt: skip
 
-    def __init__(self, entry: Entry, synchronizer: object, wanted: Sequence[Wanted], seconds: float) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        synchronizer: object,
+        wanted: Sequence[Wanted],
+        seconds: float,
+        priority: TransferPriority = TransferPriority.NORMAL,
+    ) -> None:
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
@@ -59,7 +68,9 @@ class LayeredTransfer(TransferCompletion):
         self._verdicts: dict[int, LLMException | None] = {}
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
-        self.parts = [Destination(i, each, entry, event, seconds, self._news) for i, each in enumerate(wanted)]
+        self.parts = [
+            Destination(i, each, entry, event, seconds, self._news, priority) for i, each in enumerate(wanted)
+        ]
         entry.lease()
 
     @property
@@ -73,6 +84,10 @@ class LayeredTransfer(TransferCompletion):
         for part in self.parts:
             part.cancel()
         return True
+
+    def expire(self) -> None:
+        """Each destination that has not ended ends with ``LLM_TIMEOUT``."""
+        self.fail(too_late(self.late_after))
 
     def _what(self) -> str:
         return f"layered transfer of cache {self._entry.cache_id}"

@@ -173,8 +173,9 @@ class Link(Session):
             return self.requester.begin(spec, what)
         remote, slot, link_channel = known
         try:
+            grid = spec.grid(remote, slot)
             transfer = self.submit(
-                spec.direction, link_channel, spec.entry, remote, spec.grid(remote, slot), spec.seconds, "ours"
+                spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
             )
         except LLMException as error:
             error.peer = self.cluster_id

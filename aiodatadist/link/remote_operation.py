@@ -15,6 +15,7 @@ from aiodatadist.errors import LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.selection import Selection
+from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, PartNumbers, Pull
 
 
@@ -30,6 +31,7 @@ class TransferSpec:
         seconds: for the transfer, and once more for talking before it.
         is_request: request/response mode: the peer is asked to write.
         checksum: compare what arrived with what was sent, within as many seconds again.
+        priority: what goes first on the link.
     """
 
     entry: Entry
@@ -39,6 +41,7 @@ class TransferSpec:
     seconds: float
     is_request: bool = False
     checksum: bool = False
+    priority: TransferPriority = TransferPriority.NORMAL
 
     @property
     def pieces(self) -> int:
@@ -92,6 +95,7 @@ class TransferSpec:
             dst_layers=None if layers.dst is None else (layers.dst.start, layers.dst.stop),
             tensors_per_layer=layers.tensors_per_layer,
             seconds=min(self.seconds, MAX_SECONDS),
+            priority=self.priority.value,
             src_blocks=selection.src_blocks.tolist(),
             dst_blocks=selection.dst_blocks.tolist(),
             dst_slot=selection.dst_slot,

@@ -115,7 +115,9 @@ class Requester:
 
     async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
-        transfer = self._session.submit(spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours")
+        transfer = self._session.submit(
+            spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
+        )
         if spec.checksum:
             await self._check(operation, spec, remote, grid, transfer)
         else:

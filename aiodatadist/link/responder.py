@@ -24,6 +24,7 @@ from aiodatadist.errors import (
 from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.values.grid import Side
 from aiodatadist.values.selection import BlockParts, Layers, Selection
+from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
 from aiodatadist.wire.reasons import printable
 
@@ -146,7 +147,10 @@ class Responder:
         entry.lease()
         try:
             link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
-            transfer = self._session.submit("put", link_channel, entry, target, grid, message.seconds, "served")
+            priority = TransferPriority(message.priority)
+            transfer = self._session.submit(
+                "put", link_channel, entry, target, grid, message.seconds, "served", priority
+            )
             await transfer.join()
             if transfer.error is not None:
                 raise transfer.error

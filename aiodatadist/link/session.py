@@ -39,6 +39,7 @@ from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, type_name
+from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -258,6 +259,7 @@ class Session:
         grid: Grid,
         seconds: float,
         stream: str,
+        priority: TransferPriority = TransferPriority.NORMAL,
     ) -> StreamTransfer:
         """Hand bytes to the device; the destination is the grid's local side.
 
@@ -270,7 +272,7 @@ class Session:
             link_channel.channel.add_get(program, grid)
         else:
             link_channel.channel.add_put(program, grid.mirrored())
-        return self.launch(program, direction, link_channel, entry, remote, seconds, stream)
+        return self.launch(program, direction, link_channel, entry, remote, seconds, stream, priority)
 
     def launch(
         self,
@@ -281,14 +283,15 @@ class Session:
         remote: RemoteCache,
         seconds: float,
         stream: str,
+        priority: TransferPriority = TransferPriority.NORMAL,
     ) -> StreamTransfer:
         """Start a program on one of the link's streams: both caches are leased until the device let go."""
         if entry.data_type != remote.data_type:
             self._warn_of_types(entry, remote)
         if link_channel.channel.is_rdma:
-            transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel)
+            transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel, priority)
         else:
-            transfer = self.stream(stream).submit(program, seconds)
+            transfer = self.stream(stream).submit(program, seconds, priority=priority)
         what = "served" if stream == "served" else _DONE[direction]
         self._watch_over(transfer, program, what, link_channel, entry, remote)
         return transfer

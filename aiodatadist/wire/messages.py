@@ -281,10 +281,12 @@ class Pull(_Message):
     seconds: Seconds
     checksum: bool = False
     """The answer shall have checksums of what was read. Not said to a peer of revision 0."""
+    priority: Literal[0, 1, 2] = 1
+    """``TransferPriority``. Not sent where it is NORMAL: so a peer that knows of no priorities is asked as before."""
 
     @model_serializer(mode="wrap")
     def _without_what_not_all_know(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _only_if(self.checksum, "checksum", write(self))
+        return _only_if(self.priority != 1, "priority", _only_if(self.checksum, "checksum", write(self)))
 
 
 class Stop(_Message):

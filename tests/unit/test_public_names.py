@@ -22,7 +22,7 @@ PUBLIC: dict[str, str] = {
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
         RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError
-        TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
+        TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DataCorrupted DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
@@ -45,7 +45,7 @@ PUBLIC: dict[str, str] = {
         DataType Handle HandleState KvCache KvCacheManager LayerReceiver LayersHandle LayerSynchronizer
         LeaseEnd LeaseTicket LLMClusterInfo LLMConfig LlmConfig LLMDataDist LLMException LLMModel LLMReq LLMRole LLMStatusCode
         MemInfo Memtype ModelConfig ModelRunner Placement PushType QueueFull RegisterMemStatus Stats Status
-        Tensor TensorDesc TransferConfig TransferWithCacheKeyConfig
+        Tensor TensorDesc TransferConfig TransferPriority TransferWithCacheKeyConfig
     """,
     "aiodatadist.telemetry": "CacheFigures Call Ended Figures FlowFigures Observer",
     "aiodatadist.telemetry.otel": "SpanObserver",

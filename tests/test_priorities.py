@@ -1,0 +1,261 @@
+"""What goes first on a link, and what neither of two transfers takes from the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheTask,
+    DataType,
+    EventLayerSynchronizer,
+    TransferPriority,
+    TransferTimeout,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_fault,
+    soft_faults_cleared,
+    verify,
+)
+from aiodatadist.wire.frames import Decoder, encode
+from aiodatadist.wire.messages import KeyName, Pull
+
+CRITICAL, NORMAL, BACKGROUND = TransferPriority
+BLOCKS = 64
+DESC = CacheDesc(2, [BLOCKS, 256 << 10], DataType.DT_UINT8)
+MANY = list(range(0, BLOCKS, 2))
+"""16 MiB in ranges that are not merged: eight windows of background work."""
+DELAY_MS = 40
+"""Of each window: a transfer of eight takes long enough to be passed."""
+
+
+@pytest.fixture(autouse=True)
+def no_faults() -> Iterator[None]:
+    with soft_faults_cleared():
+        yield
+
+
+class Pair:
+    """Cluster 2, which pulls from cluster 1 and pushes to it, and the order in which its transfers ended."""
+
+    def __init__(self, prompt: Cluster, decoder: Cluster, source: Cache, target: Cache) -> None:
+        self.prompt, self.decoder, self.source, self.target = prompt, decoder, source, target
+        self.manager = decoder.datadist.cache_manager
+        self.ended: list[str] = []
+
+    def pull(self, name: str, blocks: list[int], priority: TransferPriority, **options: Any) -> CacheTask:
+        key = BlocksCacheKey(1)
+        task = self.manager.pull_blocks(key, self.target, blocks, blocks, priority=priority, **options)
+        return self._watch(name, task)
+
+    def push(self, name: str, blocks: list[int], priority: TransferPriority, **options: Any) -> CacheTask:
+        key = BlocksCacheKey(1)
+        task = self.manager.push_blocks(key, self.target, blocks, blocks, priority=priority, **options)
+        return self._watch(name, task)
+
+    def _watch(self, name: str, task: CacheTask) -> CacheTask:
+        task.add_done_callback(lambda _: self.ended.append(name))
+        return task
+
+    def check(self, pulled: set[int]) -> None:
+        """The peer's blocks are here, and nothing else was touched."""
+        at = [(t, b, 1 if b in pulled else 2, b) for t in range(2) for b in range(BLOCKS)]
+        verify(self.decoder.memory(self.target), self.target, at)
+
+    @property
+    def running(self) -> int:
+        return self.decoder.datadist.statistics().links[0].running
+
+
+@pytest.fixture(params=[True, False], ids=["one_sided", "requests"])
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with linked_pair(DESC, enable_remote_cache_accessible=request.param, sync_kv_timeout=60_000) as made:
+        pair = Pair(*made)
+        await pair.pull("first", [0], NORMAL)
+        yield pair
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with linked_pair(DESC, sync_kv_timeout=60_000) as made:
+        yield Pair(*made)
+
+
+@contextmanager
+def slow() -> Iterator[None]:
+    """Each window takes a while."""
+    soft_fault(f"HcclBatchGet:delay={DELAY_MS}@*;HcclBatchPut:delay={DELAY_MS}@*")
+    yield
+
+
+# ---- order ----
+
+
+async def test_the_more_urgent_passes_and_all_bytes_arrive(either: Pair) -> None:
+    either.ended.clear()
+    with slow():
+        background = either.pull("background", MANY, BACKGROUND)
+        normal = either.pull("normal", [1, 5], NORMAL)
+        critical = either.pull("critical", [3], CRITICAL)
+        reports = await asyncio.gather(background, normal, critical)
+    assert either.ended == ["critical", "normal", "background"]
+    either.check({*MANY, 1, 3, 5})
+    assert [report.bytes for report in reports] == [n * 2 * (256 << 10) for n in (len(MANY), 2, 1)]
+    assert reports[0].queue_seconds > 1.5 * DELAY_MS / 1000, "it waited while the two others ran"
+    assert reports[0].transfer_seconds > 7 * DELAY_MS / 1000
+    assert either.running == 0
+
+
+async def test_equals_keep_their_order(either: Pair) -> None:
+    either.ended.clear()
+    with slow():
+        names = [f"{priority}{i}" for priority in (BACKGROUND, CRITICAL, NORMAL) for i in range(3)]
+        tasks = [either.pull(name, [i + 1], TransferPriority[name[:-1]]) for i, name in enumerate(names)]
+        await asyncio.gather(*tasks)
+    order = [name for name in either.ended if name != names[0]]  # the first began before there was another
+    assert order == [
+        *(f"CRITICAL{i}" for i in range(3)),
+        *(f"NORMAL{i}" for i in range(3)),
+        "BACKGROUND1",
+        "BACKGROUND2",
+    ]
+
+
+async def test_a_critical_transfer_does_not_wait_in_the_line_of_others(pair: Pair) -> None:
+    """More are made than C takes at a time."""
+    await pair.pull("first", [0], NORMAL)
+    with slow():
+        others = [pair.pull("background", [i % BLOCKS], BACKGROUND) for i in range(300)]
+        critical = pair.pull("critical", [3], CRITICAL)
+        await critical
+        assert sum(task.done() for task in others) < 20
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    assert pair.running == 0
+
+
+# ---- the end of the one is not that of the other ----
+
+
+async def test_a_critical_transfer_that_hangs_takes_nothing_from_the_one_that_it_passed(pair: Pair) -> None:
+    await pair.pull("first", [0], NORMAL)
+    pair.ended.clear()
+    soft_fault(f"HcclBatchGet:hang;HcclBatchPut:delay={DELAY_MS}@*")
+    background = pair.push("background", MANY, BACKGROUND)
+    critical = pair.pull("critical", [3], CRITICAL, deadline=0.5)
+    with pytest.raises(TransferTimeout, match=r"0\.5 s from the call"):
+        await critical
+    assert (await background).bytes == len(MANY) * 2 * (256 << 10)
+    assert pair.ended == ["critical", "background"]
+    at = [(t, b, 2 if b in MANY and b else 1, b) for t in range(2) for b in range(BLOCKS)]
+    verify(pair.prompt.memory(pair.source), pair.source, at)
+    assert pair.running == 0
+    await pair.pull("afterwards", [5], CRITICAL)
+    pair.check({0, 5})
+
+
+async def test_the_passed_one_can_be_cancelled_and_the_critical_one_ends_well(pair: Pair) -> None:
+    await pair.pull("first", [0], NORMAL)
+    with slow():
+        background = pair.pull("background", MANY, BACKGROUND)
+        critical = pair.pull("critical", [3], CRITICAL)
+        critical.add_done_callback(lambda _: background.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await background
+        assert (await critical).bytes == 2 * (256 << 10)
+    failures = pair.decoder.datadist.statistics().links[0].failures
+    assert failures == {"CANCELLED": 1}
+    assert pair.running == 0
+
+
+# ---- layers ----
+
+
+async def test_layers_that_wait_for_the_device_do_not_hold_up_more_urgent_ones() -> None:
+    async with linked_pair(DESC, sync_kv_timeout=60_000) as (prompt, _, source, _):
+        manager, device = prompt.datadist.cache_manager, prompt.datadist.device
+        stream = device.open_stream("compute")
+        gated = EventLayerSynchronizer(device, 1)
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(1), range(1))
+        await manager.push_blocks(BlocksCacheKey(2), source, [5], [5])  # so what follows is on the device at once
+        waits = manager.transfer_cache_async(source, gated, [config], MANY, MANY, priority=BACKGROUND)
+        ready = AwaitableLayerSynchronizer(1)
+        ready.ready(0)
+        await manager.transfer_cache_async(source, ready, [config], [1], [1], priority=CRITICAL)
+        await manager.push_blocks(BlocksCacheKey(2), source, [3], [3], priority=CRITICAL)
+        assert not waits.done()
+        gated.record(0, stream)
+        await waits
+        await stream.aclose()
+
+
+# ---- several links ----
+
+
+async def test_a_link_with_many_transfers_does_not_starve_another() -> None:
+    async with open_cluster(1) as one, open_cluster(2, device_id=1) as two, open_cluster(3, device_id=2) as three:
+        target = await one.blocks(DESC)
+        for peer in (two, three):
+            await peer.blocks(DESC)
+        await one.datadist.link_clusters([cluster_info(two), cluster_info(three)], 10_000)
+        manager = one.datadist.cache_manager
+        for cluster_id in (2, 3):
+            await manager.pull_blocks(BlocksCacheKey(cluster_id), target, [0], [0])
+        with slow():
+            many = [manager.pull_blocks(BlocksCacheKey(2), target, [1], [1]) for _ in range(100)]
+            await manager.pull_blocks(BlocksCacheKey(3), target, [2], [2])
+            assert sum(task.done() for task in many) < 20
+            for task in many:
+                task.cancel()
+            await asyncio.gather(*many, return_exceptions=True)
+
+
+# ---- on the wire ----
+
+
+def request(**options: Any) -> Pull:
+    name = KeyName(kind="blocks", id=1, model_id=0)
+    return Pull(
+        call=1, name=name, slot=0, target=1, src_layers=None, dst_layers=None, tensors_per_layer=2, src_blocks=[1],
+        dst_blocks=[1], dst_slot=0, nbytes=0, seconds=1.0, **options,
+    )  # fmt: skip
+
+
+def test_a_request_without_a_priority_is_what_it_always_was() -> None:
+    assert b"priority" not in encode(request())
+    assert b"priority" not in encode(request(priority=NORMAL.value))
+
+
+@pytest.mark.parametrize("priority", TransferPriority)
+def test_a_priority_arrives(priority: TransferPriority) -> None:
+    [message] = Decoder().feed(encode(request(priority=priority.value)))
+    assert isinstance(message, Pull)
+    assert TransferPriority(message.priority) is priority
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("wrong", [0, 1, None, "CRITICAL", True])
+async def test_a_priority_is_one_of_three(pair: Pair, wrong: Any) -> None:
+    for call in (pair.pull, pair.push):
+        with pytest.raises(TypeError, match="priority is"):
+            call("wrong", [1], wrong)
+    synchronizer, config = AwaitableLayerSynchronizer(1), TransferWithCacheKeyConfig(BlocksCacheKey(1))
+    with pytest.raises(TypeError, match="priority is"):
+        pair.manager.transfer_cache_async(pair.target, synchronizer, [config], [1], [1], priority=wrong)
+    assert pair.running == 0
