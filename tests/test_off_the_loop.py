@@ -119,6 +119,7 @@ ON_THE_LOOP: dict[type, Table] = {
         "switch_role": lambda s: s.datadist.switch_role(LLMRole.PROMPT),
         "notify": lambda s: s.datadist.notify(1, b"x"),
         "notifications": lambda s: s.datadist.notifications(),
+        "link_changes": lambda s: s.datadist.link_changes(),
         "link": lambda s: s.datadist.link("name", {1: 0, 2: 1}, "{}"),
         "wait_register_mem_status": lambda s: s.datadist.wait_register_mem_status(1),
         "unlink": lambda s: s.datadist.unlink(1),

@@ -149,7 +149,7 @@ class Engine:
         self.totals = owner.totals
         self.observer = owner.observer
         self.block_leases = BlockLeases(self.totals, resident.check_here)
-        self.changes = ChangeFeed(self.totals)
+        self.changes = ChangeFeed(self.totals, resident.check_here)
         self.deadlines = Deadlines()
         self.layered: set[LayeredTransfer] = set()
         self.transfer_checksum = config.transfer_checksum

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -60,10 +60,12 @@ class LinkChanges(AsyncIterator[LinkChange]):
         dropped: changes that this reader was too slow for: the oldest of more than 1024 that it had not read.
     """
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
+        """``check_here`` raises where the caller is not on the cluster's event loop."""
         self._unread: deque[LinkChange] = deque()
         self._came = Signal()
         self._totals = totals
+        self._check_here = check_here
         self.dropped = 0
 
     def put(self, change: LinkChange) -> None:
@@ -91,6 +93,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
 
     async def __anext__(self) -> LinkChange:
         """The next one. Cancelled, it takes none."""
+        self._check_here()
         await give_way()
         while not self._unread:
             if self._came.is_set():
@@ -102,14 +105,15 @@ class LinkChanges(AsyncIterator[LinkChange]):
 class ChangeFeed:
     """Tells all readers. A reader that its owner dropped is forgotten."""
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
         self._totals = totals
+        self._check_here = check_here
         self._readers: weakref.WeakSet[LinkChanges] = weakref.WeakSet()
         self._is_closed = False
 
     def open(self) -> LinkChanges:
         """A reader of what changes from now on."""
-        reader = LinkChanges(self._totals)
+        reader = LinkChanges(self._totals, self._check_here)
         if self._is_closed:
             reader.close()
         else:
