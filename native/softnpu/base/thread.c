@@ -1,7 +1,14 @@
-/* thread.c: how softnpu's own threads are made: deaf to signals, named, counted. */
+/* thread.c: how softnpu's own threads are made: deaf to signals, named, counted, and with turns of a tenth of a millisecond,
+ * which Linux 6.12 and later grant: so a thread of the program that wakes does not wait 3 ms for one that copies. */
 #include "runtime.h"
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { TURN_NS = 100 * 1000 };
 
 typedef struct start {
     void *(*run)(void *);
@@ -9,11 +16,20 @@ typedef struct start {
     char name[16];
 } start;
 
+void soft_thread_turns(int nice)
+{
+    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } wish = {
+        .size = 48, .policy = SCHED_OTHER, .nice = nice, .runtime = TURN_NS };
+    if (syscall(SYS_sched_setattr, 0, &wish, 0) && nice)
+        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
+}
+
 static void *begin(void *argument)
 {
     start how = *(start *)argument;
     free(argument);
     pthread_setname_np(pthread_self(), how.name);
+    soft_thread_turns(getpriority(PRIO_PROCESS, 0));        /* of this thread, as it inherited it */
     void *result = how.run(how.argument);
     SOFT_COUNT(threads, -1);
     return result;

@@ -4,12 +4,8 @@
  * program is many tasks. */
 #include "copiers.h"
 #include "runtime.h"
-#include <sched.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-enum { SPIN_NS = 50 * 1000, SPINS = 32, MODEST = 10, TURN_NS = 100 * 1000 };
+enum { SPIN_NS = 50 * 1000, SPINS = 32, MODEST = 10 };
 
 typedef struct job {
     void (*work)(void *);
@@ -55,20 +51,10 @@ static bool is_wanted_soon(void)
     return false;
 }
 
-/* A copier gives way: what wants the processor meanwhile is the program itself, its event loop first. Turns of a tenth of a
- * millisecond, which Linux 6.12 and later grant, so that a thread which wakes does not wait for the end of a long one. */
-static void be_modest(void)
-{
-    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } wish = {
-        .size = 48, .policy = SCHED_OTHER, .nice = MODEST, .runtime = TURN_NS };
-    if (syscall(SYS_sched_setattr, 0, &wish, 0))
-        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MODEST);
-}
-
 static void *help(void *unused)
 {
     (void)unused;
-    be_modest();
+    soft_thread_turns(MODEST);                              /* what wants the processor meanwhile is the program itself */
     pthread_mutex_lock(&lock);
     for (;;) {
         job *mine = enter();
