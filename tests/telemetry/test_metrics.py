@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.request import urlopen
 
+import anyio
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from aiodatadist import BlocksCacheKey, CacheDesc, CacheNotFound, DataType, LLMConfig, LLMDataDist, LLMRole
+from aiodatadist import BlocksCacheKey, CacheDesc, CacheNotFound, DataType, LinkPhase, LLMConfig, LLMDataDist, LLMRole
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, METRICS, NIXL
 from aiodatadist.telemetry.prometheus import MetricsCollector
@@ -93,6 +94,30 @@ async def test_transfers_links_and_pools_are_shown() -> None:
         assert value(now, "vllm:nixl_num_descriptors_count", cluster="2") == 3
         assert value(now, "vllm:nixl_num_failed_transfers_total", cluster="2") == 1
         assert value(now, "vllm:nixl_num_kv_expired_reqs_total", cluster="1") == 1
+
+
+async def test_links_that_are_made_again_are_shown() -> None:
+    async with linked_pair(DESC, relink={"first_delay": 0.2}) as (prompt, decoder, _, _):
+        registry = registered(MetricsCollector(decoder.datadist))
+        none = scraped(registry)
+        assert value(none, "aiodatadist_relink_attempts_total", cluster="2", status="LLM_SUCCESS") == 0
+        changes = decoder.datadist.link_changes()
+        await prompt.datadist._running().find_link(2)._wire.aclose()
+        async for change in changes:
+            if change.state is LinkPhase.RELINKING:
+                break
+        assert value(scraped(registry), "aiodatadist_links_relinking", cluster="2") == 1
+        async for change in changes:
+            if change.state is LinkPhase.LINKED:
+                break
+        await anyio.wait_all_tasks_blocked()
+        now = scraped(registry)
+        assert value(now, "aiodatadist_links_relinking", cluster="2") == 0
+        assert value(now, "aiodatadist_relink_attempts_total", cluster="2", status="LLM_SUCCESS") == 1
+        assert value(now, "aiodatadist_relink_seconds_count", cluster="2") == 1
+        assert value(now, "aiodatadist_relink_seconds_sum", cluster="2") > 0
+        assert value(now, "aiodatadist_relinks_given_up_total", cluster="2") == 0
+        assert value(now, "aiodatadist_link_changes_dropped_total", cluster="2") == 0
 
 
 async def test_counters_stay_when_links_end_and_clusters_are_finalized() -> None:

@@ -1,0 +1,49 @@
+"""Without await: the option is that of a dictionary, and calls wait for the link that is being made again."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodatadist import LinkPhase, RelinkPolicy
+from aiodatadist.blocking import LLMException
+from tests.blocking.pairs import KEY, Pair, linked_pair, options
+from tests.stopwatch import lasting
+from tests.test_relink import until
+
+
+def cut(pair: Pair, *, listens: bool) -> None:
+    """The connection breaks; the peer listens still, or no more. Both are in this process, and on one loop."""
+    theirs, ours = pair.source.datadist, pair.target.datadist
+
+    async def break_off() -> None:
+        engine, changes = theirs._inner._running(), ours._inner.link_changes()
+        if not listens:
+            await engine.listen_elsewhere(None)
+        await engine.find_link(2)._wire.aclose()
+        await until(changes, LinkPhase.LOST)
+
+    theirs._thread.call(break_off)
+
+
+def test_pulls_go_on_when_the_link_is_there_again() -> None:
+    policy = RelinkPolicy(first_delay=0.005, max_delay=0.05, wait=30)
+    assert options(relink=policy)["aiodatadist.Relink"] == '{"first_delay":0.005,"max_delay":0.05,"wait":30.0}'
+    with linked_pair(relink=policy) as pair:
+        cut(pair, listens=True)
+        handle = pair.target.manager.submit_pull_blocks(KEY, pair.target.cache, [3], [0])
+        pair.target.manager.pull_blocks(KEY, pair.target.cache, [4, 9], [1, 7])
+        handle.wait(30)
+        assert handle.exception() is None
+        pair.target.check({0: (0, 3), 1: (0, 4), 7: (0, 9)})
+        assert pair.target.datadist.figures().relinking.succeeded == 1
+
+
+def test_a_pull_fails_when_the_link_is_not_there_in_time() -> None:
+    with linked_pair(relink=RelinkPolicy(wait=0.2)) as pair:
+        cut(pair, listens=False)
+        with lasting(1, at_least=0.2), pytest.raises(LLMException, match=r"not linked again within 0\.2 s"):
+            pair.target.manager.pull_blocks(KEY, pair.target.cache, [0], [0])
+        handle = pair.target.manager.submit_pull_blocks(KEY, pair.target.cache, [3], [0])
+        handle.wait(30)
+        assert handle.failed_blocks() == [0]
+        assert "not linked again" in str(handle.exception())

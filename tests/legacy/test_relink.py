@@ -1,0 +1,51 @@
+"""The v1 interface with ``relink``: pulls wait for the link, and unlinking ends the attempts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio.lowlevel
+import pytest
+
+from aiodatadist import CacheKey, LinkClosed, LinkPhase, LLMClusterInfo, LLMStatusCode
+from tests.legacy.pairs import OK, SLOTS, Pair, filled, held, pair
+from tests.test_relink import until
+
+POLICY = {"first_delay": 0.005, "max_delay": 0.05, "wait": 30}
+KEY = CacheKey(1, 9)
+
+
+async def lose(p: Pair) -> None:
+    """The link, and the peer's listener."""
+    changes, engine = p.decoder.link_changes(), p.prompt._running()
+    await engine.listen_elsewhere(None)
+    await engine.find_link(2)._wire.aclose()
+    await until(changes, LinkPhase.LOST)
+    await engine.wait_parted()
+
+
+async def test_a_pull_waits_for_the_link() -> None:
+    async with pair(relink=POLICY) as p:
+        source, target = await filled(p.owner, [KEY]), await p.puller.allocate_cache(SLOTS)
+        address = p.prompt.listen_address
+        await lose(p)
+        pull = asyncio.ensure_future(p.puller.pull_cache(KEY, target))
+        await anyio.lowlevel.checkpoint()
+        assert not pull.done()
+        await p.prompt._running().listen_elsewhere(address)
+        await pull
+        assert all((a[0] == b[0]).all() for a, b in zip(held(p.puller, target), held(p.owner, source), strict=True))
+
+
+async def test_unlinking_ends_the_attempts() -> None:
+    async with pair(relink=POLICY) as p:
+        target = await p.puller.allocate_cache(SLOTS)
+        await lose(p)
+        pull = asyncio.ensure_future(p.puller.pull_cache(KEY, target))
+        await anyio.lowlevel.checkpoint()
+        status, (each,) = await p.decoder.unlink_clusters([LLMClusterInfo(1)])
+        assert (status, each) == (OK, LLMStatusCode.LLM_NOT_YET_LINK)
+        with pytest.raises(LinkClosed, match="was unlinked"):
+            await pull
+        assert p.decoder.figures().relinking.running == 0
+        assert not p.decoder._running().has_links
