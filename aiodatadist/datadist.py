@@ -472,7 +472,7 @@ class LLMDataDist:
         With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays.
 
         Args:
-            force: end only this half, at once, without asking the peer.
+            force: end only this half, at once: the peer is told, and not asked.
 
         Returns:
             As :meth:`link_clusters`. A cluster that is not linked counts as success.

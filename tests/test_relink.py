@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +35,7 @@ from aiodatadist import (
 )
 from aiodatadist.cluster.link_changes import MAX_UNREAD
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
+from aiodatadist.testing.cancelling import CancelAt
 from tests.stopwatch import lasting
 from tests.test_symmetric_links import link_all, settled
 
@@ -437,6 +440,31 @@ async def test_a_callers_unlink_clusters_ends_it() -> None:
             decoder.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
         assert decoder.datadist.figures().relinking.running == 0
     assert await rest(changes) == []
+
+
+async def test_unlinking_that_is_cancelled_at_any_await_ends_it_all_the_same() -> None:
+    async with waiting_pair() as (prompt, decoder, _, cache, door, changes):
+        for k in itertools.count(1):
+            task = decoder.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
+            call = CancelAt(k, decoder.datadist._running().unlink(1, 5.0, force=False))
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            with pytest.raises(LinkClosed, match="was unlinked"):
+                await task
+            await until(changes, UNLINKED)
+            await anyio.wait_all_tasks_blocked()
+            assert decoder.datadist.figures().relinking.running == 0
+            assert not decoder.datadist._running().has_links
+            if call.suspensions < k:
+                break
+            await door.open()
+            assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
+            await prompt.datadist.wait_linked(2)
+            await until(changes, LINKED)
+            await door.close()
+            await cut(prompt)
+            await until(changes, LOST)
+        assert k > 1
 
 
 async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -> None:
