@@ -317,6 +317,7 @@ class _Life:
         self._resident: Resident
         self._manager: CacheManager
         self._caches: list[Cache] = []
+        self._first_name = secrets.randbits(62)  # a peer that means an earlier life of this cluster finds no cache
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
         self._tasks: OrderTasks
@@ -353,7 +354,7 @@ class _Life:
         return await self._open(layout, register)
 
     async def _register(self, number: int, desc: CacheDesc, addresses: Sequence[int]) -> Cache:
-        key = BlocksCacheKey(self._datadist.cluster_id, number)
+        key = BlocksCacheKey(self._datadist.cluster_id, self._first_name + number)
         cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
         self._caches.append(cache)
         return cache
@@ -402,6 +403,7 @@ class _Life:
         )
         self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
         self.incoming = IncomingPushes(
+            self._first_name,
             layout,
             settings.pull_seconds,
             settings.link_seconds,

@@ -65,6 +65,7 @@ class IncomingPushes:
     """One worker's.
 
     Args:
+        caches: the name of the first cache; the others' follow.
         layout: what a peer's cache has to be like.
         seconds: that a request's blocks may take, from when they are expected.
         patience: seconds in which a peer answers that it has dropped a request.
@@ -74,6 +75,7 @@ class IncomingPushes:
 
     def __init__(
         self,
+        caches: int,
         layout: dict[str, str | int],
         seconds: float,
         patience: float,
@@ -84,6 +86,7 @@ class IncomingPushes:
         wait_usable: Callable[[], Awaitable[None]],
         lose: Callable[[LLMException], object],
     ) -> None:
+        self._caches = caches
         self._layout = layout
         self._seconds = seconds
         self._patience = patience
@@ -174,6 +177,7 @@ class IncomingPushes:
                 first=order.first,
                 into=order.into,
                 count=len(order.into),
+                caches=self._caches,
                 aux=order.aux,
                 layout=self._layout,
             )

@@ -44,6 +44,7 @@ class Want(_Message):
 
     Attributes:
         count: of blocks, in this message and in those before it.
+        caches: the name of the first cache that they are in; the others' follow.
         aux: where what goes with them belongs, if something does.
         layout: of the asking end: both have to have the same.
     """
@@ -52,6 +53,7 @@ class Want(_Message):
     first: BlockNumber
     into: tuple[BlockNumber, ...]
     count: BlockNumber
+    caches: BlockNumber
     aux: BlockNumber | None = None
     layout: dict[str, str | int]
 

@@ -25,6 +25,7 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.values.descriptors import BlocksCacheKey
 from aiodatadist.wire.reasons import printable
 
 logger = logging.getLogger(__name__)
@@ -241,7 +242,7 @@ class OutgoingPushes:
         if missing:
             raise ParamInvalid(f"the peer wants {len(want.into)} blocks: {missing} of them were not computed here")
         if want.aux is not None and push.aux is not None:
-            await self._sending.send_aux(push.cluster, push.aux, want.aux)
+            await self._sending.send_aux(BlocksCacheKey(push.cluster, want.caches), push.aux, want.aux)
 
     @staticmethod
     async def _wanted(push: _Push) -> Want:
@@ -264,7 +265,7 @@ class OutgoingPushes:
         if not places:
             return
         sources, targets = zip(*places.values(), strict=True)
-        nbytes = await self._sending.send(push.cluster, portion, sources, targets)
+        nbytes = await self._sending.send(BlocksCacheKey(push.cluster, want.caches), portion, sources, targets)
         push.sent.update(places)
         self._tell(lambda ended: ended.counters.update(pushed_blocks=len(places), pushed_bytes=nbytes))
 

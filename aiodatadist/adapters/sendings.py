@@ -29,12 +29,18 @@ class Portion:
 
 
 class Sending(Protocol):
-    """What an engine's kind of cache needs. Both raise LLMException: it cannot be sent."""
+    """What an engine's kind of cache needs. Both raise LLMException: it cannot be sent.
 
-    async def send(self, cluster: int, portion: Portion, sources: Sequence[int], targets: Sequence[int]) -> int:
+    ``caches``: the name of the peer's first cache; the others' follow. It is new for each start of the peer, so nothing lands
+    in the memory of one that was started again under the same cluster id.
+    """
+
+    async def send(
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+    ) -> int:
         """Blocks into a peer's; how many bytes that were."""
 
-    async def send_aux(self, cluster: int, source: int, target: int) -> None:
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
         """What goes with a request."""
 
 
@@ -46,11 +52,13 @@ class LayeredSending:
         self._caches = list(enumerate(caches))
         self._layers = range(layers)
 
-    async def send(self, cluster: int, portion: Portion, sources: Sequence[int], targets: Sequence[int]) -> int:
+    async def send(
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+    ) -> int:
         synchronizer = portion.synchronizer or self._all_there()
 
         async def send(number: int, cache: Cache) -> None:
-            config = TransferWithCacheKeyConfig(BlocksCacheKey(cluster, number), self._layers, self._layers)
+            config = TransferWithCacheKeyConfig(_name(caches, number), self._layers, self._layers)
             tensors = cache.cache_desc.num_tensors // len(self._layers)
             await self._manager.transfer_cache_async(
                 cache, synchronizer, [config], sources, targets, tensor_num_per_layer=tensors
@@ -65,7 +73,7 @@ class LayeredSending:
             synchronizer.ready(layer)
         return synchronizer
 
-    async def send_aux(self, cluster: int, source: int, target: int) -> None:
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
         raise ParamInvalid("a cache of layers has nothing that goes with a request")
 
 
@@ -77,22 +85,26 @@ class GroupedSending:
         self._blocks = list(enumerate(blocks))
         self._aux = list(enumerate(aux, len(blocks)))
 
-    async def send(self, cluster: int, portion: Portion, sources: Sequence[int], targets: Sequence[int]) -> int:
-        return await self._push(self._blocks, cluster, sources, targets)
+    async def send(
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+    ) -> int:
+        return await self._push(self._blocks, caches, sources, targets)
 
-    async def send_aux(self, cluster: int, source: int, target: int) -> None:
-        await self._push(self._aux, cluster, [source], [target])
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
+        await self._push(self._aux, caches, [source], [target])
 
     async def _push(
-        self, caches: Sequence[tuple[int, Cache]], cluster: int, sources: Sequence[int], targets: Sequence[int]
+        self, mine: Sequence[tuple[int, Cache]], theirs: BlocksCacheKey, sources: Sequence[int], targets: Sequence[int]
     ) -> int:
         async def push(number: int, cache: Cache) -> None:
-            await self._manager.push_blocks(
-                BlocksCacheKey(cluster, number), cache, sources, targets, tensor_num_per_layer=1
-            )
+            await self._manager.push_blocks(_name(theirs, number), cache, sources, targets, tensor_num_per_layer=1)
 
-        await _for_each(caches, push)
-        return len(sources) * _bytes_per_block(caches)
+        await _for_each(mine, push)
+        return len(sources) * _bytes_per_block(mine)
+
+
+def _name(first: BlocksCacheKey, number: int) -> BlocksCacheKey:
+    return BlocksCacheKey(first.cluster_id, first.model_id + number)
 
 
 def _bytes_per_block(caches: Sequence[tuple[int, Cache]]) -> int:

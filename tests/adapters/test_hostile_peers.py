@@ -41,7 +41,9 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
         await life._links.link(prefill.address)
         for number in range(30):
             await life._post(prefill.address.cluster_id, More(transfer=f"{number}", into=()))
-        await life._post(prefill.address.cluster_id, Want(transfer="last", first=0, into=(0, 1), count=2, layout={}))
+        await life._post(
+            prefill.address.cluster_id, Want(transfer="last", first=0, into=(0, 1), count=2, caches=0, layout={})
+        )
 
     decode.service._thread.call(lie)
     prefill.until(lambda ended: "last" in ended.wanted)

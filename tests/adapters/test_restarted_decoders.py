@@ -1,0 +1,61 @@
+"""A decode engine that hangs is started again under its cluster id, before the prefill engine has ended the old link."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist.link.link import Link
+from tests.adapters.test_pushes import End
+
+ROOT = Path(__file__).resolve().parents[2]
+SAME = 77
+SLOW: dict[str, Any] = {"heartbeat_interval": 20_000}
+
+HANGS = """
+import sys
+from aiodatadist.adapters.peer_links import PeerAddress
+from tests.adapters.test_pushes import End
+from tests.adapters.test_restarted_decoders import SAME, SLOW
+decode = End(1, cluster_id=SAME, **SLOW)
+decode.expect("old", PeerAddress.model_validate_json(sys.stdin.readline()), (5, 6))
+sys.stdin.readline()
+"""
+
+
+def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut = Link._shut
+
+    async def slowly(link: Link) -> bool:  # as HcclCommDestroy does it while a peer hangs
+        await anyio.sleep(1)
+        return await shut(link)
+
+    monkeypatch.setattr(Link, "_shut", slowly)
+    prefill = End(0, **SLOW)
+    with (
+        closing(prefill.service),
+        subprocess.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE, text=True, cwd=ROOT) as hanging,
+    ):
+        try:
+            assert hanging.stdin is not None
+            hanging.stdin.write(f"{prefill.address.model_dump_json()}\n")
+            hanging.stdin.flush()
+            prefill.until(lambda ended: "old" in ended.wanted)
+            hanging.send_signal(signal.SIGSTOP)
+            decode = End(1, cluster_id=SAME, **SLOW)
+            with closing(decode.service):
+                decode.expect("new", prefill.address, (0, 1))
+                prefill.until(lambda ended: "new" in ended.wanted)
+                prefill.step("old")
+                prefill.service.pushed("old", "old")
+                prefill.sent("old")
+                assert (decode.holds(5), decode.holds(6)) == ({16 + 5}, {16 + 6})
+        finally:
+            hanging.kill()
