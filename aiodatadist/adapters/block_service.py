@@ -67,7 +67,7 @@ class Settings(BaseModel):
         link_seconds: that linking to a peer may take.
         patience_seconds: in which a peer may hear of its own finished request.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
-        heartbeat_interval, heartbeat_misses: see :class:`~aiodatadist.LLMConfig`.
+        heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,6 +86,7 @@ class Settings(BaseModel):
     sync_kv_timeout: int = Field(default=10_000, ge=1)
     heartbeat_interval: int = 2000
     heartbeat_misses: int = 3
+    transfer_checksum: bool = False
 
     def own_cluster_id(self, rank: int) -> int:
         """Of the worker of this rank."""
@@ -102,6 +103,7 @@ class Settings(BaseModel):
             transport=self.transport,
             heartbeat_interval=self.heartbeat_interval,
             heartbeat_misses=self.heartbeat_misses,
+            transfer_checksum=self.transfer_checksum,
         )
 
 

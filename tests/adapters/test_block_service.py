@@ -94,6 +94,17 @@ def test_a_pull_that_fails_names_its_blocks_and_releases_the_owners(ends: tuple[
     assert owner.until("sent", "r").counters == {"lease_released": 1}
 
 
+def test_a_byte_that_changes_on_its_way_fails_its_block_where_checksums_are_compared() -> None:
+    settings = Settings(link_seconds=5, patience_seconds=2, transfer_checksum=True, **FAST)
+    owner, puller = (End(n, settings, LAYOUT) for n in range(2))
+    with closing(owner.service), closing(puller.service), soft_faults_cleared():
+        lease = new_lease_name()
+        owner.service.keep("r", lease, [3, 9])
+        soft_fault("HcclBatchGet:flip=-1")
+        puller.service.pull(order("r", lease, owner.address))
+        assert puller.until("received", "r").failed == {"r": (1,)}
+
+
 def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
