@@ -450,7 +450,8 @@ class CacheManager:
             return None
         engine.check_here()
         try:
-            transfer = link.at_once(direction, key.model_id, cache, array("Q", mine), array("Q", theirs))
+            blocks, is_critical = (array("Q", mine), array("Q", theirs)), priority is TransferPriority.CRITICAL
+            transfer = link.at_once(direction, key.model_id, cache, *blocks, is_critical)
         except (TypeError, OverflowError):  # no number of a block
             return None
         if (

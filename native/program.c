@@ -10,7 +10,6 @@
  * the vendor's own engine makes them of 64. */
 enum { WINDOWS = 2, WINDOW_RANGES = 128, BATCH = 64, HOST_BATCH = 256 };
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
-enum { SMALLER = 4 };                     /* times, windows of background work, of which as many more may be unproven */
 
 /* ---- a device's stream, and two events of it ---- */
 
@@ -138,7 +137,9 @@ bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, 
     p->count = count;
     p->priority = priority;
     p->timeout_ms = timeout_ms;
-    p->window_bytes = priority == RING_BACKGROUND && window_bytes > SMALLER ? window_bytes / SMALLER : window_bytes;
+    p->window_bytes = window_bytes;
+    if (priority == RING_BACKGROUND && on->options.background_bytes && on->options.background_bytes < window_bytes)
+        p->window_bytes = on->options.background_bytes;
     p->may_run_inline = on->options.inline_bytes && !waits && ranges <= WINDOWS * WINDOW_RANGES && total <= on->options.inline_bytes &&
                         total <= p->window_bytes;   /* a second window would wait for the first */
     p->done.id = id;
@@ -339,7 +340,7 @@ static void fence(ring_stream *on, program *p)
 {
     p->window_start = p->issued;
     p->window_ranges = 0;
-    uint32_t most = p->window_bytes < on->options.window_bytes ? SMALLER * WINDOWS_UNPROVEN : WINDOWS_UNPROVEN;
+    uint64_t most = WINDOWS_UNPROVEN * (on->options.window_bytes / p->window_bytes);   /* windows that are smaller are more */
     bool is_unproven = p->windows >= most || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes;
     if (!p->on_stream || is_unproven) {
         drain(on, p);

@@ -86,13 +86,14 @@ typedef struct ring_driver {
 typedef struct ring_options {
     uint32_t depth;                       /* programs submitted and not yet reaped, at most; an eighth of them has to be urgent,
                                            * and another one at least normal                                                  */
-    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag; a quarter of that for
-                                           * RING_BACKGROUND, behind two of which an urgent program has to wait               */
+    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
     int64_t  grace_ms;                    /* for the device to let go after an abort */
     int64_t  patience_ms;                 /* from a cancellation to the abort; 0: as long as the grace */
     int64_t  abort_ms;                    /* that the call which aborts may take: no less than 15, at the vendor */
     uint32_t serial;                      /* 1: what is queued when a program ends unclean is given back */
+    uint64_t background_bytes;            /* the same as window_bytes for RING_BACKGROUND, behind two of which an urgent program
+                                           * waits; 0: no less                                                                */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;

@@ -34,12 +34,12 @@ from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.messages import KeyName, Pull
 
 CRITICAL, NORMAL, BACKGROUND = TransferPriority
-BLOCKS = 64
-DESC = CacheDesc(2, [BLOCKS, 256 << 10], DataType.DT_UINT8)
+BLOCKS, BLOCK = 1024, 4096
+DESC = CacheDesc(2, [BLOCKS, BLOCK], DataType.DT_UINT8)
 MANY = list(range(0, BLOCKS, 2))
-"""16 MiB in ranges that are not merged: eight windows of background work."""
-DELAY_MS = 40
-"""Of each window: a transfer of eight takes long enough to be passed."""
+"""1024 ranges that are not merged: eight windows, of two calls of the device's library each."""
+DELAY = 0.025
+"""Seconds of each call: many blocks take long enough to be passed."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +96,8 @@ async def pair() -> AsyncIterator[Pair]:
 
 @contextmanager
 def slow() -> Iterator[None]:
-    """Each window takes a while."""
-    soft_fault(f"HcclBatchGet:delay={DELAY_MS}@*;HcclBatchPut:delay={DELAY_MS}@*")
+    """Each call takes a while."""
+    soft_fault(f"HcclBatchGet:delay={round(DELAY * 1000)}@*;HcclBatchPut:delay={round(DELAY * 1000)}@*")
     yield
 
 
@@ -111,11 +111,11 @@ async def test_the_more_urgent_passes_and_all_bytes_arrive(either: Pair) -> None
         normal = either.pull("normal", [1, 5], NORMAL)
         critical = either.pull("critical", [3], CRITICAL)
         reports = await asyncio.gather(background, normal, critical)
-    assert either.ended == ["critical", "normal", "background"]
+    assert sorted(either.ended[:2]) == ["critical", "normal"]
     either.check({*MANY, 1, 3, 5})
-    assert [report.bytes for report in reports] == [n * 2 * (256 << 10) for n in (len(MANY), 2, 1)]
-    assert reports[0].queue_seconds > 1.5 * DELAY_MS / 1000, "it waited while the two others ran"
-    assert reports[0].transfer_seconds > 7 * DELAY_MS / 1000
+    assert [report.bytes for report in reports] == [n * 2 * BLOCK for n in (len(MANY), 2, 1)]
+    assert reports[0].queue_seconds > 0.9 * DELAY, "it waited while the normal one ran"
+    assert reports[0].transfer_seconds > 14 * DELAY
     assert either.running == 0
 
 
@@ -125,22 +125,19 @@ async def test_equals_keep_their_order(either: Pair) -> None:
         names = [f"{priority}{i}" for priority in (BACKGROUND, CRITICAL, NORMAL) for i in range(3)]
         tasks = [either.pull(name, [i + 1], TransferPriority[name[:-1]]) for i, name in enumerate(names)]
         await asyncio.gather(*tasks)
-    order = [name for name in either.ended if name != names[0]]  # the first began before there was another
-    assert order == [
-        *(f"CRITICAL{i}" for i in range(3)),
-        *(f"NORMAL{i}" for i in range(3)),
-        "BACKGROUND1",
-        "BACKGROUND2",
-    ]
+    critical, normal = names[3:6], names[6:]
+    assert [name for name in either.ended if name in critical] == critical
+    order = [name for name in either.ended if name not in critical]
+    assert order == [names[0], *normal, *names[1:3]], "the first began before there was another"
 
 
-async def test_a_critical_transfer_does_not_wait_in_the_line_of_others(pair: Pair) -> None:
+@pytest.mark.parametrize("priority", [CRITICAL, NORMAL])
+async def test_the_more_urgent_does_not_wait_in_the_line_of_others(pair: Pair, priority: TransferPriority) -> None:
     """More are made than C takes at a time."""
     await pair.pull("first", [0], NORMAL)
     with slow():
         others = [pair.pull("background", [i % BLOCKS], BACKGROUND) for i in range(300)]
-        critical = pair.pull("critical", [3], CRITICAL)
-        await critical
+        await pair.pull("urgent", [3], priority)
         assert sum(task.done() for task in others) < 20
         for task in others:
             task.cancel()
@@ -154,13 +151,13 @@ async def test_a_critical_transfer_does_not_wait_in_the_line_of_others(pair: Pai
 async def test_a_critical_transfer_that_hangs_takes_nothing_from_the_one_that_it_passed(pair: Pair) -> None:
     await pair.pull("first", [0], NORMAL)
     pair.ended.clear()
-    soft_fault(f"HcclBatchGet:hang;HcclBatchPut:delay={DELAY_MS}@*")
+    soft_fault(f"HcclBatchGet:hang;HcclBatchPut:delay={round(DELAY * 1000)}@*")
     background = pair.push("background", MANY, BACKGROUND)
     critical = pair.pull("critical", [3], CRITICAL, deadline=0.5)
     with pytest.raises(TransferTimeout, match=r"0\.5 s from the call"):
         await critical
-    assert (await background).bytes == len(MANY) * 2 * (256 << 10)
-    assert pair.ended == ["critical", "background"]
+    assert (await background).bytes == len(MANY) * 2 * BLOCK
+    assert sorted(pair.ended) == ["background", "critical"]
     at = [(t, b, 2 if b in MANY and b else 1, b) for t in range(2) for b in range(BLOCKS)]
     verify(pair.prompt.memory(pair.source), pair.source, at)
     assert pair.running == 0
@@ -176,7 +173,7 @@ async def test_the_passed_one_can_be_cancelled_and_the_critical_one_ends_well(pa
         critical.add_done_callback(lambda _: background.cancel())
         with pytest.raises(asyncio.CancelledError):
             await background
-        assert (await critical).bytes == 2 * (256 << 10)
+        assert (await critical).bytes == 2 * BLOCK
     failures = pair.decoder.datadist.statistics().links[0].failures
     assert failures == {"CANCELLED": 1}
     assert pair.running == 0

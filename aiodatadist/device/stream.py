@@ -44,7 +44,8 @@ class StreamLimits:
             of that for what is critical.
         is_serial: a program is handed to C when the one before it is over, unless it is more urgent.
         window: bytes given to the device between two looks at the cancel flag, or 128 ranges if they have fewer bytes; two
-            windows are under way at a time. 8 MiB is about 1 ms at memory speed.
+            windows are under way at a time. 8 MiB is about 1 ms at memory speed. A quarter of that for background work on a
+            serial stream, where all that is urgent waits for them.
         inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
             costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
         patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25 Gbit/s.
@@ -247,6 +248,7 @@ class Stream:
         options = ffi.new("ring_options *")
         options.depth = self.limits.depth
         options.serial = self.limits.is_serial
+        options.background_bytes = self.limits.window // 4 if self.limits.is_serial else 0
         options.window_bytes = self.limits.window
         options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
         options.grace_ms = max(1, round(self.limits.grace * 1000))

@@ -80,6 +80,12 @@ def _is_suspect(error: LLMException | None) -> bool:
     return error is not None and error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
 
 
+def _lane(stream: str, priority: TransferPriority) -> str:
+    """The stream for transfers of a priority: those that are critical have one of their own. They wait for no window there,
+    and small ones run in the submitting call while all else goes on beside them."""
+    return f"{stream}, critical" if priority is TransferPriority.CRITICAL else stream
+
+
 class _Running:
     """A transfer that is under way, with what it needs: the peer's cache, and a channel; None: it waits for one."""
 
@@ -117,7 +123,7 @@ class Session:
         self._transfers: dict[StreamTransfer, _Running] = {}
         self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
         self._taken_back: set[StreamTransfer] = set()
-        self._shortcuts: dict[tuple[str, int, int], Shortcut] = {}
+        self._shortcuts: dict[tuple[str, int, int, bool], Shortcut] = {}
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
         self._broken = Signal()
@@ -217,21 +223,29 @@ class Session:
         key, known = spec.key, self.within_reach(spec.entry, spec.key)
         if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.is_rdma:
             return
-        made = shortcut(spec.direction, spec.entry, known[0], known[2], self.stream("ours"), spec.seconds)
+        stream = self.stream(_lane("ours", spec.priority))
+        made = shortcut(spec.direction, spec.entry, known[0], known[2], stream, spec.seconds)
         if made is not None:
             if len(self._shortcuts) >= SHORTCUTS:
                 self._shortcuts.clear()
-            self._shortcuts[spec.direction, key.model_id, spec.entry.cache_id] = made
+            is_critical = spec.priority is TransferPriority.CRITICAL
+            self._shortcuts[spec.direction, key.model_id, spec.entry.cache_id, is_critical] = made
 
     def at_once(
-        self, direction: str, model_id: int, cache: Cache, mine: array[int], theirs: array[int]
+        self,
+        direction: str,
+        model_id: int,
+        cache: Cache,
+        mine: array[int],
+        theirs: array[int],
+        is_critical: bool = False,
     ) -> TransferCompletion | None:
         """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; both are as long.
 
         Mostly it is over then, and nothing was leased for it: nothing else happens meanwhile. None: it was not done, and
         takes the long way, also for saying what is wrong.
         """
-        way = self._shortcuts.get((direction, model_id, cache.cache_id))
+        way = self._shortcuts.get((direction, model_id, cache.cache_id, is_critical))
         if (
             way is None
             or way.entry.cache is not cache
@@ -243,7 +257,8 @@ class Session:
             return None
         transfer = way.stream.run_blocks(way.program, mine, theirs, way.timeout_ms)
         if isinstance(transfer, RanAtOnce):
-            self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
+            if not is_critical or not self._transfers:  # else it shared the device, and says nothing of what it costs
+                self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
             self.counters.ran(_DONE[direction], transfer.nbytes, transfer.transfer_seconds)
         elif transfer is not None:
             self._shortcuts.clear()  # C may still read the program: the next transfer makes a new one
@@ -272,7 +287,7 @@ class Session:
             link_channel.channel.add_get(program, grid)
         else:
             link_channel.channel.add_put(program, grid.mirrored())
-        return self.launch(program, direction, link_channel, entry, remote, seconds, stream, priority)
+        return self.launch(program, direction, link_channel, entry, remote, seconds, _lane(stream, priority), priority)
 
     def launch(
         self,
@@ -292,7 +307,7 @@ class Session:
             transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel, priority)
         else:
             transfer = self.stream(stream).submit(program, seconds, priority=priority)
-        what = "served" if stream == "served" else _DONE[direction]
+        what = "served" if stream.startswith("served") else _DONE[direction]
         self._watch_over(transfer, program, what, link_channel, entry, remote)
         return transfer
 
@@ -318,7 +333,8 @@ class Session:
             remote.release()
             if running.link_channel is not None:
                 self.channels.release(running.link_channel)
-            if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS:
+            was_beside = done.priority is TransferPriority.CRITICAL and bool(self._transfers)
+            if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS and not was_beside:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
             self.counters.ended(what, done)
             self.check_idle()

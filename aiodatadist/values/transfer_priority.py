@@ -13,14 +13,13 @@ from aiodatadist.values import checks
 class TransferPriority(IntEnum):
     """Which transfers of one link, in one direction, go first. Within a priority they run in the order of their calls.
 
-    A transfer does not wait for the end of a less urgent one: that one gives way between two windows of it, and goes on
-    afterwards.
+    A transfer does not wait for the end of a less urgent one: that one gives way between two windows, and goes on afterwards.
 
     Attributes:
-        CRITICAL: a request waits for it: a few blocks that a decode step needs.
-        NORMAL: the default.
-        BACKGROUND: nothing waits for it: eviction, migration, filling a cache in advance. Its windows are a quarter as large,
-            so that what is more urgent gets its turn sooner.
+        CRITICAL: a request waits for it: a few blocks that a decode step needs. Beside all else, but over RDMA, where it
+            passes all else.
+        NORMAL: the default. Passes what is BACKGROUND.
+        BACKGROUND: nothing waits for it: eviction, migration, filling a cache in advance.
     """
 
     CRITICAL = 0

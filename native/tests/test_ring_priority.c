@@ -23,6 +23,11 @@ static int submit_as(ring *r, int priority, uint64_t id, const script *s, int64_
     return ring_submit_as(r, priority, id, s->steps, s->count, timeout_ms, &unused);
 }
 
+static ring *open_for(uint32_t depth, uint64_t inline_bytes, int64_t grace_ms)
+{
+    return open_ring_with((ring_options){ depth, WINDOW, inline_bytes, grace_ms, 0, PATIENCE_MS, 0, RANGE });
+}
+
 /* Two windows of background program 1 are on the device, which is held, and a critical one is queued: program 2, of one range. */
 static void begin(ring *r, script s[2], int op, int64_t background_ms, int64_t critical_ms)
 {
@@ -50,7 +55,7 @@ static void let_it_give_way(int op)
 static ring *in_between(script s[2], int64_t grace_ms, int64_t background_ms, int64_t critical_ms)
 {
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, grace_ms);
+    ring *r = open_for(4, 0, grace_ms);
     begin(r, s, RING_COPY, background_ms, critical_ms);
     let_it_give_way(RING_COPY);
     return r;
@@ -94,7 +99,7 @@ TEST(test_the_most_urgent_goes_first_and_equals_in_order)
     script s[7] = { 0 };
     fake_reset();
     fake_hold();
-    ring *r = open_ring(16, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(16, 0, PATIENCE_MS);
     for (uint64_t id = 1; id <= 6; id++) {
         script_copy(&s[id], id, 1, 10);
         CHECK_EQ(submit_as(r, priority[id], id, &s[id], PATIENCE_MS), RING_QUEUED);
@@ -111,7 +116,7 @@ TEST(test_program_that_passes_may_be_passed)
 {
     script s[2], third = { 0 };
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(4, 0, PATIENCE_MS);
     fake_hold();
     memset(s, 0, sizeof s);
     script_copy(&s[0], 1, RANGES, RANGE);
@@ -138,7 +143,7 @@ TEST(test_small_urgent_program_runs_in_the_submitting_call_on_an_idle_ring_only)
     script large = { 0 }, small = { 0 };
     ring_completion ran;
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 100, PATIENCE_MS);
+    ring *r = open_for(4, 100, PATIENCE_MS);
     script_copy(&large, 1, RANGES, RANGE);
     script_copy(&small, 2, 1, 10);
     CHECK_EQ(ring_submit_as(r, RING_CRITICAL, 2, small.steps, 1, PATIENCE_MS, &ran), RING_RAN);
@@ -176,7 +181,7 @@ TEST(test_cancelled_program_does_not_give_way)
 {
     script s[2];
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(4, 0, PATIENCE_MS);
     begin(r, s, RING_COPY, PATIENCE_MS, PATIENCE_MS);
     CHECK_EQ(ring_cancel(r, 1), 1);
     fake_let_all();
@@ -207,7 +212,7 @@ TEST(test_failure_of_either_is_its_own)
     for (int urgent = 0; urgent < 2; urgent++) {
         script s[2];
         fake_reset();
-        ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+        ring *r = open_for(4, 0, PATIENCE_MS);
         begin(r, s, RING_COPY, PATIENCE_MS, PATIENCE_MS);
         FAKE_DO(fake.bad_copy = urgent ? 3 : 1);            /* the third to run is the urgent one's */
         fake_let_all();
@@ -266,7 +271,7 @@ TEST(test_what_waits_for_an_event_gives_way_when_that_has_come)
     script s = { 0 }, urgent = { 0 };
     fake_event gate = { 1, 0 };
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(4, 0, PATIENCE_MS);
     script_event(&s, RING_WAIT, &gate);
     script_copy(&s, 1, RANGES, RANGE);
     script_copy(&urgent, 2, 1, 10);
@@ -298,7 +303,7 @@ TEST(test_layers_give_way_and_what_landed_is_told)
     ring_completion ran;
     fake_reset();
     fake_hold();
-    ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(4, 0, PATIENCE_MS);
     script_copy(&urgent, 2, 1, 10);
     CHECK_EQ(ring_submit_as(r, RING_NORMAL, 1, &step, 1, PATIENCE_MS, &ran), RING_QUEUED);
     CHECK_EQ(ring_watch(r, 1), 0);
@@ -331,7 +336,7 @@ TEST(test_layers_give_way_and_what_landed_is_told)
 
 static ring *open_serial(void)
 {
-    return open_ring_with((ring_options){ 3, WINDOW, 0, GRACE_MS, 0, PATIENCE_MS, 1 });
+    return open_ring_with((ring_options){ 3, WINDOW, 0, GRACE_MS, 0, PATIENCE_MS, 1, RANGE });
 }
 
 TEST(test_what_gave_way_to_an_unclean_program_is_given_back_first)
@@ -378,7 +383,7 @@ TEST(test_other_rings_go_on_behind_an_unclean_program)
 {
     script s[2];
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, GRACE_MS);
+    ring *r = open_for(4, 0, GRACE_MS);
     begin(r, s, RING_GET, PATIENCE_MS, PATIENCE_MS);
     let_it_give_way(RING_GET);
     CHECK_EQ(ring_cancel(r, 2), 1);
@@ -398,7 +403,7 @@ TEST(test_less_urgent_programs_leave_room)
     script s = { 0 };
     fake_reset();
     fake_hold();
-    ring *r = open_ring(DEPTH, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(DEPTH, 0, PATIENCE_MS);
     script_copy(&s, 1, 1, 10);
     uint64_t id = 0;
     for (int i = 0; i < 3; i++) {
@@ -417,7 +422,7 @@ TEST(test_there_are_no_other_priorities)
 {
     script s = { 0 };
     fake_reset();
-    ring *r = open_ring(4, WINDOW, 0, PATIENCE_MS);
+    ring *r = open_for(4, 0, PATIENCE_MS);
     script_copy(&s, 1, 1, 10);
     CHECK_EQ(submit_as(r, -1, 1, &s, PATIENCE_MS), RING_INVALID);
     CHECK_EQ(submit_as(r, RING_PRIORITIES, 1, &s, PATIENCE_MS), RING_INVALID);

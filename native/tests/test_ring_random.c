@@ -168,7 +168,11 @@ static void play(uint64_t seed)
     sem_init(&n->submitted, 0, 0);
     fake_reset();
     fake_hold();
-    n->r = open_ring(1 + (uint32_t)below(&n->random, 16), 30 + below(&n->random, 500), inline_bytes[seed % 3], PATIENCE_MS);
+    ring_options options = { .inline_bytes = inline_bytes[seed % 3], .grace_ms = PATIENCE_MS, .abort_ms = PATIENCE_MS };
+    options.depth = 1 + (uint32_t)below(&n->random, 16);
+    options.window_bytes = 30 + below(&n->random, 500);
+    options.background_bytes = options.window_bytes / 4;
+    n->r = open_ring_with(options);
     pthread_create(&device, NULL, be_the_device, n);
     pthread_create(&canceller, NULL, cancel_some, n);
     bool faults = seed % 4 >= 2, abandon = seed % 2;        /* abandon: close with work under way */
