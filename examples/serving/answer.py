@@ -11,8 +11,11 @@ from contextlib import aclosing
 
 import anyio
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from .tracing import request_span
 
 Pieces = AsyncGenerator[bytes, None]
 
@@ -49,18 +52,21 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome = "failed"
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
-                outcome = "disconnected"  # the only thing that cancels, but for a shutdown that does not wait any more
-                try:
-                    outcome = await self._send(scope, receive, send)
-                except Exception:
-                    outcome = "failed"
-                    raise
-                group.cancel_scope.cancel()
-        finally:
-            self._count(outcome)
+        with request_span(Headers(raw=scope["headers"])) as span:
+            try:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+                    # The only thing that cancels, but for a shutdown that does not wait any more.
+                    outcome = "disconnected"
+                    try:
+                        outcome = await self._send(scope, receive, send)
+                    except Exception:
+                        outcome = "failed"
+                        raise
+                    group.cancel_scope.cancel()
+            finally:
+                span.set_attribute("serving.outcome", outcome)
+                self._count(outcome)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> str:
         async with aclosing(self._pieces) as pieces:

@@ -22,6 +22,8 @@ from .kv import Kv, open_kv
 from .links import PrefillLinks
 from .metrics import Metrics
 from .service import EVENTS, JSON, add_kv_arguments, add_routes, kv_settings, parser_of, run
+from .tracing import OWN_SPANS, spans_to, tracer
+from .vllm_server import add_vllm_argument, parse
 
 TELL_SECONDS = 5.0
 
@@ -33,7 +35,6 @@ class Decode:
         self._kv = kv
         self._links = links
         self._tokens = metrics.counter("serving_tokens", "Tokens written")
-        self._pulled = metrics.counter("serving_pulled_bytes", "Bytes of KV cache pulled")
 
     async def answer(self, job: DecodeJob) -> Pieces:
         """Events of one token each, or all of the text at once."""
@@ -43,22 +44,25 @@ class Decode:
         table: list[int] = []
         is_here = False
         try:
-            await self._links.wait_up(ticket.cluster_id)
-            table = await self._kv.blocks.take(blocks_for(position + job.max_tokens))
+            with tracer.start_as_current_span("wait for link"):
+                await self._links.wait_up(ticket.cluster_id)
+            with tracer.start_as_current_span("wait for blocks"):
+                table = await self._kv.blocks.take(blocks_for(position + job.max_tokens))
             await self._pull(ticket, table)
             is_here = True
             await self._kv.fetch(table[: len(ticket.blocks)])
             token, text = job.kv_transfer_params.first_token, ""
-            for written in range(job.max_tokens):
-                if written:
-                    token = await self._kv.next_token(token, position, table, job.seed)
-                    position += 1
-                self._tokens.inc()
-                if job.stream:
-                    yield event(chr(token))
-                else:
-                    text += chr(token)
-            yield DONE if job.stream else completion(text)
+            with tracer.start_as_current_span("write tokens"):
+                for written in range(job.max_tokens):
+                    if written:
+                        token = await self._kv.next_token(token, position, table, job.seed)
+                        position += 1
+                    self._tokens.inc()
+                    if job.stream:
+                        yield event(chr(token))
+                    else:
+                        text += chr(token)
+                yield DONE if job.stream else completion(text)
         finally:
             self._kv.blocks.give(table)
             if not is_here:
@@ -71,12 +75,11 @@ class Decode:
             Refused: 410, the prompt has to be computed again.
         """
         try:
-            report = await self._kv.manager.pull_leased(ticket, self._kv.device, table[: len(ticket.blocks)])
+            await self._kv.manager.pull_leased(ticket, self._kv.device, table[: len(ticket.blocks)])
         except ParamInvalid as error:
             raise Refused(400, str(error)) from error
         except LLMException as error:  # no link, or no such lease: it was started again, or took the blocks back
             raise Refused(410, str(error)) from error
-        self._pulled.inc(report.bytes)
 
     async def _release(self, ticket: LeaseTicket) -> None:
         """Prefill may use the blocks for another request at once. Where it cannot be told, the lease ends by itself."""
@@ -96,7 +99,10 @@ def app_of(arguments: Namespace) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         nonlocal service, links
         made = metrics.counter("serving_links_made", "Links made, the first ones and others")
-        async with open_kv(LLMRole.DECODER, kv_settings(arguments), metrics) as kv:
+        async with (
+            spans_to(arguments.spans, "decode"),
+            open_kv(LLMRole.DECODER, kv_settings(arguments), metrics) as kv,
+        ):
             links = PrefillLinks(kv.datadist, arguments.prefill, arguments.link_seconds, made)
             service = Decode(kv, links, metrics)
             async with anyio.create_task_group() as group:
@@ -104,7 +110,7 @@ def app_of(arguments: Namespace) -> FastAPI:
                 yield
                 group.cancel_scope.cancel()
 
-    app = FastAPI(lifespan=lifespan)
+    app = FastAPI(lifespan=lifespan, telemetry=OWN_SPANS)
 
     @app.post("/v1/completions")
     async def completions(job: DecodeJob) -> Response:
@@ -133,10 +139,11 @@ def main() -> None:
     parser = parser_of(__doc__, port=8002)
     add_kv_arguments(parser, cluster_id=2)
     parser.add_argument(
-        "--prefill", type=peer, nargs="+", required=True, metavar="ID@IP:PORT", help="cluster and --kv-listen"
+        "--prefill", type=peer, nargs="+", default=[], metavar="ID@IP:PORT", help="cluster and --kv-listen"
     )
     parser.add_argument("--link-seconds", type=float, default=5.0, help="that a request waits for a link that is down")
-    arguments = parser.parse_args()
+    add_vllm_argument(parser)
+    arguments = parse(parser, needed="prefill")
     run(app_of(arguments), arguments)
 
 

@@ -20,9 +20,12 @@ import numpy as np
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
 from aiodatadist.cli.model import Array, Model, ModelConfig, sample
+from aiodatadist.telemetry.otel import SpanObserver
+from aiodatadist.telemetry.prometheus import MetricsCollector
 
 from .blocks import Blocks
 from .metrics import Metrics
+from .tracing import tracer
 
 CONFIG = ModelConfig(layers=2, dim=64, heads=4, kv_heads=2, head_dim=16, hidden=128)
 WEIGHTS_SEED = 7
@@ -83,7 +86,8 @@ class Kv:
             stop = anyio.from_thread.check_cancelled  # between two layers
             return sample(self._model.prefill(prompt, self._tensors, table, lambda _: stop()), seed, len(prompt))
 
-        token = await self._compute(work)
+        with tracer.start_as_current_span("compute"):
+            token = await self._compute(work)
         await self.manager.swap_blocks(self._host, self.device, {block: block for block in table})
         return token
 
@@ -108,6 +112,8 @@ async def open_kv(role: LLMRole, settings: KvSettings, metrics: Metrics) -> Asyn
     shape = CONFIG.cache_shape(settings.blocks)
     tensors = [np.zeros(shape, np.float32) for _ in range(CONFIG.num_tensors)]
     async with LLMDataDist(role, settings.cluster_id, settings.config()) as datadist:
+        datadist.observer = SpanObserver()
+        metrics.registry.register(MetricsCollector(datadist))
         manager = datadist.cache_manager
         desc = CacheDesc(CONFIG.num_tensors, shape, DataType.DT_FLOAT)
         device = await manager.allocate_blocks_cache(desc, BlocksCacheKey(settings.cluster_id))
@@ -117,7 +123,6 @@ async def open_kv(role: LLMRole, settings: KvSettings, metrics: Metrics) -> Asyn
         metrics.gauge("serving_blocks", "Blocks of the KV cache", lambda: blocks.count)
         metrics.gauge("serving_blocks_free", "Blocks that hold nothing", lambda: blocks.free)
         metrics.gauge("serving_requests_waiting", "Requests that wait for blocks", lambda: blocks.waiting)
-        metrics.gauge("serving_links", "Links to peers", lambda: len(datadist.statistics().links))
         yield Kv(datadist, device, host, tensors, blocks)
         with anyio.move_on_after(settings.drain_seconds):
             await blocks.wait_all_free()

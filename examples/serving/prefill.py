@@ -18,10 +18,12 @@ from aiodatadist import BlockLease, LLMRole
 from aiodatadist.cli.model import blocks_for
 
 from .answer import Answer, Pieces, Refused
-from .api import Kept, PrefillJob, completion
+from .api import Kept, LeaseName, PrefillJob, completion
 from .kv import Kv, open_kv
 from .metrics import Metrics
 from .service import JSON, add_kv_arguments, add_routes, kv_settings, parser_of, run
+from .tracing import OWN_SPANS, spans_to, tracer
+from .vllm_server import add_vllm_argument, parse
 
 TELL_SECONDS = 5.0
 MAX_UNWANTED = 4096
@@ -46,7 +48,8 @@ class Prefill:
         """The first token, and the ticket for the blocks."""
         tokens, blocks = job.tokens, self._kv.blocks
         with ExitStack() as stack:
-            table = await blocks.take(blocks_for(len(tokens)))
+            with tracer.start_as_current_span("wait for blocks"):
+                table = await blocks.take(blocks_for(len(tokens)))
             stack.callback(blocks.give, table)
             first = await self._kv.first_token(tokens, table, job.seed)
             lease = self._keep(job.kv_transfer_params.lease, table)
@@ -67,7 +70,14 @@ class Prefill:
             raise Refused(409, f"there is a lease {name} already")
         lease = self._kv.manager.lease_blocks(self._kv.device, table, round(1000 * self._lease_seconds), name=name)
         self._leases[name] = lease
-        lease.add_done_callback(self._over)
+        span = tracer.start_span("lease", attributes={"serving.blocks": len(table)})  # a child of its request's
+
+        def over(lease: BlockLease) -> None:
+            span.set_attribute("serving.how", str(lease.ended))
+            span.end()
+            self._over(lease)
+
+        lease.add_done_callback(over)
         return lease
 
     def _over(self, lease: BlockLease) -> None:
@@ -99,18 +109,21 @@ def app_of(arguments: Namespace) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         nonlocal service
-        async with open_kv(LLMRole.PROMPT, kv_settings(arguments), metrics) as kv:
+        async with (
+            spans_to(arguments.spans, "prefill"),
+            open_kv(LLMRole.PROMPT, kv_settings(arguments), metrics) as kv,
+        ):
             service = Prefill(kv, metrics, arguments.lease_seconds)
             yield
 
-    app = FastAPI(lifespan=lifespan)
+    app = FastAPI(lifespan=lifespan, telemetry=OWN_SPANS)
 
     @app.post("/v1/completions")
     async def completions(job: PrefillJob) -> Response:
         return Answer(service.answer(job), JSON, metrics.ended)
 
     @app.delete("/v1/leases/{name}")
-    async def take_back(name: str) -> Response:
+    async def take_back(name: LeaseName) -> Response:
         await service.take_back(name)
         return Response(status_code=204)
 
@@ -125,7 +138,8 @@ def main() -> None:
     parser = parser_of(__doc__, port=8001)
     add_kv_arguments(parser, cluster_id=1)
     parser.add_argument("--lease-seconds", type=float, default=30.0, help="that blocks are kept for a decode service")
-    arguments = parser.parse_args()
+    add_vllm_argument(parser)
+    arguments = parse(parser, needed="kv_listen")
     run(app_of(arguments), arguments)
 
 

@@ -26,6 +26,7 @@ from .answer import Answer, Pieces, Refused
 from .api import Keep, failure
 from .metrics import Metrics
 from .service import EVENTS, JSON, add_routes, parser_of, run
+from .tracing import OWN_SPANS, asking, spans_to
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
@@ -84,11 +85,13 @@ class Router:
                     may_be_kept = False
                     raise
                 url = f"{next(self._next_decode)}/v1/completions"
-                async with self._client.stream("POST", url, json={**job, "kv_transfer_params": kept}) as response:
-                    await _check(response)
-                    has_begun, may_be_kept = True, False  # decode has the blocks
-                    async for piece in response.aiter_bytes():
-                        yield piece
+                body = json.dumps({**job, "kv_transfer_params": kept})
+                with asking("decode") as headers:
+                    async with self._client.stream("POST", url, content=body, headers=headers) as response:
+                        await _check(response)
+                        has_begun, may_be_kept = True, False  # decode has the blocks
+                        async for piece in response.aiter_bytes():
+                            yield piece
             except (Gone, httpx.TransportError) as error:
                 if has_begun:
                     yield failure(f"the decode service ended: {error!r}")
@@ -108,8 +111,9 @@ class Router:
         keep = Keep(lease=lease).model_dump()
         ask = {**job, "max_tokens": 1, "stream": False, "kv_transfer_params": keep}
         ask.pop("stream_options", None)
-        response = await self._client.post(f"{prefill}/v1/completions", json=ask)
-        await _check(response)
+        with asking("prefill") as headers:
+            response = await self._client.post(f"{prefill}/v1/completions", content=json.dumps(ask), headers=headers)
+            await _check(response)
         return response.json()["kv_transfer_params"]
 
     async def _take_back(self, prefill: str, lease: str) -> None:
@@ -165,11 +169,14 @@ def app_of(arguments: Namespace) -> FastAPI:
         # As many connections as there are requests: the services decide how many of them wait.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=4.0)
         times = httpx.Timeout(arguments.read_seconds, connect=2.0)
-        async with httpx.AsyncClient(transport=Transport(limits=limits), timeout=times) as client:
+        async with (
+            spans_to(arguments.spans, "router"),
+            httpx.AsyncClient(transport=Transport(limits=limits), timeout=times) as client,
+        ):
             router = Router(client, arguments.prefill, arguments.decode, arguments.retry_seconds, metrics)
             yield
 
-    app = FastAPI(lifespan=lifespan)
+    app = FastAPI(lifespan=lifespan, telemetry=OWN_SPANS)
 
     @app.post("/v1/completions")
     async def completions(job: Job) -> Response:

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from .kv import KvSettings
@@ -29,6 +30,10 @@ def add_routes(app: FastAPI, metrics: Metrics, health: Callable[[], Awaitable[Ma
         where = ".".join(map(str, first["loc"]))
         return JSONResponse({"error": {"message": f"{where}: {first['msg']}"}}, 400)
 
+    @app.exception_handler(HTTPException)
+    async def say(_: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": {"message": error.detail}}, error.status_code, error.headers)
+
     @app.get("/health")
     async def look() -> Response:
         found = await health()
@@ -40,9 +45,10 @@ def add_routes(app: FastAPI, metrics: Metrics, health: Callable[[], Awaitable[Ma
 
 
 def parser_of(text: str | None, port: int) -> ArgumentParser:
-    parser = ArgumentParser(description=text, formatter_class=ArgumentDefaultsHelpFormatter)
+    parser = ArgumentParser(description=text, formatter_class=ArgumentDefaultsHelpFormatter, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="where HTTP is served")
     parser.add_argument("--port", type=int, default=port)
+    parser.add_argument("--spans", type=Path, default=None, metavar="FILE", help="where spans go, a line of JSON each")
     parser.add_argument(
         "--shutdown-seconds",
         type=int,

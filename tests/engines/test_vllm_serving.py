@@ -22,26 +22,19 @@ START_SECONDS = 120.0
 TAKEN = "vllm:aiodatadist_num_kv_taken_reqs_total"
 OPTIONS = (
     "--skip-tokenizer-init --load-format dummy --enforce-eager --dtype float32 --max-model-len 4096 --max-num-seqs 16"
-    " --seed 0 --served-model-name small --host 127.0.0.1"
+    " --seed 0 --served-model-name small"
 )
 """Without a tokenizer prompts are numbers, and so are answers."""
 
 
 class Server:
-    """``vllm serve``, by the module behind it: that command does not know its own version where it was built for CPUs."""
+    """A service of the example, as which it becomes vLLM's server."""
 
-    def __init__(self, model: Path, log: Path, extra: Answer) -> None:
+    def __init__(self, service: str, model: Path, log: Path, *more: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        transfer = {
-            "kv_connector": "AioDataDistConnector",
-            "kv_connector_module_path": "aiodatadist.adapters.vllm",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": extra,
-        }
-        given = ["--model", str(model), "--port", str(port), "--kv-transfer-config", json.dumps(transfer)]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *OPTIONS.split()]
+        given = ["--vllm", str(model), "--port", str(port), *more]
+        command = [sys.executable, "-m", f"examples.serving.{service}", *given, *OPTIONS.split()]
         with log.open("w") as words:
             environment = {**os.environ, **ENVIRONMENT, "AIODATADIST_RUNTIME": "soft"}
             self._process = subprocess.Popen(command, stdout=words, stderr=words, cwd=ROOT, env=environment)
@@ -62,8 +55,9 @@ class Server:
 @pytest.fixture(scope="module")
 def servers(model: Path) -> Iterator[tuple[Server, Server, Service]]:
     """A prefill engine, a decode engine, and the router."""
-    prefill = Server(model, model / "serve_prefill.log", {"lease_seconds": 30})
-    decode = Server(model, model / "serve_decode.log", {"device_id": 1})
+    address = f"127.0.0.1:{free_port()}"
+    prefill = Server("prefill", model, model / "serve_prefill.log", "--kv-listen", address)
+    decode = Server("decode", model, model / "serve_decode.log")
     router = Service.of("router", "--prefill", prefill.url, "--decode", decode.url)
     try:
         router.wait_ready()

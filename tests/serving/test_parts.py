@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,6 +11,8 @@ import anyio
 import pytest
 
 from aiodatadist import LLMRole, new_lease_name
+from aiodatadist.adapters.block_service import Settings
+from examples.serving import decode, prefill
 from examples.serving.answer import Answer, Pieces, Refused
 from examples.serving.api import PrefillJob
 from examples.serving.blocks import Blocks
@@ -119,7 +123,7 @@ class Client:
 async def outcome(pieces: Pieces, client: Client) -> str:
     counted: list[str] = []
     with anyio.fail_after(10):
-        await Answer(pieces, "text/plain", counted.append)({"type": "http"}, client.receive, client.send)
+        await Answer(pieces, "text/plain", counted.append)({"type": "http", "headers": []}, client.receive, client.send)
     (found,) = counted
     return found
 
@@ -162,3 +166,56 @@ async def test_a_request_that_is_refused() -> None:
     assert await outcome(numbers(ended, refused=True), client) == "refused"
     assert (client.status, ended) == (503, ["ended"])
     assert b"there is no room" in client.pieces[0]
+
+
+# ---- vLLM in the place of the model ----
+
+
+def started(monkeypatch: pytest.MonkeyPatch, main: Any, *options: str) -> tuple[list[str], dict[str, Any]]:
+    """What a service becomes: its command, and what the connector is told."""
+    commands: list[list[str]] = []
+
+    def execv(path: str, command: list[str]) -> None:
+        assert path == command[0] == sys.executable
+        commands.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", execv)
+    monkeypatch.setattr("sys.argv", ["service", *options])
+    with pytest.raises(SystemExit):
+        main()
+    (command,) = commands
+    transfer = json.loads(command[command.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector"] == "AioDataDistConnector"
+    return command, transfer["kv_connector_extra_config"]
+
+
+def test_a_prefill_service_becomes_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = "--vllm", "MODEL", "--kv-listen", "10.0.0.7:26001", "--auth-key-file", "/key", "--dtype", "float32"
+    command, settings = started(monkeypatch, prefill.main, *options)
+    assert command[3:9] == ["--model", "MODEL", "--host", "127.0.0.1", "--port", "8001"]
+    assert command[-2:] == ["--dtype", "float32"]
+    assert settings == {
+        "cluster_id": 1, "device_id": 0, "host": "10.0.0.7", "port": 26001, "auth_key_file": "/key", "lease_seconds": 30.0,
+    }  # fmt: skip
+    Settings(**settings)
+
+
+def test_a_decode_service_becomes_vllm_and_needs_no_prefill_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, settings = started(monkeypatch, decode.main, "--vllm", "MODEL")
+    assert settings == {"cluster_id": 2, "device_id": 1}
+    Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [((), "--prefill is needed without --vllm"), (("--prefill", "1@127.0.0.1:9", "--dtype"), "unrecognized")],
+    ids=["prefill", "unknown"],
+)
+def test_without_vllm_a_decode_service_is_told_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["decode", *options])
+    with pytest.raises(SystemExit):
+        decode.main()
+    assert says in capsys.readouterr().err

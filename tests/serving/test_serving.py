@@ -28,7 +28,7 @@ WITHDRAWN = 'serving_leases_ended_total{how="withdrawn"}'
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Three]:
-    few = "--blocks", str(BLOCKS), "--longest-line", "1", "--wait-seconds", "1.5"
+    few = "--blocks", str(BLOCKS), "--longest-line", "1", "--wait-seconds", "30"
     with three(prefill=few, decode=few) as opened:
         yield opened
 
@@ -106,11 +106,18 @@ async def test_answers_are_those_of_one_process(services: Three, prompt: str) ->
         ({"prompt": "a", "temperature": 1}, "body.temperature: "),
         ({"prompt": "a" * (BLOCKS * BLOCK + 1)}, f"needs {BLOCKS + 1} blocks, and the cache has {BLOCKS}"),
         ({"prompt": "a", "max_tokens": BLOCKS * BLOCK}, f"needs {BLOCKS + 1} blocks, and the cache has {BLOCKS}"),
+        ('{"prompt": "\\ud800"}', "body.prompt: "),
+        ('{"prompt": "a", "max_tokens": NaN}', "body.max_tokens: "),
+        ('["a"]', "body: "),
+        ('{"prompt": "a"', "body."),
+        ("[" * 100_000, "body"),
     ],
-    ids=["empty", "option", "prompt", "answer"],
+    ids=["empty", "option", "prompt", "answer", "surrogate", "nan", "list", "torn", "deep"],
 )
-def test_a_request_that_cannot_be_answered_says_why(services: Three, job: Job, what: str) -> None:
-    response = ask(services.router, job)
+def test_a_request_that_cannot_be_answered_says_why(services: Three, job: Job | str, what: str) -> None:
+    body = job if isinstance(job, str) else json.dumps(job)
+    headers = {"Content-Type": "application/json"}
+    response = httpx.post(f"{services.router.url}/v1/completions", content=body, headers=headers, trust_env=False)
     assert response.status_code == 400
     assert what in response.json()["error"]["message"]
 
@@ -184,13 +191,14 @@ def test_what_is_taken_back_cannot_be_pulled(services: Three) -> None:
 # ---- the pool is full ----
 
 
-def test_a_request_that_finds_no_room_in_time_is_told_to_come_again(services: Three) -> None:
-    everything = keep(services, "a" * (BLOCKS * BLOCK))
-    response = ask(services.router, {"prompt": "a"})
-    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
-    assert "not free within 1.5 s" in response.text
-    take_back(services, everything)
-    assert ask(services.router, {"prompt": "a"}).status_code == 200
+def test_a_request_that_finds_no_room_in_time_is_told_to_come_again() -> None:
+    with three(prefill=("--blocks", "4", "--wait-seconds", "0.2")) as services:
+        everything = keep(services, "a" * (4 * BLOCK))
+        response = ask(services.router, {"prompt": "a"})
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+        assert "not free within 0.2 s" in response.text
+        take_back(services, everything)
+        eventually(lambda: ask(services.router, {"prompt": "a"}).status_code, 200)
 
 
 async def test_one_request_waits_and_the_next_is_refused_at_once(services: Three) -> None:
