@@ -34,8 +34,8 @@ from aiodatadist.context_caching.pools.keys import flat, group, rendezvous
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.context_caching.pools.redis.pool import RedisPool
+from aiodatadist.testing.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 from benchmarks.common import Spread, arguments, now, report
-from benchmarks.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 
 MIB = 1 << 20
 VALUES = 64

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from aiodatadist import __version__
 from aiodatadist.cli.bench_arguments import BENCH, add_bench
+from aiodatadist.cli.chaos_arguments import CHAOS, add_chaos, chaos_command
 from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.demo import MAX_TOKENS, DemoOptions, run_demo
 from aiodatadist.cli.doctor_arguments import DOCTOR, add_doctor, doctor_command
@@ -43,13 +44,21 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
     )
     add_doctor(doctor)
     add_bench(commands.add_parser("bench", help="how fast a KV cache travels here", description=BENCH))
+    add_chaos(commands.add_parser("chaos", help="what a KV cache survives here, with a seed", description=CHAOS))
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         return partial(_show_help, parser)
-    if arguments.command == "bench":
-        return partial(_run_bench, arguments)
-    if arguments.command == "doctor":
-        return doctor_command(arguments)
+    commands_of: dict[str, Callable[[argparse.Namespace], Callable[[], int]]] = {
+        "bench": lambda found: partial(_run_bench, found),
+        "chaos": chaos_command,
+        "doctor": doctor_command,
+        "demo": _demo_command,
+    }
+    return commands_of[arguments.command](arguments)
+
+
+def _demo_command(arguments: argparse.Namespace) -> Callable[[], int]:
+    """Of the demo, or of one of its workers. Raises CommandError: arguments do not go together."""
     if arguments.worker:
         return partial(_run_worker, arguments.worker)
     if arguments.context_cache is not None:

@@ -1,11 +1,38 @@
-"""What our tests use, for yours: linked clusters in one process, and blocks whose contents say where they belong."""
+"""What our tests use, for yours: linked clusters in one process, blocks whose contents say where they belong, faults of the
+device and of the network."""
 
 from aiodatadist.testing.faults import soft_counters, soft_fault, soft_faults_cleared
+from aiodatadist.testing.ledger import BlockLedger, BlockStamp, MisplacedError
 from aiodatadist.testing.pairs import Cluster, cluster_info, linked_pair, open_cluster
 from aiodatadist.testing.patterns import pattern, stamp, verify
+from aiodatadist.testing.proxy import ChaosProxy
+from aiodatadist.testing.toxics import (
+    Bandwidth,
+    Corrupt,
+    Latency,
+    LimitData,
+    ResetPeer,
+    Slicer,
+    SlowClose,
+    Timeout,
+    Toxic,
+)
 
 __all__ = [
+    "Bandwidth",
+    "BlockLedger",
+    "BlockStamp",
+    "ChaosProxy",
     "Cluster",
+    "Corrupt",
+    "Latency",
+    "LimitData",
+    "MisplacedError",
+    "ResetPeer",
+    "Slicer",
+    "SlowClose",
+    "Timeout",
+    "Toxic",
     "cluster_info",
     "linked_pair",
     "open_cluster",

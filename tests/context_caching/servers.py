@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks.servers import (
+from aiodatadist.testing.servers import (
     MIB,
     PATIENCE,
     MooncakeLender,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 
 T = TypeVar("T")
 

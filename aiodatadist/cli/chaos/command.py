@@ -1,0 +1,110 @@
+"""``aiodatadist chaos``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist.cli.chaos.blocking_puller import BlockingPuller
+from aiodatadist.cli.chaos.linked_run import LinkedRun
+from aiodatadist.cli.chaos.messages import SideSettings
+from aiodatadist.cli.chaos.owner import Owner
+from aiodatadist.cli.chaos.pooled_run import PooledRun, engine
+from aiodatadist.cli.chaos.profiles import PROFILES, Profile
+from aiodatadist.cli.chaos.puller import Puller
+from aiodatadist.cli.chaos.report import as_json, lines
+from aiodatadist.cli.chaos.run import Result
+from aiodatadist.cli.chaos.saver import Saver
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.pipes import die_with_parent
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """What the command line says.
+
+    Attributes:
+        seconds: of all profiles together.
+    """
+
+    seconds: float
+    seed: int
+    profiles: Sequence[Profile]
+    json: Path | None
+
+    @property
+    def replay(self) -> str:
+        names = ",".join(profile.name for profile in self.profiles)
+        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names} --seed {self.seed}"
+
+
+def run_chaos(options: ChaosOptions) -> int:
+    """The exit code: 0 where no rule was broken."""
+    quiet = str(options.json) == "-"
+    if not quiet:
+        print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
+    results = anyio.run(_run_all, options, not quiet)
+    report = {"seed": options.seed, "replay": options.replay, **as_json(results)}
+    if options.json is not None:
+        _write(options.json, json.dumps(report, indent=1) + "\n")
+    broken = sum(result.broken for result in results)
+    if not quiet:
+        print(f"{broken} violations; seed {options.seed}; the same again: {options.replay}")
+    return 1 if broken else 0
+
+
+async def _run_all(options: ChaosOptions, is_told: bool) -> list[Result]:
+    results = []
+    for profile in options.profiles:
+        logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
+        result = await _run_one(profile, options.seed, options.seconds / len(options.profiles), logs)
+        results.append(result)
+        if is_told:
+            columns = shutil.get_terminal_size((80, 24)).columns
+            print("\n".join(lines(result, columns)), flush=True)
+            print(f"what the processes logged is in {logs}\n" if result.broken else "", flush=True)
+        if not result.broken:
+            shutil.rmtree(logs)
+    return results
+
+
+async def _run_one(profile: Profile, seed: int, seconds: float, logs: Path) -> Result:
+    if profile.door != "context":
+        return await LinkedRun(profile, seed, seconds, logs).run()
+    async with AsyncExitStack() as stack:  # servers start and end in a thread: that waits
+        opened = engine(profile.engine)
+        url, victims = await anyio.to_thread.run_sync(opened.__enter__)
+        stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
+        return await PooledRun(profile, seed, seconds, logs, url, victims).run()
+
+
+def _write(file: Path, text: str) -> None:
+    if str(file) == "-":
+        print(text, end="")
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+def run_side(text: str) -> int:
+    """The life of one of the processes."""
+    die_with_parent()
+    settings = SideSettings.model_validate_json(text)
+    profile = PROFILES[settings.profile]
+    puller = BlockingPuller if profile.door == "blocking" else Puller
+    kinds: dict[str, type[Side]] = {"owner": Owner, "puller": puller, "saver-1": Saver, "saver-2": Saver}
+    side = kinds[settings.name](settings)
+    uvloop = profile.loop == "uvloop"
+    anyio.run(side.run, backend_options={"use_uvloop": uvloop})
+    return 0

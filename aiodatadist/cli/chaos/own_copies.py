@@ -1,0 +1,103 @@
+"""What a cluster does without a peer: caches that come and go, copies and swaps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from aiodatadist import Cache, CacheDesc, CacheTask, DataType, LLMDataDist, OutOfMemory, Placement
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.sizes import BLOCK, desc, some
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.testing import BlockLedger
+
+BLOCKS = 16
+TENSORS = 2
+
+
+class OwnCopies:
+    """A cache on the device and one on the host, whose lower half keeps what the upper half is copied from."""
+
+    def __init__(self, side: Side, datadist: LLMDataDist) -> None:
+        self._side = side
+        self._manager = datadist.cache_manager
+        self._cluster_id = datadist.cluster_id
+        self._caches: dict[Placement, Cache] = {}
+        self._ledgers: dict[Placement, BlockLedger] = {}
+
+    async def open(self) -> None:
+        for placement in (Placement.DEVICE, Placement.HOST):
+            shape = CacheDesc(TENSORS, [BLOCKS, BLOCK], DataType.DT_UINT8, placement)
+            cache = await self._manager.allocate_blocks_cache(shape)
+            ledger = BlockLedger(cache, self._cluster_id, placement.value)
+            ledger.write(range(BLOCKS))
+            self._caches[placement], self._ledgers[placement] = cache, ledger
+            self._side.ledgers[f"{placement.name.lower()} copies {self._cluster_id}"] = ledger
+
+    async def one(self, chance: random.Random) -> None:
+        """One operation."""
+        await chance.choice((self._copy, self._swap, self._come_and_go))(chance)
+
+    async def _copy(self, chance: random.Random) -> None:
+        sources, targets = _pairs(chance)
+        pairs = {source: [target] for source, target in zip(sources, targets, strict=True)}
+        placement = Placement.DEVICE
+        await self._move(
+            "copy_blocks",
+            lambda: self._manager.copy_blocks(self._caches[placement], pairs),
+            (placement, placement, sources, targets),
+            chance,
+        )
+
+    async def _swap(self, chance: random.Random) -> None:
+        sources, targets = _pairs(chance)
+        source, target = chance.sample((Placement.DEVICE, Placement.HOST), 2)
+        pairs = dict(zip(sources, targets, strict=True))
+        await self._move(
+            "swap_blocks",
+            lambda: self._manager.swap_blocks(self._caches[source], self._caches[target], pairs),
+            (source, target, sources, targets),
+            chance,
+        )
+
+    async def _move(
+        self,
+        operation: str,
+        begin: Callable[[], CacheTask],
+        what: tuple[Placement, Placement, list[int], list[int]],
+        chance: random.Random,
+    ) -> None:
+        source, target, sources, targets = what
+        ledger = self._ledgers[target]
+        ledger.begin(targets)
+        if await self._side.outcome(operation, begin, chance) != GOOD:
+            ledger.settle(targets)
+            return
+        stamps = ledger.landed(targets, self._cluster_id, sources)
+        if any(stamp.generation != source.value for stamp in stamps):
+            self._side.violated("I6", f"{operation} from {source.name} brought {stamps[0]}")
+
+    async def _come_and_go(self, chance: random.Random) -> None:
+        """A small cache, which no peer hears of; or none, where the pool is full."""
+        try:
+            cache = await self._manager.allocate_blocks_cache(desc(chance.randint(1, 8), chance.choice((512, BLOCK))))
+        except OutOfMemory as error:
+            self._side.ended("allocate", error)
+            return
+        self._side.tally.ended("allocate", GOOD)
+        ledger = BlockLedger(cache, self._cluster_id, 99)
+        ledger.write(ledger.blocks)
+        if len(ledger.blocks) > 1:
+            ledger.begin([1])
+            task = self._manager.copy_blocks(cache, {0: [1]})
+            await task
+            ledger.landed([1], self._cluster_id, [0])
+        for words in ledger.wrong():
+            self._side.violated("I6", f"a cache that came and went: {words}")
+        await self._manager.deallocate_blocks_cache(cache)
+        self._side.tally.ended("deallocate", GOOD)
+
+
+def _pairs(chance: random.Random) -> tuple[list[int], list[int]]:
+    sources = some(chance, range(BLOCKS // 2), BLOCKS // 2)
+    return sources, chance.sample(range(BLOCKS // 2, BLOCKS), len(sources))

@@ -1,0 +1,223 @@
+"""The end that has caches: some are pulled from, one is pushed into, one has blocks that are leased."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import anyio
+import anyio.abc
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlockLease,
+    BlocksCacheKey,
+    Cache,
+    LLMDataDist,
+    LLMRole,
+    NotLinked,
+    TransferConfig,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.cli.chaos.mail import Content, Mail
+from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.own_copies import OwnCopies
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.sizes import (
+    BLOCK,
+    INBOX_MODEL,
+    KEPT_MODEL,
+    LAYERS,
+    LEASED,
+    LIVES,
+    PATCH,
+    PULLER,
+    SLOTS,
+    SOURCE,
+    SOURCE_MODEL,
+    config,
+    desc,
+)
+from aiodatadist.testing import BlockLedger, MisplacedError
+
+
+class Owner(Side):
+    """Several clusters in one process."""
+
+    def __init__(self, settings: SideSettings) -> None:
+        super().__init__(settings)
+        self._clusters: list[OwnerCluster] = []
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[dict[int, Peer]]:
+        async with AsyncExitStack() as stack:
+            for device, cluster_id in enumerate(self.settings.clusters):
+                options = config(self.profile, device, "127.0.0.1:0")
+                datadist = await stack.enter_async_context(LLMDataDist(LLMRole.PROMPT, cluster_id, options))
+                self.datadists.append(datadist)
+                self._clusters.append(cluster := OwnerCluster(self, datadist))
+                await cluster.open()
+            yield {cluster.cluster_id: cluster.as_peer() for cluster in self._clusters}
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        for cluster in self._clusters:
+            group.start_soon(cluster.mail.read)
+            group.start_soon(self.work, f"renew {cluster.cluster_id}", cluster.renew, 0.3)
+            group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
+
+    async def meet(self, peers: dict[int, Peer]) -> None:
+        """It is the owner itself that is met."""
+
+    async def drained(self) -> None:
+        for cluster in self._clusters:
+            await cluster.mail.wait_idle()
+            for lease in list(cluster.leases):
+                await lease.wait_ended()
+
+    def resumed(self) -> None:
+        for cluster in self._clusters:
+            cluster.open_inbox()
+
+    async def part(self) -> None:
+        for datadist in self.datadists:
+            with suppress(NotLinked):
+                await datadist.wait_link_closed(PULLER)
+
+
+class OwnerCluster:
+    """One of them, and its caches."""
+
+    def __init__(self, side: Owner, datadist: LLMDataDist) -> None:
+        self._side = side
+        self._datadist = datadist
+        self._manager = datadist.cache_manager
+        self.cluster_id = datadist.cluster_id
+        self.mail = Mail(side, datadist, self._answer)
+        self.copies = OwnCopies(side, datadist)
+        self.leases: dict[BlockLease, None] = {}
+        self._generation = side.settings.life * LIVES
+        self._versions = dict.fromkeys(range(LEASED), 0)
+
+    async def open(self) -> None:
+        manager, cluster_id = self._manager, self.cluster_id
+        await self._new_source()
+        self._slots = await manager.allocate_cache(desc(SLOTS, 2 * BLOCK))
+        self._ledger("slots", self._slots).write(range(SLOTS))
+        inbox = await manager.allocate_blocks_cache(desc(2 * PATCH + 1), BlocksCacheKey(cluster_id, INBOX_MODEL))
+        self._inbox = self._ledger("inbox", inbox)
+        self._inbox.write(range(0, 2 * PATCH + 1, 2))
+        self._kept_cache = await manager.allocate_blocks_cache(desc(LEASED), BlocksCacheKey(cluster_id, KEPT_MODEL))
+        self._kept = self._ledger("kept", self._kept_cache)
+        self._kept.write(range(LEASED))
+        await self.copies.open()
+
+    def _ledger(self, name: str, cache: Cache, generation: int | None = None) -> BlockLedger:
+        """Of a cache that lives as long as the process, unless it is of a generation of its own."""
+        life = self._side.settings.life * LIVES
+        ledger = BlockLedger(cache, self.cluster_id, life if generation is None else generation)
+        self._side.ledgers[f"{name} {self.cluster_id}"] = ledger
+        return ledger
+
+    def as_peer(self) -> Peer:
+        address = self._datadist.listen_address
+        assert address is not None
+        return Peer(port=address[1], slots=self._slots.cache_id)
+
+    # ---- the cache that is pulled from ----
+
+    async def _new_source(self) -> None:
+        """Without a key it is filled; peers find it only when it is complete."""
+        key = BlocksCacheKey(self.cluster_id, SOURCE_MODEL)
+        self._generation += 1
+        self._source = await self._manager.allocate_blocks_cache(desc(SOURCE), key)
+        self._ledger("source", self._source, self._generation).write(range(SOURCE))
+
+    async def renew(self, chance: random.Random) -> None:
+        """Give it up, and make another one under the same key."""
+        if chance.random() < 0.7 or self._side.profile.is_calm:
+            return
+        del self._side.ledgers[f"source {self.cluster_id}"]
+        old = self._generation
+        await self._manager.deallocate_blocks_cache(self._source)
+        self._side.tally.retired[f"{self.cluster_id}/{old}"] = time.monotonic()
+        self._side.tally.ended("renew", "LLM_SUCCESS")
+        await self._new_source()
+
+    # ---- what the puller asks for ----
+
+    async def _answer(self, puller: int, question: Content) -> Content:
+        match question["ask"]:
+            case "lease":
+                return self._lease(question)
+            case "layers":
+                return {"status": await self._send_layers(puller, question)}
+            case "pushed":
+                return {"wrong": self._pushed(puller, question)}
+        return {}
+
+    def _lease(self, question: Content) -> Content:
+        busy = {block for lease in self.leases for block in lease.blocks}
+        free = [block for block in range(LEASED) if block not in busy][: question["count"]]
+        if not free:
+            return {"ticket": None}
+        lease = self._manager.lease_blocks(self._kept_cache, free, question["millis"])
+        self.leases[lease] = None
+        lease.add_done_callback(self._lease_ended)
+        return {"ticket": lease.ticket().model_dump(mode="json"), "versions": [self._versions[b] for b in free]}
+
+    def _lease_ended(self, lease: BlockLease) -> None:
+        """The blocks are written anew at once: a pull that still reads them must not succeed."""
+        del self.leases[lease]
+        self._side.tally.ended("lease", str(lease.ended))
+        for block in lease.blocks:
+            self._versions[block] += 1
+            self._kept.write([block], self._versions[block])
+
+    async def _send_layers(self, puller: int, question: Content) -> str:
+        chance = random.Random(question["seed"])
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
+        layers = range(LAYERS)
+        target: TransferConfig | TransferWithCacheKeyConfig = (
+            TransferWithCacheKeyConfig(BlocksCacheKey(puller, question["model"]), layers, layers)
+            if self._side.profile.one_sided
+            else TransferConfig(puller, question["addresses"], layers)
+        )
+        source, target_blocks = question["sources"], question["targets"]
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(_compute, synchronizer, chance)
+            status = await self._side.outcome(
+                "layers",
+                lambda: self._manager.transfer_cache_async(self._source, synchronizer, [target], source, target_blocks),
+                chance,
+                may_fail=True,
+            )
+            group.cancel_scope.cancel()
+        return status
+
+    def open_inbox(self) -> None:
+        """From now on the puller may push into every second block."""
+        self._inbox.begin(range(1, 2 * PATCH, 2))
+
+    def _pushed(self, puller: int, question: Content) -> str:
+        """What is wrong with blocks that the puller says it pushed."""
+        try:
+            stamps = self._inbox.landed(question["targets"], puller, question["sources"])
+        except MisplacedError as error:
+            return str(error)
+        finally:
+            self._inbox.begin(question["targets"])
+        wrong = [str(stamp) for stamp in stamps if stamp.version != question["version"]]
+        return f"expected version {question['version']}, found {wrong}" if wrong else ""
+
+
+async def _compute(synchronizer: AwaitableLayerSynchronizer, chance: random.Random) -> None:
+    """Layers become final one after the other; now and then one does not."""
+    for layer in range(LAYERS):
+        await anyio.sleep(chance.choice((0, 0.0005, 0.01)) * chance.random())
+        if chance.random() < 0.03:
+            synchronizer.fail(layer)
+        else:
+            synchronizer.ready(layer)

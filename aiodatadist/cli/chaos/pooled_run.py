@@ -1,0 +1,80 @@
+"""A run of processes with context caches, and of the engine that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from aiodatadist.cli.chaos.process import SideProcess
+from aiodatadist.cli.chaos.profiles import Profile
+from aiodatadist.cli.chaos.program import Step
+from aiodatadist.cli.chaos.run import Run
+from aiodatadist.testing.servers import MooncakeLender, MooncakeMaster, RedisServer, Server, running
+
+MEMORY = 64 << 20
+"""Bytes of the engine: less than all values have."""
+
+
+class PooledRun(Run):
+    """Two processes, and an engine between them that is killed and stopped as well."""
+
+    def __init__(
+        self, profile: Profile, seed: int, seconds: float, logs: Path, url: str, victims: Sequence[Server]
+    ) -> None:
+        super().__init__(profile, seed, seconds, logs, url)
+        self._victims = victims
+        self._number = 0
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """The engine runs already."""
+
+    async def start(self, name: str, group: anyio.abc.TaskGroup) -> None:
+        await self.sides[name].start(group)
+
+    def heal(self) -> None:
+        """Faults of the engine undo themselves."""
+
+    async def suffer(self, step: Step) -> None:
+        victim = self._victims[self._number % len(self._victims)]
+        self._number += 1
+        try:
+            await anyio.to_thread.run_sync(victim.kill if step.name == "engine killed" else victim.stop)
+            await anyio.sleep(step.seconds)
+        finally:
+            with anyio.CancelScope(shield=True):  # bounded: a server has its time to be ready
+                await anyio.to_thread.run_sync(victim.start if step.name == "engine killed" else victim.go_on)
+
+    def concerned(self, step: Step) -> list[int]:
+        return [0]
+
+    def killed(self, name: str, life: int, at: float) -> None:
+        """What it has saved is still there, or not: either is right."""
+
+    @property
+    def listener(self) -> Sequence[SideProcess]:
+        return list(self.sides.values())
+
+    def judge(self) -> None:
+        """Every value says itself what it is."""
+
+
+@contextmanager
+def engine(name: str) -> Iterator[tuple[str, list[Server]]]:
+    """One that runs: its URL, and the servers of it that may be killed."""
+    if name == "redis":
+        server = RedisServer(MEMORY)
+        with running(server):
+            yield server.url, [server]
+    elif name == "mooncake":
+        master = MooncakeMaster()
+        with running(master):
+            lender = MooncakeLender(master, MEMORY)
+            with running(lender):
+                yield master.url, [lender]
+    else:
+        yield "memory:", []

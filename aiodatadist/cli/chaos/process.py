@@ -1,0 +1,179 @@
+"""A process of a run, as the command has it: started, killed, stopped, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.abc
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from aiodatadist.cli.chaos.messages import REPORT, Listening, Order, Reached, Report, SideSettings
+from aiodatadist.cli.chaos.profiles import Profile
+from aiodatadist.cli.children import GRACE_SECONDS, environment, module_command
+from aiodatadist.concurrency.signal import Signal
+
+START = 30.0
+"""Seconds in which a process has to be ready."""
+STAGE = 40.0
+"""Seconds in which it has to reach a stage: longer than it waits itself before it complains."""
+
+Take = Callable[[str, Report], None]
+"""Is given the name of a process and what it says."""
+
+
+class DiedError(Exception):
+    """A process ended by itself, or says nothing."""
+
+
+class SideProcess:
+    """One of the two.
+
+    Args:
+        take: is given all that it reports.
+        logs: a folder, for what it writes to stderr.
+    """
+
+    def __init__(self, settings: SideSettings, profile: Profile, take: Take, logs: Path) -> None:
+        self._settings = settings
+        self._environment = {**environment(), **_variables(profile)}
+        self._take = take
+        self._logs = logs
+        self._process: Process | None = None
+        self._said = Signal()
+        self._listening: list[Listening] = []
+        self._reached: set[str] = set()
+        self._is_gone = False
+        self.name = settings.name
+
+    @property
+    def life(self) -> int:
+        return self._settings.life
+
+    @property
+    def log(self) -> Path:
+        return self._logs / f"{self.name}-{self.life}.log"
+
+    async def start(self, group: anyio.abc.TaskGroup) -> Listening:
+        """Until it is ready. Raises DiedError: it is not."""
+        self._listening.clear()
+        self._is_gone = False
+        self._reached.clear()
+        with self.log.open("wb") as log:
+            command = module_command("chaos", "--side", self._settings.model_dump_json())
+            self._process = await anyio.open_process(command, env=self._environment, stderr=log, start_new_session=True)
+        group.start_soon(self._read, self._process)
+        with anyio.move_on_after(START):
+            while not self._listening and not self._is_gone:
+                await self._said.wait()
+        if not self._listening:
+            raise DiedError(f"the {self.name} was not ready: {self.last_words()}")
+        return self._listening[0]
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        try:
+            while True:
+                report = REPORT.validate_json(await lines.receive_until(b"\n", 1 << 20))
+                if isinstance(report, Listening):
+                    self._listening.append(report)
+                elif isinstance(report, Reached):
+                    self._reached.add(report.name)
+                self._take(self.name, report)
+                self._said.wake()
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            if process is self._process:
+                self._is_gone = True
+                self._said.wake()
+
+    async def order(self, order: Order) -> None:
+        """One that is gone does not get it."""
+        if self._process is None or self._process.stdin is None:
+            return
+        try:
+            await self._process.stdin.send(order.line())
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+            return
+
+    async def reached(self, stage: str) -> None:
+        """Until it says that it has; once for each order. Raises DiedError: it does not."""
+        with anyio.move_on_after(STAGE):
+            while stage not in self._reached and not self._is_gone:
+                await self._said.wait()
+        if stage not in self._reached:
+            await self._make_it_tell()
+            raise DiedError(f"the {self.name} did not reach stage {stage!r}: {self.last_words()}")
+        self._reached.discard(stage)
+
+    async def _make_it_tell(self) -> None:
+        """Where its threads are, if it is there: faulthandler writes them when it is aborted."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGABRT)
+            with anyio.move_on_after(GRACE_SECONDS):
+                await self._process.wait()
+
+    @property
+    def is_gone(self) -> bool:
+        """It ended by itself."""
+        return self._is_gone
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        text = self.log.read_bytes()[-3000:].decode(errors="replace").strip()
+        code = None if self._process is None else self._process.returncode
+        return f"exit code {code}; {self.log} ends with\n{text}"
+
+    # ---- what is done to it ----
+
+    async def kill(self) -> float:
+        """SIGKILL; when that was. The next start is another life."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        at = time.monotonic()
+        process.kill()
+        await process.wait()
+        await process.aclose()
+        self._settings = self._settings.model_copy(update={"life": self._settings.life + 1})
+        return at
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    async def end(self) -> int | None:
+        """In good order, if it is there; its exit code. None: it did not end by itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
+            if process.stdin is not None:
+                await process.stdin.aclose()
+            with anyio.move_on_after(START):
+                await process.wait()
+            code = process.returncode
+            if code is None:
+                process.kill()
+            await process.aclose()
+        return code
+
+
+def _variables(profile: Profile) -> dict[str, str]:
+    """softnpu, as the profile says. Devices of this machine are others' as well, so ports are not fixed."""
+    variables = {"AIODATADIST_RUNTIME": "soft", "HCCL_NPU_SOCKET_PORT_RANGE": "auto", "PYTHONFAULTHANDLER": "1"}
+    variables["SOFTNPU_STRICT"] = profile.strict
+    if profile.strict:
+        variables["SOFTNPU_CONNECT_TIMEOUT"] = "5"
+    return {name: value for name, value in variables.items() if value} | {
+        name: "" for name in ("SOFTNPU_FAULTS",) if os.environ.get(name)
+    }

@@ -1,0 +1,65 @@
+"""What a run is of: which interface, which mode, which event loop, which softnpu, and which faults. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Door = Literal["await", "blocking", "context"]
+Strictness = Literal["", "hccs", "roce"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of run.
+
+    Attributes:
+        door: whose calls are made: of ``aiodatadist``, of ``aiodatadist.blocking``, or of a context cache.
+        one_sided: or request/response.
+        loop: ``asyncio`` or ``uvloop``.
+        strict: ``SOFTNPU_STRICT``.
+        engine: of a context cache: ``redis`` or ``mooncake``; none: memory of each process.
+        is_calm: no faults; then nothing may fail.
+    """
+
+    name: str
+    what: str
+    door: Door = "await"
+    one_sided: bool = True
+    loop: str = "asyncio"
+    strict: Strictness = ""
+    engine: str = ""
+    is_calm: bool = False
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Its processes, in the order in which they start."""
+        return ("saver-1", "saver-2") if self.door == "context" else ("owner", "puller")
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Of its program of faults."""
+        if self.is_calm:
+            return ()
+        if self.door == "context":
+            return ("processes", "engine") if self.engine else ("processes",)
+        return ("processes", "network", "devices")
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("one-sided", "one-sided mode, asyncio"),
+        Profile("request", "request/response mode, asyncio", one_sided=False),
+        Profile("uvloop", "one-sided mode, uvloop", loop="uvloop"),
+        Profile("request-uvloop", "request/response mode, uvloop", one_sided=False, loop="uvloop"),
+        Profile("hccs", "one-sided mode, softnpu strict as between cards", strict="hccs"),
+        Profile("roce", "one-sided mode, softnpu strict as between servers", strict="roce"),
+        Profile("request-roce", "request/response mode, strict softnpu", one_sided=False, strict="roce"),
+        Profile("blocking", "one-sided mode, without await", door="blocking"),
+        Profile("context", "context caches, each with memory of its own", door="context"),
+        Profile("redis", "context caches over Redis", door="context", engine="redis"),
+        Profile("mooncake", "context caches over Mooncake", door="context", engine="mooncake"),
+        Profile("calm", "one-sided mode without a fault", is_calm=True),
+    )
+}

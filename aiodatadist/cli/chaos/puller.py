@@ -1,0 +1,350 @@
+"""The end that links, pulls, pushes and asks for layers, and looks at what came."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheKeyByIdAndIndex,
+    LayerReceiver,
+    LLMClusterInfo,
+    LLMDataDist,
+    LLMException,
+    LLMRole,
+    LLMStatusCode,
+    NotLinked,
+)
+from aiodatadist.cli.chaos.mail import Content, Mail
+from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.own_copies import OwnCopies
+from aiodatadist.cli.chaos.patch import Patch
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.sizes import (
+    BLOCK,
+    INBOX_MODEL,
+    LAYERS,
+    LAYERS_MODEL,
+    LEASED,
+    LINK_MILLIS,
+    PATCH,
+    PULLED_MODEL,
+    PULLER,
+    SLOTS,
+    SOURCE,
+    SOURCE_MODEL,
+    config,
+    desc,
+    some,
+    some_layers,
+    tensors_of,
+)
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.testing import BlockLedger
+
+TASKS = 2
+"""That pull blocks from each cluster."""
+
+
+class Puller(Side):
+    """One cluster that links to all of the owner's."""
+
+    def __init__(self, settings: SideSettings) -> None:
+        super().__init__(settings)
+        self.peers: dict[int, Peer] = {}
+        self.met = Signal()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[dict[int, Peer]]:
+        async with LLMDataDist(LLMRole.DECODER, PULLER, config(self.profile, 7, None)) as datadist:
+            self.datadists.append(datadist)
+            self.mail = Mail(self, datadist, _no_answer)
+            self.copies = OwnCopies(self, datadist)
+            await self.copies.open()
+            self._targets = [Target(self, datadist, cluster_id) for cluster_id in self.settings.clusters]
+            for target in self._targets:
+                await target.open()
+            yield {}
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        group.start_soon(self.mail.read)
+        group.start_soon(self.work, "copies", self.copies.one, 0.02)
+        for target in self._targets:
+            target.start(group)
+
+    async def meet(self, peers: dict[int, Peer]) -> None:
+        self.peers = peers
+        self.met.wake()
+
+    def resumed(self) -> None:
+        """Each operation opens the blocks that it needs."""
+
+    async def drained(self) -> None:
+        """All that was asked for has been answered: operations wait for it."""
+
+    async def part(self) -> None:
+        infos = [target.info for target in self._targets]
+        status, each = await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
+        if status is not LLMStatusCode.LLM_SUCCESS:
+            self.violated("I3", f"nothing is under way, and unlinking says {[one.name for one in each]}")
+
+
+async def _no_answer(_: int, __: Content) -> Content:
+    return {}
+
+
+class Target:
+    """One cluster of the owner's, and what is done with it."""
+
+    def __init__(self, side: Puller, datadist: LLMDataDist, cluster_id: int) -> None:
+        self._side, self._datadist = side, datadist
+        self._manager = datadist.cache_manager
+        self._cluster_id = cluster_id
+        self._version = 0
+        self._linked = Signal()
+        self._patches: list[Patch] = []
+
+    async def open(self) -> None:
+        manager, wide = self._manager, 2 * PATCH + 1
+        key = BlocksCacheKey(PULLER, 1000 * self._cluster_id + PULLED_MODEL)
+        pulled = await manager.allocate_blocks_cache(desc((TASKS + 1) * wide), key)
+        ledger = self._ledger("pulled", pulled)
+        self._patches = [Patch(pulled, ledger, i * wide) for i in range(TASKS + 1)]
+        slots = await manager.allocate_cache(desc(2 * SLOTS + 1, 2 * BLOCK))
+        self._slots, self._slots_ledger = slots, self._ledger("slots", slots)
+        self._out = await manager.allocate_blocks_cache(desc(PATCH))
+        self._out_ledger = self._ledger("pushed", self._out)
+        layers = await manager.allocate_blocks_cache(desc(wide), self._layers_key())
+        self._layers = Patch(layers, self._ledger("layers", layers), 0)
+        for patch in (*self._patches, self._layers):
+            patch.ledger.write(patch.between)
+        self._slots_ledger.write(range(0, 2 * SLOTS + 1, 2))
+
+    def _layers_key(self) -> BlocksCacheKey:
+        return BlocksCacheKey(PULLER, 1000 * self._cluster_id + LAYERS_MODEL)
+
+    def _ledger(self, name: str, cache: Cache) -> BlockLedger:
+        ledger = BlockLedger(cache, PULLER, self._side.settings.life)
+        self._side.ledgers[f"{name} {self._cluster_id}"] = ledger
+        return ledger
+
+    @property
+    def info(self) -> LLMClusterInfo:
+        info = LLMClusterInfo(self._cluster_id)
+        peer = self._side.peers.get(self._cluster_id)
+        if peer is not None:
+            info.append_remote_ip_info("127.0.0.1", peer.port)
+        return info
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        side, name = self._side, self._cluster_id
+        group.start_soon(side.work, f"link {name}", self._link)
+        for number, patch in enumerate(self._patches[:TASKS]):
+            group.start_soon(side.work, f"pull {name} {number}", partial(self._pull, patch))
+        group.start_soon(side.work, f"lease {name}", partial(self._lease, self._patches[TASKS]))
+        group.start_soon(side.work, f"slots {name}", self._pull_slot)
+        group.start_soon(side.work, f"layers {name}", self._receive)
+        if side.profile.one_sided:
+            group.start_soon(side.work, f"push {name}", self._push)
+
+    # ---- links ----
+
+    async def _link(self, chance: random.Random) -> None:
+        """Make one where there is none; end it now and then."""
+        try:
+            closed = self._datadist.wait_link_closed(self._cluster_id)
+            with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
+                await closed
+        except NotLinked:
+            await self._make_link()
+            return
+        if chance.random() < 0.1 and not self._side.profile.is_calm:
+            results = await self._datadist.unlink_clusters([self.info], LINK_MILLIS, force=chance.random() < 0.3)
+            self._side.ended("unlink", results.errors[0])
+
+    async def _make_link(self) -> None:
+        results = await self._datadist.link_clusters([self.info], LINK_MILLIS)
+        self._side.ended("link", results.errors[0])
+        if results[0] is LLMStatusCode.LLM_SUCCESS:
+            self._linked.wake()
+        else:
+            await anyio.sleep(0.05)
+
+    async def _until_linked(self) -> None:
+        """Or for a moment, unless nothing may fail: what is done without a link has to fail well, too."""
+        if not any(link.cluster_id == self._cluster_id for link in self._datadist.statistics().links):
+            with anyio.move_on_after(10.0 if self._side.profile.is_calm else 0.2):
+                await self._linked.wait()
+
+    # ---- transfers ----
+
+    async def _pull(self, patch: Patch, chance: random.Random) -> None:
+        await self._until_linked()
+        targets, layers = some(chance, patch.blocks), some_layers(chance)
+        sources = chance.sample(range(SOURCE), len(targets))
+        note = self._side.mail.content({}) if chance.random() < 0.1 else None
+        patch.ledger.begin(targets, tensors_of(layers))
+        began = time.monotonic()
+        status = await self._side.outcome(
+            "pull_blocks",
+            lambda: self._manager.pull_blocks(
+                BlocksCacheKey(self._cluster_id, SOURCE_MODEL), patch.cache, sources, targets,
+                src_layer_range=layers, dst_layer_range=layers, notify=note,
+            ),
+            chance,
+        )  # fmt: skip
+        await self._came(patch, sources, targets, layers, status, began)
+        for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
+            self._side.violated("I1", f"beside a pull from {self._cluster_id}: {words}")
+
+    async def _came(
+        self, patch: Patch, sources: list[int], targets: list[int], layers: range | None, status: str, began: float
+    ) -> None:
+        if status != GOOD:
+            await self._settle(patch, targets, tensors_of(layers))
+            return
+        stamps = patch.ledger.landed(targets, self._cluster_id, sources, tensors_of(layers))
+        generations = {stamp.generation for stamp in stamps}
+        if len(generations) > 1:
+            self._side.violated("I6", f"one pull from {self._cluster_id} brought generations {generations}")
+        self._side.good(self._cluster_id, began, stamps[0].generation)
+
+    async def _settle(self, patch: Patch, targets: list[int], tensors: range | None = None) -> None:
+        await self._manager.wait_usable(patch.cache)
+        patch.ledger.settle(targets, tensors)
+
+    async def _pull_slot(self, chance: random.Random) -> None:
+        await self._until_linked()
+        peer = self._side.peers.get(self._cluster_id)
+        if peer is None:
+            return
+        source, target = chance.randrange(SLOTS), 1 + 2 * chance.randrange(SLOTS)
+        self._slots_ledger.begin([target])
+        began = time.monotonic()
+        key = CacheKeyByIdAndIndex(self._cluster_id, peer.slots, source)
+        status = await self._side.outcome(
+            "pull_cache", lambda: self._manager.pull_cache(key, self._slots, target), chance
+        )
+        if status != GOOD:
+            await self._manager.wait_usable(self._slots)
+            self._slots_ledger.settle([target])
+            return
+        (stamp,) = self._slots_ledger.landed([target], self._cluster_id, [source])
+        self._side.good(self._cluster_id, began, stamp.generation)
+
+    async def _push(self, chance: random.Random) -> None:
+        """And ask the owner what it found."""
+        await self._until_linked()
+        sources = some(chance, range(PATCH))
+        targets = chance.sample(range(1, 2 * PATCH, 2), len(sources))
+        self._version += 1
+        self._out_ledger.write(sources, self._version)
+        status = await self._side.outcome(
+            "push_blocks",
+            lambda: self._manager.push_blocks(
+                BlocksCacheKey(self._cluster_id, INBOX_MODEL), self._out, sources, targets
+            ),
+            chance,
+        )
+        if status != GOOD:
+            return
+        question = {"ask": "pushed", "sources": sources, "targets": targets, "version": self._version}
+        answer = await self._side.mail.ask(self._cluster_id, question)
+        if answer is not None and answer["wrong"]:
+            self._side.violated("I6", f"a push to {self._cluster_id}: {answer['wrong']}")
+
+    # ---- leases ----
+
+    async def _lease(self, patch: Patch, chance: random.Random) -> None:
+        await self._until_linked()
+        targets = some(chance, patch.blocks, LEASED // 2)
+        millis = chance.choice((20, 200, 1000))
+        question = {"ask": "lease", "count": len(targets), "millis": millis}
+        answer = await self._side.mail.ask(self._cluster_id, question)
+        if answer is None or answer["ticket"] is None:
+            return
+        ticket, way = answer["ticket"], chance.random()
+        if way < 0.1:
+            await self._release(ticket)
+            return
+        if way < 0.3:
+            await anyio.sleep(chance.uniform(0, 2 * millis / 1000))
+        count = len(answer["versions"])
+        targets, began = targets[:count], time.monotonic()
+        patch.ledger.begin(targets)
+        status = await self._side.outcome(
+            "pull_leased",
+            lambda: self._manager.pull_leased(ticket, patch.cache, targets, timeout_in_millis=2000),
+            chance,
+            may_fail=True,  # it may have expired
+        )
+        if status != GOOD:
+            await self._settle(patch, targets)
+            return
+        stamps = patch.ledger.landed(targets, self._cluster_id, ticket["blocks"][:count])
+        found = [stamp.version for stamp in stamps]
+        if found != answer["versions"]:
+            self._side.violated("I6", f"leased were versions {answer['versions']}, pulled were {found}")
+        self._side.good(self._cluster_id, began, stamps[0].generation)
+
+    async def _release(self, ticket: Content) -> None:
+        try:
+            await self._manager.release_lease(ticket)
+        except LLMException as error:
+            self._side.ended("release_lease", error)
+        else:
+            self._side.tally.ended("release_lease", GOOD)
+
+    # ---- layers ----
+
+    async def _receive(self, chance: random.Random) -> None:
+        """Ask the owner for layers, and look at each as it comes."""
+        await self._until_linked()
+        patch, began = self._layers, time.monotonic()
+        targets = some(chance, patch.blocks)
+        sources = chance.sample(range(SOURCE), len(targets))
+        patch.ledger.begin(targets)
+        question = {
+            "ask": "layers", "sources": sources, "targets": targets, "seed": chance.getrandbits(32),
+            "addresses": patch.cache.tensor_addrs, "model": self._layers_key().model_id,
+        }  # fmt: skip
+        answer: Content | None = None
+        try:
+            async with (
+                self._manager.receive_layers(self._cluster_id, patch.cache) as receiver,
+                anyio.create_task_group() as group,
+            ):
+                group.start_soon(self._watch, receiver, patch, sources, targets)
+                answer = await self._side.mail.ask(self._cluster_id, question)
+                if answer is None or answer["status"] != GOOD:
+                    group.cancel_scope.cancel()
+        except* LLMException as errors:
+            self._side.ended("receive_layers", _first(errors))
+        if answer is None or answer["status"] != GOOD:
+            await self._settle(patch, targets)
+            return
+        self._side.tally.ended("receive_layers", GOOD)
+        (stamp, *_) = patch.ledger.landed(targets, self._cluster_id, sources)
+        self._side.good(self._cluster_id, began, stamp.generation)
+
+    async def _watch(self, receiver: LayerReceiver, patch: Patch, sources: list[int], targets: list[int]) -> None:
+        try:
+            for layer in range(LAYERS):
+                await receiver.layer(layer)
+                patch.ledger.landed(targets, self._cluster_id, sources, range(2 * layer, 2 * layer + 2))
+        except LLMException as error:  # the owner's answer tells the same
+            self._side.ended("layer", error, may_fail=True)
+
+
+def _first(errors: BaseExceptionGroup[LLMException]) -> LLMException:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,83 @@
+"""What a run came to, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from aiodatadist.cli.chaos.run import Result
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.cli.tables import folded
+
+MIB = 1 << 20
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of at least one value: the smallest that so many are not above."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def lines(result: Result, columns: int) -> Iterator[str]:
+    """Of one profile."""
+    tally = result.tally
+    yield f"{result.profile}: {result.seconds:.1f} s, everything looked at {result.looks} times"
+    moved, compared = tally.moved / MIB, tally.checked / MIB
+    yield f"  {moved:,.0f} MiB moved, {compared:,.0f} MiB compared, {tally.good:,} operations succeeded"
+    yield ""
+    yield from folded(list(_operations(result)), 1, columns)
+    if result.faults:
+        yield ""
+        yield from folded(list(_faults(result)), 1, columns)
+    yield ""
+    yield f"violations: {result.broken}"
+    for rule, what in result.violations:
+        first, *rest = what.splitlines() or [""]
+        yield f"  {rule}: {first}"
+        yield from (f"      {line}" for line in rest)
+
+
+def _operations(result: Result) -> Iterator[list[str]]:
+    outcomes = result.tally.outcomes
+    total: Counter[str] = sum(outcomes.values(), Counter())
+    others = [status for status, _ in total.most_common() if status != GOOD]
+    yield ["operation", "good", *(status.removeprefix("LLM_").lower().replace("_", " ") for status in others)]
+    for operation, statuses in sorted(outcomes.items()):
+        yield [operation, str(statuses[GOOD]), *(str(statuses[status] or "") for status in others)]
+
+
+def _faults(result: Result) -> Iterator[list[str]]:
+    yield ["fault", "times", "good again after ms, median", "99 %", "most"]
+    seconds: dict[str, list[float]] = {}
+    for fault, each in result.tally.recoveries:
+        seconds.setdefault(fault, []).append(1000 * each)
+    for fault, times in sorted(result.faults.items()):
+        found = seconds.get(fault)
+        figures = (
+            [f"{value:.0f}" for value in (median(found), quantile(found, 0.99), max(found))] if found else [""] * 3
+        )
+        yield [fault, str(times), *figures]
+
+
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
+    """For machines; seconds and bytes."""
+    return {"violations": sum(result.broken for result in results), "profiles": [_one(result) for result in results]}
+
+
+def _one(result: Result) -> dict[str, Any]:
+    tally = result.tally
+    return {
+        "profile": result.profile,
+        "seed": result.seed,
+        "seconds": round(result.seconds, 3),
+        "looks": result.looks,
+        "moved_bytes": tally.moved,
+        "checked_bytes": tally.checked,
+        "operations": {operation: dict(statuses) for operation, statuses in sorted(tally.outcomes.items())},
+        "faults": dict(result.faults),
+        "recoveries": [{"fault": fault, "seconds": round(each, 4)} for fault, each in tally.recoveries],
+        "violations": [{"rule": rule, "what": what} for rule, what in result.violations],
+        "violated": result.broken,
+    }

@@ -1,0 +1,190 @@
+"""A process with a context cache: saves blocks, loads what another one saved, and looks at what came."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from aiodatadist import Cache, CacheDesc, DataType
+from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.patch import Patch
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.sizes import PATCH
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.context_caching import (
+    CcConfig_v1,
+    CcResult,
+    CcStatus,
+    ContextCache,
+    EmsException,
+    EmsInternalError,
+    EmsInvalidArgument,
+    HealthGate,
+    HealthRules,
+    Transfer,
+)
+from aiodatadist.testing import BlockLedger
+
+TOKENS, TOKEN = 16, 1 << 10
+"""Tokens of a block, and bytes of each in one tensor."""
+LAYERS = 2
+TASKS = 3
+WIDE = 2 * PATCH + 1
+PROMPTS = 24
+READ_CACHE = 4 << 20
+RULES = HealthRules(probe_every=0.2, successes=1, changes=1000, window=1.0)
+"""Often enough that an engine which comes back is used again within a round."""
+
+
+class Saver(Side):
+    """One of the processes that share a pool; with ``memory:`` each has its own."""
+
+    def __init__(self, settings: SideSettings) -> None:
+        super().__init__(settings)
+        blocks = TASKS * WIDE
+        nbytes = blocks * TOKENS * TOKEN
+        self._kv = [memoryview(bytearray(nbytes)) for _ in range(2 * LAYERS)]
+        desc = CacheDesc(2 * LAYERS, [blocks, TOKENS * TOKEN], DataType.DT_UINT8)
+        cache = Cache(1, desc, [0] * 2 * LAYERS, True)
+        ledger = self.ledgers["kv"] = BlockLedger(cache, 0, views=self._kv)
+        self._patches = [Patch(cache, ledger, i * WIDE) for i in range(TASKS)]
+        for patch in self._patches:
+            ledger.write(patch.between)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[dict[int, Peer]]:
+        config = CcConfig_v1(rank_id=0, device_id=0, model_id=f"chaos {self.settings.seed}")
+        gate = HealthGate(RULES)
+        shape = [TASKS * WIDE, TOKENS, TOKEN]
+        layers = [[self._kv[2 * i + j].cast("B", shape) for j in range(2)] for i in range(LAYERS)]
+        async with await ContextCache.open(config, self.settings.url, READ_CACHE, gate=gate) as self._cache:
+            await self._cache.register_kvcache(layers)
+            yield {}
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        for number, patch in enumerate(self._patches):
+            group.start_soon(self.work, f"blocks {number}", partial(self._turn, patch))
+
+    async def meet(self, peers: dict[int, Peer]) -> None:
+        """There are no peers."""
+
+    def resumed(self) -> None:
+        """Each operation opens the blocks that it needs."""
+
+    async def drained(self) -> None:
+        """Operations wait for their ends."""
+
+    async def part(self) -> None:
+        """There are no links."""
+
+    async def _turn(self, patch: Patch, chance: random.Random) -> None:
+        """As an engine does: what is there, load that, compute the rest, save all."""
+        prompt, length = chance.randrange(PROMPTS), chance.randint(1, 8)
+        hashes = [1 + prompt * 8 + i for i in range(length)]
+        blocks = chance.sample(patch.blocks, length)
+        way = chance.random()
+        if way < 0.1:
+            await self._ask(hashes, chance)
+        elif way < 0.15:
+            await self._remove(hashes, chance)
+        else:
+            await self._load(patch, hashes, blocks, chance)
+            for number, block in zip(hashes, blocks, strict=True):
+                patch.ledger.write_as(block, number, 0)
+            await self._save(hashes, blocks, chance)
+        for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
+            self.violated("I1", f"beside a load: {words}")
+
+    async def _load(self, patch: Patch, hashes: list[int], blocks: list[int], chance: random.Random) -> None:
+        patch.ledger.begin(blocks)
+        began = time.monotonic()
+        chunks = [[(TOKENS * block, TOKENS) for block in blocks]]
+        result = await self._outcome(
+            "load", lambda: self._cache.start_load(hashes, chunks=chunks, timeout=_patience(chance)), chance
+        )
+        loaded = 0 if result is None else result.success
+        for number, block in zip(hashes[:loaded], blocks, strict=False):
+            patch.ledger.landed([block], number, [0])
+        patch.ledger.settle(blocks[loaded:])
+        self.tally.moved += loaded * 2 * LAYERS * TOKENS * TOKEN
+        if loaded:
+            self.good(0, began, 0)
+
+    async def _save(self, hashes: list[int], blocks: list[int], chance: random.Random) -> None:
+        chunks = [[(TOKENS * block, TOKENS) for block in blocks]]
+        await self._outcome(
+            "save", lambda: self._cache.start_save(hashes, chunks=chunks, timeout=_patience(chance)), chance
+        )
+
+    async def _ask(self, hashes: list[int], chance: random.Random) -> None:
+        result = await self._cache.exists(hashes, timeout=_patience(chance))
+        self.tally.ended("exists", _status(result))
+
+    async def _remove(self, hashes: list[int], chance: random.Random) -> None:
+        try:
+            await self._cache.remove(hashes, timeout=_patience(chance))
+        except EmsException as error:
+            self._failed("remove", error)
+        else:
+            self.tally.ended("remove", GOOD)
+
+    def _failed(self, operation: str, error: EmsException) -> None:
+        self.tally.ended(operation, error.status_code().name)
+        if self.profile.is_calm or isinstance(error, (EmsInternalError, EmsInvalidArgument)):
+            self.violated("I7", f"{operation}: {error!r}")
+
+    async def _outcome(
+        self, operation: str, begin: partial[Transfer] | object, chance: random.Random
+    ) -> CcResult | None:
+        """To its end, which now and then is a cancellation; what it did, as far as it says."""
+        assert callable(begin)
+        transfer: Transfer = begin()
+        waiter = asyncio.ensure_future(_wait(transfer))
+        way, delay = chance.random(), chance.choice((0.0, 0.001, 0.01)) * chance.random()
+        timer = None
+        if way < 0.15:
+            timer = asyncio.get_running_loop().call_later(delay, transfer.cancel if way < 0.07 else waiter.cancel)
+        try:
+            await asyncio.wait([waiter])
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not waiter.done():
+                waiter.cancel()
+                await asyncio.wait([waiter])
+        if not transfer.done():
+            self.violated("I3", f"{operation}: after its end it is {transfer!r}")
+        if waiter.cancelled():
+            self.tally.ended(operation, "CANCELLED")
+            return None
+        result = waiter.result()
+        if isinstance(result, EmsException):
+            self._failed(operation, result)
+            return None
+        self.tally.ended(operation, _status(result))
+        return result
+
+
+async def _wait(transfer: Transfer) -> CcResult | EmsException:
+    try:
+        return await transfer
+    except EmsException as error:
+        return error
+
+
+def _patience(chance: random.Random) -> float:
+    """Seconds for a call: mostly enough."""
+    return chance.choice((0.02, 0.3, 2.0, 2.0))
+
+
+def _status(result: CcResult) -> str:
+    """Success if all is there, or why the first that is not is not."""
+    statuses = [status for status in result.details if status is not CcStatus.OK]
+    return statuses[0].name if statuses else GOOD

@@ -1,0 +1,378 @@
+"""What both processes have: orders from the command and reports to it, operations that are watched, and stops for a look."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import anyio
+import anyio.abc
+
+from aiodatadist import CacheTask, LLMDataDist, LLMException, OutOfMemory, PoolUsage
+from aiodatadist.cache.table import Entry
+from aiodatadist.cli.chaos.faults import OwnFaults
+from aiodatadist.cli.chaos.lookout import Belongings, Lookout
+from aiodatadist.cli.chaos.messages import (
+    ORDER,
+    Fault,
+    Healed,
+    Listening,
+    Order,
+    Peer,
+    Peers,
+    Reached,
+    Report,
+    SideSettings,
+    Stage,
+    Violated,
+)
+from aiodatadist.cli.chaos.profiles import PROFILES
+from aiodatadist.cli.chaos.tally import GOOD, Tally
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting import Figures
+from aiodatadist.errors import (
+    CacheNotFound,
+    DeviceError,
+    InternalError,
+    LinkError,
+    NotLinked,
+    StuckError,
+    TransferError,
+)
+from aiodatadist.testing import BlockLedger, MisplacedError
+
+PATIENCE = 25.0
+"""Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still."""
+TELL = 0.1
+"""Seconds between two reports of what was done."""
+LINGER = 0.05
+"""Seconds after the end of all links, in which no byte may land."""
+
+FORGIVEN = (TransferError, LinkError, NotLinked, CacheNotFound, OutOfMemory, DeviceError)
+"""What a fault may come to. Anything else that is raised is a violation; a StuckError, too, though it is a DeviceError."""
+
+
+class Rounds:
+    """Where tasks stop between two operations while everything is looked at."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._changed = Signal()
+        self._tasks = self._waiting = 0
+
+    async def begin(self) -> None:
+        """Before each operation of a task."""
+        self._waiting += 1
+        self._changed.wake()
+        try:
+            while not self._is_open:
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def enter(self) -> None:
+        """There is one task more."""
+        self._tasks += 1
+
+    def leave(self) -> None:
+        self._tasks -= 1
+        self._changed.wake()
+
+    def open(self) -> None:
+        self._is_open = True
+        self._changed.wake()
+
+    async def close(self) -> None:
+        """Until all tasks wait."""
+        self._is_open = False
+        while self._waiting < self._tasks:
+            await self._changed.wait()
+
+
+class Side(ABC):
+    """One process of a run."""
+
+    def __init__(self, settings: SideSettings) -> None:
+        self.settings = settings
+        self.profile = PROFILES[settings.profile]
+        self.tally = Tally()
+        self.rounds = Rounds()
+        self.lookout = Lookout(self.violated)
+        self.ledgers: dict[str, BlockLedger] = {}
+        self.datadists: list[LLMDataDist] = []
+        self.faults = OwnFaults(self.datadists)
+        self._first: Belongings | None = None
+        self._awaited: dict[int, list[tuple[str, float]]] = {}
+        self._line = threading.Lock()
+
+    # ---- for the command ----
+
+    def say(self, report: Report) -> None:
+        """From any thread. The command reads all the time."""
+        line = report.line()
+        with self._line:
+            while line:
+                line = line[os.write(1, line) :]
+
+    def violated(self, rule: str, what: str) -> None:
+        self.say(Violated(rule=rule, what=what))
+
+    async def run(self) -> None:
+        """Until the command says that it is over, or closes its end."""
+        self.lookout.begin()
+        async with anyio.create_task_group() as group:
+            async with self.opened() as peers:
+                self.say(Listening(peers=peers))
+                async with anyio.create_task_group() as working:
+                    working.start_soon(self._tell)
+                    self.start(working)
+                    await self._obey(working)
+                    working.cancel_scope.cancel()
+            self.lookout.end()
+            group.cancel_scope.cancel()
+
+    async def _tell(self) -> None:
+        while True:
+            await anyio.sleep(TELL)
+            self._tell_now()
+
+    def _tell_now(self) -> None:
+        for ledger in self.ledgers.values():
+            self.tally.checked += ledger.checked
+            ledger.checked = 0
+        self.say(self.tally.take())
+
+    async def _obey(self, group: anyio.abc.TaskGroup) -> None:
+        async for order in _orders():
+            if isinstance(order, Stage) and order.name == "end":
+                return
+            if isinstance(order, Fault):
+                group.start_soon(self.faults.suffer, order)
+            elif isinstance(order, Healed):
+                for cluster in order.clusters:
+                    self._awaited.setdefault(cluster, []).append((order.fault, order.at))
+            elif isinstance(order, Peers):
+                await self.meet(order.peers)
+            else:
+                group.start_soon(self._reach, order)
+
+    async def _reach(self, stage: Stage) -> None:
+        with self.lookout.over(f"stage {stage.name} of the {self.settings.name}", PATIENCE):
+            try:
+                await self._STAGES[stage.name](self, stage)
+            except Exception:
+                self.violated("I7", f"stage {stage.name}: {traceback.format_exc()}")
+        self._tell_now()
+        self.say(Reached(name=stage.name))
+
+    # ---- what each has ----
+
+    @abstractmethod
+    def opened(self) -> AbstractAsyncContextManager[dict[int, Peer]]:
+        """Its clusters and caches, for as long as it lives."""
+
+    @abstractmethod
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        """Its tasks, each of them with :meth:`work`."""
+
+    @abstractmethod
+    async def meet(self, peers: dict[int, Peer]) -> None:
+        """The owner is there, or there again."""
+
+    @abstractmethod
+    def resumed(self) -> None:
+        """Before operations begin again."""
+
+    @abstractmethod
+    async def drained(self) -> None:
+        """Between the end of its operations and the end of its links: what it still has to wait for."""
+
+    @abstractmethod
+    async def part(self) -> None:
+        """Until there are no links."""
+
+    # ---- operations ----
+
+    def chance(self, *names: object) -> random.Random:
+        """Always the same numbers for the same names: of a task, and of its k-th operation."""
+        return random.Random("/".join(map(str, (self.settings.seed, self.profile.name, self.settings.name, *names))))
+
+    async def work(self, name: str, operation: Callable[[random.Random], Awaitable[None]], pause: float = 0.01) -> None:
+        """One operation after the other, for ever; the k-th draws its numbers from its own."""
+        self.rounds.enter()
+        try:
+            number = 0
+            while True:
+                await self.rounds.begin()
+                chance = self.chance(name, self.settings.life, number)
+                with self.lookout.over(f"operation {number} of task {name}", PATIENCE):
+                    await self._guarded(f"operation {number} of task {name}", operation, chance)
+                number += 1
+                await anyio.sleep(chance.uniform(0, 2 * pause))
+        finally:
+            self.rounds.leave()
+
+    async def _guarded(
+        self, name: str, operation: Callable[[random.Random], Awaitable[None]], chance: random.Random
+    ) -> None:
+        try:
+            await operation(chance)
+        except MisplacedError as error:
+            self.violated("I6", f"{name}: {error}")
+        except Exception:  # whatever it is, no operation may raise it
+            self.violated("I7", f"{name}: {traceback.format_exc()}")
+
+    def ended(self, operation: str, error: Exception | None, may_fail: bool = False) -> str:
+        """Count it; the status. ``may_fail``: it was made to fail, perhaps."""
+        if error is None:
+            status = GOOD
+        elif isinstance(error, LLMException):
+            status = error.status_code.name
+        else:
+            status = type(error).__name__
+        is_forgiven = may_fail and type(error) is not InternalError and isinstance(error, LLMException)
+        if isinstance(error, StuckError) or (error is not None and self.profile.is_calm and not is_forgiven):
+            self.violated("I3", f"{operation}: {error!r}")
+        elif error is not None and not is_forgiven and not isinstance(error, FORGIVEN):
+            self.violated("I7", f"{operation}: {error!r}")
+        self.tally.ended(operation, status)
+        return status
+
+    async def outcome(
+        self, operation: str, begin: Callable[[], CacheTask], chance: random.Random, may_fail: bool = False
+    ) -> str:
+        """A transfer to its end, which now and then is a cancellation at a random moment; the status."""
+        try:
+            task = begin()
+        except LLMException as error:
+            return self.ended(operation, error, may_fail)
+        ends: list[CacheTask] = []
+        task.add_done_callback(ends.append)
+        await _to_its_end(task, chance)
+        if not task.done() or len(ends) != 1:
+            self.violated("I3", f"{operation}: after its end it is {task!r}, and {len(ends)} ends were told")
+        if task.cancel():
+            self.violated("I8", f"{operation}: it can be cancelled after its end")
+        if task.cancelled():
+            self.tally.ended(operation, "CANCELLED")
+            return "CANCELLED"
+        status = self.ended(operation, task.exception(), may_fail)
+        if status == GOOD:
+            self.tally.moved += task.result().bytes
+        return status
+
+    def good(self, cluster: int, began: float, generation: int) -> None:
+        """A transfer that began then is here, and right."""
+        self.tally.saw(cluster, generation, began)
+        now = time.monotonic()
+        waiting = self._awaited.get(cluster, [])
+        for fault, at in [each for each in waiting if each[1] <= began]:
+            self.tally.recoveries.append((fault, now - at))
+            waiting.remove((fault, at))
+
+    # ---- looking at everything ----
+
+    async def _drain(self, _: Stage) -> None:
+        await self.rounds.close()
+        await self.drained()
+        self.look()
+
+    async def _part(self, _: Stage) -> None:
+        await self.part()
+        for ledger in self.ledgers.values():
+            ledger.settle_open()
+
+    async def _audit(self, stage: Stage) -> None:
+        await anyio.sleep(LINGER)
+        self.look()
+        for figures in self.figures():
+            self._look_at_figures(figures)
+        for entry in self.entries():
+            if entry.leases or entry.is_poisoned:
+                self.violated("I5", f"at rest cache {entry.cache_id} has {entry.leases} leases: {entry}")
+        found = Belongings.now()
+        if stage.is_first or self._first is None:
+            self._first = found
+            return
+        for words in found.more_than(self._first):
+            self.violated("I5", words)
+
+    async def _resume(self, _: Stage) -> None:
+        for cluster, waiting in self._awaited.items():
+            for fault, at in waiting:
+                if time.monotonic() - at > PATIENCE:
+                    self.violated("I3", f"no good transfer from cluster {cluster} since {fault}")
+            waiting[:] = [each for each in waiting if time.monotonic() - each[1] <= PATIENCE]
+        self.resumed()
+        self.rounds.open()
+
+    _STAGES: ClassVar = {"drain": _drain, "part": _part, "audit": _audit, "resume": _resume}
+
+    def look(self) -> None:
+        """At every block."""
+        for name, ledger in self.ledgers.items():
+            for words in ledger.wrong():
+                self.violated("I6", f"{name} cache of the {self.settings.name}: {words}")
+
+    def figures(self) -> Iterable[Figures[PoolUsage]]:
+        """Of all its clusters."""
+        return [datadist.figures() for datadist in self.datadists]
+
+    def entries(self) -> Iterable[Entry]:
+        """All their caches."""
+        return [entry for datadist in self.datadists for entry in datadist._running().registry.table]
+
+    def _look_at_figures(self, figures: Figures[PoolUsage]) -> None:
+        running = {operation: flow.running for operation, flow in figures.transfers.items() if flow.running}
+        pinned = {name: usage.pinned for name, usage in figures.pools.items() if usage.pinned}
+        for what, rule in ((running, "I3"), (dict(figures.links), "I5"), (pinned, "I5")):
+            if what:
+                self.violated(rule, f"cluster {figures.cluster_id} is at rest, and has {what}")
+        if figures.leases or figures.leases_opened != sum(figures.leases_ended.values()):
+            self.violated("I4", f"cluster {figures.cluster_id} is at rest, and keeps {figures.leases} leases")
+
+
+async def _to_its_end(task: CacheTask, chance: random.Random) -> None:
+    """Await it, in one of three ways: to the end, cancelled itself, or cancelled with the task that awaits it."""
+    loop, way = asyncio.get_running_loop(), chance.random()
+    delay = chance.choice((0.0, 0.0005, 0.005, 0.05)) * chance.random()
+    waiter = asyncio.ensure_future(_wait(task))
+    timer = loop.call_later(delay, task.cancel if way < 0.1 else waiter.cancel) if way < 0.2 else None
+    try:
+        await asyncio.wait([waiter])
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if not waiter.done():
+            waiter.cancel()
+            await asyncio.wait([waiter])
+
+
+async def _wait(task: CacheTask) -> None:
+    try:
+        await task
+    except LLMException:
+        return
+
+
+async def _orders() -> AsyncIterator[Order]:
+    """To the end of stdin."""
+    stdin, rest = sys.stdin.fileno(), b""
+    os.set_blocking(stdin, False)
+    while True:
+        await anyio.wait_readable(stdin)
+        data = os.read(stdin, 1 << 16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield ORDER.validate_json(line)

@@ -1,0 +1,70 @@
+"""Shapes of the caches that both sides have, and the options of their clusters."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from aiodatadist import CacheDesc, DataType, LLMConfig
+from aiodatadist.cli.chaos.profiles import Profile
+
+LAYERS = 4
+TENSORS = 2 * LAYERS
+BLOCK = 32 << 10
+"""Bytes of a block in one tensor."""
+SOURCE = 32
+"""Blocks, or batch slots' worth of them, that an owner has."""
+SLOTS = 8
+PATCH = 16
+"""Blocks that one task of the puller writes into, each between two that no transfer may touch."""
+LEASED = 16
+POOL, HOST_POOL = 96 << 20, 8 << 20
+
+SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL = range(5)
+LIVES = 1000
+"""Generations that caches may have in one life of the owner's process."""
+PULLER = 101
+"""The puller's cluster."""
+
+LINK_MILLIS = 5000
+TIMEOUT = 1000
+"""Milliseconds of a transfer."""
+HEARTBEAT, MISSES = 200, 4
+LOST = HEARTBEAT * (MISSES + 1) / 1000
+"""Seconds after which a peer that says nothing is lost."""
+
+
+def desc(blocks: int, nbytes: int = BLOCK, tensors: int = TENSORS) -> CacheDesc:
+    return CacheDesc(tensors, [blocks, nbytes], DataType.DT_UINT8)
+
+
+def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
+    options: dict[str, Any] = {
+        "device_id": device,
+        "listen_ip_info": listen,
+        "sync_kv_timeout": TIMEOUT,
+        "mem_pool_cfg": {"memory_size": POOL},
+        "host_mem_pool_cfg": {"memory_size": HOST_POOL},
+        "heartbeat_interval": HEARTBEAT,
+        "heartbeat_misses": MISSES,
+        "enable_remote_cache_accessible": profile.one_sided,
+    }
+    return LLMConfig(**options)
+
+
+def some(chance: random.Random, among: range | list[int], most: int = PATCH) -> list[int]:
+    """Blocks: mostly few."""
+    count = min(chance.choice((1, 1, 2, 4, 8, 16)), most, len(among))
+    return chance.sample(among, count)
+
+
+def some_layers(chance: random.Random) -> range | None:
+    """Mostly all of them, which is None."""
+    if chance.random() < 0.7:
+        return None
+    first = chance.randrange(LAYERS)
+    return range(first, chance.randint(first + 1, LAYERS))
+
+
+def tensors_of(layers: range | None) -> range | None:
+    return None if layers is None else range(2 * layers.start, 2 * layers.stop)

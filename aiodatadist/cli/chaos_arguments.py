@@ -1,0 +1,70 @@
+"""The command line of ``aiodatadist chaos``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from aiodatadist.cli.chaos.profiles import PROFILES, Profile
+from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.numbers import integer, seconds
+
+CHAOS = (
+    "Two processes move stamped blocks in every way there is, while they are killed, stopped and kept busy, the network "
+    "between them delays, cuts and corrupts, and softnpu's device fails and hangs. Every byte is compared, and at rest "
+    "nothing may be left. What a seed decides comes again with it; what time decides does not. docs/chaos.md has more."
+)
+
+
+def add_chaos(chaos: argparse.ArgumentParser) -> None:
+    chaos.add_argument("--seconds", type=seconds(1.0), default=30.0, metavar="S", help="of all profiles together (30)")
+    chaos.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="N", help="of operations and faults (a new one)")
+    chaos.add_argument(
+        "--profile", default="one-sided", metavar="NAME[,NAME]",
+        help=f"all, or of: {', '.join(PROFILES)} (one-sided)",
+    )  # fmt: skip
+    chaos.add_argument("--json", type=Path, metavar="FILE", help="the result for machines (-: only that, on stdout)")
+    chaos.add_argument("--side", help=argparse.SUPPRESS)
+
+
+def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
+    """What they ask for, ready to be called. Raises CommandError: there is no such profile, or it cannot be run here."""
+    if arguments.side is not None:
+        return partial(_run_side, arguments.side)
+    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
+    return partial(_run_chaos, arguments, seed, _profiles(arguments.profile))
+
+
+def _profiles(text: str) -> list[Profile]:
+    if text == "all":
+        return [profile for profile in PROFILES.values() if not _missing(profile)]
+    found = []
+    for name in dict.fromkeys(text.split(",")):
+        if name not in PROFILES:
+            raise wrong_input(f"--profile: {name!r} is none of all, {', '.join(PROFILES)}")
+        if missing := _missing(PROFILES[name]):
+            raise wrong_input(f"--profile {name}: {missing}")
+        found.append(PROFILES[name])
+    return found
+
+
+def _missing(profile: Profile) -> str:
+    if profile.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        return "uvloop is not installed: pip install uvloop"
+    return ""
+
+
+def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]) -> int:
+    from aiodatadist.cli.chaos.command import ChaosOptions, run_chaos  # noqa: PLC0415 - opens the native libraries
+
+    return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, arguments.json))
+
+
+def _run_side(text: str) -> int:
+    from aiodatadist.cli.chaos.command import run_side  # noqa: PLC0415 - opens the native libraries
+
+    return run_side(text)

@@ -1,0 +1,375 @@
+"""A TCP proxy in this event loop that treats connections as badly as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.testing.toxics import (
+    Bandwidth,
+    Corrupt,
+    Latency,
+    LimitData,
+    ResetPeer,
+    Slicer,
+    SlowClose,
+    Timeout,
+    Toxic,
+)
+
+Direction = Literal["upstream", "downstream"]
+"""To the server, and to its client."""
+
+PIECE = 1 << 14
+"""Bytes that are taken from a connection at a time."""
+WAITING = 16
+"""Pieces of one direction that wait in the proxy; behind them the sender waits, as it would for a slow network."""
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: what is closed is reset."""
+
+Piece = tuple[float, bytes]
+"""When it came, and what."""
+ToxicT = TypeVar("ToxicT", bound=Toxic)
+
+
+class _CutError(Exception):
+    """A toxic ends the connection. ``is_reset``: with RST instead of FIN."""
+
+    def __init__(self, is_reset: bool) -> None:
+        super().__init__()
+        self.is_reset = is_reset
+
+
+@dataclass(eq=False)
+class _Added:
+    toxic: Toxic
+    directions: tuple[Direction, ...]
+
+
+class ChaosProxy:
+    """Listens on a free port of loopback, and connects each client to ``upstream``, under the toxics that are added::
+
+        async with ChaosProxy(("127.0.0.1", port)) as proxy:
+            ...                                      # link to proxy.address
+            with proxy.under(Latency(0.2, jitter=0.1)):
+                ...
+
+    Toxics concern connections that are open as well as new ones, from the next piece on that arrives. Heartbeats and messages
+    of a link are two connections, which both go through. The blocks themselves do not: HCCL, or softnpu, moves them.
+
+    Args:
+        upstream: host and port of the server.
+        seed: of jitter, slices and flipped bits.
+
+    Attributes:
+        upstream: may be changed when a server comes back elsewhere; new clients are connected there.
+        passed: bytes that went through.
+    """
+
+    def __init__(self, upstream: tuple[str, int], *, seed: int = 0) -> None:
+        self.upstream = upstream
+        self.passed = 0
+        self._chance = random.Random(seed)
+        self._added: list[_Added] = []
+        self._changed = Signal()
+        self._is_down = False
+        self._connections: dict[_Connection, None] = {}
+        self._stack = AsyncExitStack()
+        self._address: tuple[str, int] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens. Raises RuntimeError: it is not open."""
+        if self._address is None:
+            raise RuntimeError("this ChaosProxy is not open: use async with")
+        return self._address
+
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return len(self._connections)
+
+    async def __aenter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._stack.callback(listener.close)
+        listener.setblocking(False)
+        try:
+            group = await self._stack.enter_async_context(anyio.create_task_group())
+        except BaseException:
+            listener.close()
+            raise
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self._accept, listener, group)
+        self._address = listener.getsockname()[:2]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Connections that are open are reset."""
+        self._address = None
+        await self._stack.__aexit__(kind, error, trace)
+
+    # ---- what it does to connections ----
+
+    def add(self, toxic: Toxic, direction: Direction | None = None) -> None:
+        """From now on. The same may be added twice; without a direction it is for both."""
+        directions: tuple[Direction, ...] = ("upstream", "downstream") if direction is None else (direction,)
+        self._added.append(_Added(toxic, directions))
+        self._changed.wake()
+
+    def remove(self, toxic: Toxic) -> None:
+        """Once, if it is there."""
+        for each in self._added:
+            if each.toxic == toxic:
+                self._added.remove(each)
+                break
+        self._changed.wake()
+
+    @contextmanager
+    def under(self, *toxics: Toxic, direction: Direction | None = None) -> Iterator[None]:
+        """They are there inside."""
+        for toxic in toxics:
+            self.add(toxic, direction)
+        try:
+            yield
+        finally:
+            for toxic in toxics:
+                self.remove(toxic)
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Open connections are reset, and new ones as soon as they are made."""
+        self._is_down = True
+        self.reset()
+        try:
+            yield
+        finally:
+            self._is_down = False
+
+    def reset(self) -> None:
+        """End all connections that are open, with RST."""
+        for connection in list(self._connections):
+            connection.end(is_reset=True)
+
+    def heal(self) -> None:
+        """Without toxics from now on."""
+        self._added.clear()
+        self._changed.wake()
+
+    # ---- for its connections ----
+
+    def find(self, kind: type[ToxicT], direction: Direction) -> ToxicT | None:
+        """The last one of this kind."""
+        found = [each.toxic for each in self._added if direction in each.directions and isinstance(each.toxic, kind)]
+        return found[-1] if found else None
+
+    async def changed(self) -> None:
+        """Until toxics are added or removed."""
+        await self._changed.wait()
+
+    @property
+    def chance(self) -> random.Random:
+        return self._chance
+
+    async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            client, _ = await loop.sock_accept(listener)
+            client.setblocking(False)
+            if self._is_down:
+                _close(client, is_reset=True)
+            else:
+                group.start_soon(self._connect, client)
+
+    async def _connect(self, client: socket.socket) -> None:
+        family = socket.AF_INET6 if ":" in self.upstream[0] else socket.AF_INET
+        server = socket.socket(family)
+        server.setblocking(False)
+        connection = _Connection(self, client, server)
+        self._connections[connection] = None
+        try:
+            await connection.run(self.upstream)
+        finally:
+            del self._connections[connection]
+            for each in (client, server):
+                _close(each, connection.is_reset)
+
+
+class _Connection:
+    """A client, a server, and two flows between them."""
+
+    def __init__(self, proxy: ChaosProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client, self._server = client, server
+        self._scope = anyio.CancelScope()
+        self.is_reset = True  # unless it comes to a good end
+
+    def end(self, is_reset: bool) -> None:
+        self.is_reset = is_reset
+        self._scope.cancel()
+
+    async def run(self, upstream: tuple[str, int]) -> None:
+        with self._scope:
+            try:
+                await asyncio.get_running_loop().sock_connect(self._server, upstream)
+            except OSError:  # the client is told by RST
+                return
+            for each in (self._client, self._server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._flow()
+
+    async def _flow(self) -> None:
+        async with anyio.create_task_group() as both:
+            async with anyio.create_task_group() as flows:
+                both.start_soon(self._resetting)
+                flows.start_soon(self._pass, _Flow(self._proxy, "upstream", self._client, self._server))
+                flows.start_soon(self._pass, _Flow(self._proxy, "downstream", self._server, self._client))
+            self.is_reset = False
+            both.cancel_scope.cancel()
+
+    async def _pass(self, flow: _Flow) -> None:
+        try:
+            await flow.run()
+        except _CutError as cut:
+            self.end(cut.is_reset)
+        except OSError:  # one of the two is gone: the other one is told in the same way
+            self.end(is_reset=True)
+
+    async def _resetting(self) -> None:
+        """Until a ResetPeer is there for so long."""
+        while True:
+            toxic = self._proxy.find(ResetPeer, "upstream") or self._proxy.find(ResetPeer, "downstream")
+            if toxic is None:
+                await self._proxy.changed()
+                continue
+            with anyio.move_on_after(toxic.seconds):
+                await self._proxy.changed()
+                continue
+            self.end(is_reset=True)
+            return
+
+
+class _Flow:
+    """One direction of a connection."""
+
+    def __init__(self, proxy: ChaosProxy, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
+        self._proxy = proxy
+        self._direction = direction
+        self._source, self._sink = source, sink
+        self._limit: tuple[LimitData, int] | None = None
+
+    async def run(self) -> None:
+        """To the end of what the source sends. Raises _CutError, OSError: the connection is over."""
+        send, receive = anyio.create_memory_object_stream[Piece](WAITING)
+        failures: list[Exception] = []
+        with send, receive:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._read, send, failures, group.cancel_scope)
+                group.start_soon(self._write, receive, failures, group.cancel_scope)
+        if failures:
+            raise failures[0]
+
+    async def _read(
+        self, send: MemoryObjectSendStream[Piece], failures: list[Exception], scope: anyio.CancelScope
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            with send:
+                while data := await loop.sock_recv(self._source, PIECE):
+                    await send.send((anyio.current_time(), data))
+        except OSError as error:
+            failures.append(error)
+            scope.cancel()
+
+    async def _write(
+        self, receive: MemoryObjectReceiveStream[Piece], failures: list[Exception], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            async for arrived, data in receive:
+                await self._late(arrived)
+                await self._on_its_way(data)
+            await self._held_back()
+            if (slow := self._find(SlowClose)) is not None:
+                await anyio.sleep(slow.seconds)
+            with suppress(OSError):  # the sink was the first to go
+                self._sink.shutdown(socket.SHUT_WR)
+        except (OSError, _CutError) as error:
+            failures.append(error)
+            scope.cancel()
+
+    def _find(self, kind: type[ToxicT]) -> ToxicT | None:
+        return self._proxy.find(kind, self._direction)
+
+    async def _late(self, arrived: float) -> None:
+        if (latency := self._find(Latency)) is not None:
+            jitter = self._proxy.chance.uniform(-latency.jitter, latency.jitter)
+            await anyio.sleep_until(arrived + max(0.0, latency.seconds + jitter))
+
+    async def _on_its_way(self, data: bytes) -> None:
+        while data:
+            await self._held_back()
+            data = await self._send_slice(data)
+
+    async def _held_back(self) -> None:
+        """While there is a Timeout. Raises _CutError: it was there for as long as it may be."""
+        while (timeout := self._find(Timeout)) is not None:
+            with anyio.move_on_after(timeout.seconds or None):
+                await self._proxy.changed()
+                continue
+            raise _CutError(is_reset=False)
+
+    async def _send_slice(self, data: bytes) -> bytes:
+        """The rest that is still to be sent."""
+        slicer, bandwidth = self._find(Slicer), self._find(Bandwidth)
+        size = len(data)
+        if slicer is not None:
+            spread = self._proxy.chance.randint(-slicer.variation, slicer.variation)
+            size = min(size, slicer.average + spread)
+        elif bandwidth is not None:
+            size = min(size, max(1, int(bandwidth.bytes_per_second / 100)))
+        piece = self._limited(self._corrupted(data[:size]))
+        await asyncio.get_running_loop().sock_sendall(self._sink, piece)
+        self._proxy.passed += len(piece)
+        if len(piece) < size:
+            raise _CutError(is_reset=False)
+        pause = (slicer.seconds if slicer else 0.0) + (size / bandwidth.bytes_per_second if bandwidth else 0.0)
+        if pause:
+            await anyio.sleep(pause)
+        return data[size:]
+
+    def _corrupted(self, piece: bytes) -> bytes:
+        corrupt, chance = self._find(Corrupt), self._proxy.chance
+        if corrupt is None or chance.random() >= corrupt.share:
+            return piece
+        number = chance.randrange(8 * len(piece))
+        return (int.from_bytes(piece, "little") ^ (1 << number)).to_bytes(len(piece), "little")
+
+    def _limited(self, piece: bytes) -> bytes:
+        """As much of it as may still pass."""
+        limit = self._find(LimitData)
+        if limit is None:
+            self._limit = None
+            return piece
+        left = self._limit[1] if self._limit is not None and self._limit[0] is limit else limit.nbytes
+        self._limit = limit, left - len(piece)
+        return piece[: max(left, 0)]
+
+
+def _close(sock: socket.socket, is_reset: bool) -> None:
+    if is_reset:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock.close()

@@ -1,0 +1,41 @@
+"""A short chaos run of every profile that is installed here, with a new seed each time."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+
+import pytest
+
+from tests.profiles import IS_NIGHT, at_night
+
+SECONDS = 60 if IS_NIGHT else 18
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aiodatadist", "chaos", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10 * SECONDS)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(12 * SECONDS)
+@pytest.mark.parametrize(
+    "profiles",
+    [
+        "one-sided,request",
+        "blocking,context",
+        at_night("uvloop,request-uvloop"),
+        at_night("hccs,roce,request-roce"),
+        at_night("redis,mooncake"),
+    ],
+)
+def test_no_rule_is_broken(profiles: str) -> None:
+    done = run("--seconds", str(SECONDS), "--profile", profiles, "--seed", str(secrets.randbits(32)), "--json", "-")
+    report = json.loads(done.stdout or "{}")
+    assert done.returncode == 0, f"{report.get('replay')}: {report.get('profiles')}\n{done.stderr}"
+    for profile in report["profiles"]:
+        assert profile["checked_bytes"] > 100 << 20, profile
+        assert sum(profile["faults"].values()) >= 3, profile
+        assert profile["looks"] >= 2, profile

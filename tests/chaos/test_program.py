@@ -1,0 +1,41 @@
+"""A seed decides which faults come."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from aiodatadist.cli.chaos.profiles import PROFILES
+from aiodatadist.cli.chaos.program import Step, program
+
+LANES = PROFILES["one-sided"].lanes
+FAULTS = {
+    "processes": {"kill", "stop", "spin", "hog", "clock", "full"},
+    "network": {
+        "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
+    },
+    "devices": {"device delay", "device fail", "device exec", "device hang"},
+}  # fmt: skip
+
+
+def steps(seed: int, lane: str, profile: str = "one-sided", count: int = 200) -> list[Step]:
+    return list(islice(program(seed, PROFILES[profile], lane), count))
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_the_same_seed_is_the_same_program_and_another_is_another(lane: str) -> None:
+    assert steps(1, lane) == steps(1, lane)
+    assert steps(1, lane) != steps(2, lane)
+    assert steps(1, lane) != steps(1, lane, "uvloop")
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_every_fault_comes(lane: str) -> None:
+    assert {step.name for step in steps(1, lane)} == FAULTS[lane]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_fault_ends_before_the_patience_of_an_operation(profile: str) -> None:
+    for lane in PROFILES[profile].lanes:
+        assert max(step.seconds for step in steps(1, lane, profile)) < 3
