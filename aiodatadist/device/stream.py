@@ -434,9 +434,10 @@ class Stream:
                 transfer.fail(error)
 
     def _look_within(self, seconds: float) -> None:
-        """Look for a program that is overdue, so many seconds from now at the latest."""
+        """Look for a program that is overdue, so many seconds from now at the latest; while the stream closes that has a limit
+        of its own."""
         when = self._loop.time() + seconds
-        if when < self._alarm_at:
+        if when < self._alarm_at and not self._closed:
             self._silence()
             self._alarm_at = when
             self._alarm = self._loop.call_at(when, self._wake)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import anyio.to_thread
@@ -19,6 +20,23 @@ SOON = 20.0
 """Seconds that a slow machine may take for what is due in some tenths of one."""
 
 
+@contextmanager
+def hung_copies(
+    device: Device, monkeypatch: pytest.MonkeyPatch, begun: threading.Semaphore, returns: threading.Semaphore
+) -> Iterator[None]:
+    """Streams that are opened inside, and closed there: their copies say that they have begun, and wait."""
+
+    def hang(*_: object) -> None:
+        begun.release()
+        returns.acquire()
+
+    driver = ffi.new("ring_driver *", device.runtime.ring_driver[0])
+    driver.copy = callback = ffi.callback(ffi.typeof(driver.copy), hang)
+    monkeypatch.setitem(device.runtime.__dict__, "ring_driver", driver)
+    yield
+    del callback
+
+
 @asynccontextmanager
 async def hung_stream(
     monkeypatch: pytest.MonkeyPatch,
@@ -26,22 +44,15 @@ async def hung_stream(
     """A stream, how many of its copies were begun, and how many return."""
     begun, returns = threading.Semaphore(0), threading.Semaphore(0)
 
-    def hang(*_: object) -> None:
-        begun.release()
-        returns.acquire()
-
     async with await Device.open(0, StreamLimits(grace=0.1, patience=0.05)) as device:
-        driver = ffi.new("ring_driver *", device.runtime.ring_driver[0])
-        driver.copy = callback = ffi.callback(ffi.typeof(driver.copy), hang)  # kept until the stream is closed
-        monkeypatch.setitem(device.runtime.__dict__, "ring_driver", driver)
-        stream = device.open_stream("hung")
-        try:
-            yield stream, begun, returns
-        finally:
-            returns.release(8)
-            with pytest.raises(StuckError):
-                await stream.aclose()
-            del callback
+        with hung_copies(device, monkeypatch, begun, returns):
+            stream = device.open_stream("hung")
+            try:
+                yield stream, begun, returns
+            finally:
+                returns.release(8)
+                with pytest.raises(StuckError):
+                    await stream.aclose()
 
 
 async def test_time_limit_is_told_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +89,24 @@ async def test_short_limit_behind_a_long_one_is_kept(monkeypatch: pytest.MonkeyP
             await long.wait()
             await hung.join()
         assert hung.state is TransferState.STUCK
+
+
+async def test_a_transfer_that_is_cancelled_while_its_stream_closes_leaves_no_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would look into a ring that is gone."""
+    source, target = bytearray(LARGE), bytearray(LARGE)
+    begun, returns = threading.Semaphore(0), threading.Semaphore(0)
+    async with await Device.open(0) as device:
+        with hung_copies(device, monkeypatch, begun, returns):
+            stream = device.open_stream("closing")
+            hung = stream.submit(copy(target, source, LARGE), 60)
+            await anyio.to_thread.run_sync(begun.acquire)
+            closing = asyncio.create_task(stream.aclose())
+            await anyio.wait_all_tasks_blocked()
+            assert not hung.is_done
+            hung.cancel()
+            returns.release(8)
+            await closing
+        assert hung.is_done
+        assert stream._alarm is None
