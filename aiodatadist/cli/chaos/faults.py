@@ -10,6 +10,7 @@ import anyio
 
 from aiodatadist import Cache, CacheDesc, DataType, LLMDataDist, LLMException, OutOfMemory
 from aiodatadist.cli.chaos.messages import Fault
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 _HOUR = 3600.0
@@ -24,9 +25,27 @@ class OwnFaults:
 
     def __init__(self, datadists: list[LLMDataDist]) -> None:
         self._datadists = datadists
+        self._running: dict[anyio.CancelScope, None] = {}
+        self._ended = Signal()
         self._real_time, self._real_time_ns = time.time, time.time_ns
 
     async def suffer(self, fault: Fault) -> None:
+        with anyio.CancelScope() as scope:
+            self._running[scope] = None
+            try:
+                await self._suffer(fault)
+            finally:
+                del self._running[scope]
+                self._ended.wake()
+
+    async def end_all(self) -> None:
+        """Until none of them lasts any more."""
+        while self._running:
+            for scope in self._running:
+                scope.cancel()
+            await self._ended.wait()
+
+    async def _suffer(self, fault: Fault) -> None:
         if fault.name == "spin":
             spin(fault.seconds)
         elif fault.name == "hog":

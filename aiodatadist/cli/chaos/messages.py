@@ -96,10 +96,11 @@ class Violated(_Message):
 
 
 class Reached(_Message):
-    """A stage is over."""
+    """A stage is over. ``belongings``: what the process had, the first time that it was at rest."""
 
     kind: Literal["reached"] = "reached"
     name: str
+    belongings: dict[str, int] = {}
 
 
 Report: TypeAlias = Listening | Told | Violated | Reached
@@ -110,10 +111,10 @@ class SideSettings(_Message):
     """How a process is started.
 
     Attributes:
-        name: ``owner`` or ``puller``.
         life: how often it was started before.
         clusters: of the owner's.
-    url: of the pool, for a context cache.
+        url: of the pool, for a context cache.
+        belongings: what the process had in its first life, at rest.
     """
 
     name: str
@@ -122,3 +123,4 @@ class SideSettings(_Message):
     life: int = 0
     clusters: list[int]
     url: str = ""
+    belongings: dict[str, int] = {}

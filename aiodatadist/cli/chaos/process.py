@@ -49,6 +49,7 @@ class SideProcess:
         self._listening: list[Listening] = []
         self._reached: set[str] = set()
         self._is_gone = False
+        self._belongings: dict[str, int] = {}
         self.name = settings.name
 
     @property
@@ -85,6 +86,7 @@ class SideProcess:
                     self._listening.append(report)
                 elif isinstance(report, Reached):
                     self._reached.add(report.name)
+                    self._belongings = self._belongings or report.belongings
                 self._take(self.name, report)
                 self._said.wake()
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -139,7 +141,8 @@ class SideProcess:
         process.kill()
         await process.wait()
         await process.aclose()
-        self._settings = self._settings.model_copy(update={"life": self._settings.life + 1})
+        update = {"life": self._settings.life + 1, "belongings": self._belongings}
+        self._settings = self._settings.model_copy(update=update)
         return at
 
     def stop(self) -> None:

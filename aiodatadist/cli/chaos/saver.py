@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +14,7 @@ import anyio.abc
 from aiodatadist import Cache, CacheDesc, DataType
 from aiodatadist.cli.chaos.messages import Peer, SideSettings
 from aiodatadist.cli.chaos.patch import Patch
-from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.side import Side, to_its_end
 from aiodatadist.cli.chaos.sizes import PATCH
 from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.context_caching import (
@@ -146,37 +145,26 @@ class Saver(Side):
         """To its end, which now and then is a cancellation; what it did, as far as it says."""
         assert callable(begin)
         transfer: Transfer = begin()
-        waiter = asyncio.ensure_future(_wait(transfer))
-        way, delay = chance.random(), chance.choice((0.0, 0.001, 0.01)) * chance.random()
-        timer = None
-        if way < 0.15:
-            timer = asyncio.get_running_loop().call_later(delay, transfer.cancel if way < 0.07 else waiter.cancel)
-        try:
-            await asyncio.wait([waiter])
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if not waiter.done():
-                waiter.cancel()
-                await asyncio.wait([waiter])
+        results: list[CcResult | EmsException] = []
+
+        async def wait() -> None:
+            try:
+                results.append(await transfer)
+            except EmsException as error:
+                results.append(error)
+
+        await to_its_end(transfer, wait, chance)
         if not transfer.done():
             self.violated("I3", f"{operation}: after its end it is {transfer!r}")
-        if waiter.cancelled():
+        if not results:
             self.tally.ended(operation, "CANCELLED")
             return None
-        result = waiter.result()
+        (result,) = results
         if isinstance(result, EmsException):
             self._failed(operation, result)
             return None
         self.tally.ended(operation, _status(result))
         return result
-
-
-async def _wait(transfer: Transfer) -> CcResult | EmsException:
-    try:
-        return await transfer
-    except EmsException as error:
-        return error
 
 
 def _patience(chance: random.Random) -> float:

@@ -11,8 +11,9 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict
+from typing import ClassVar, Protocol
 
 import anyio
 import anyio.abc
@@ -110,7 +111,7 @@ class Side(ABC):
         self.ledgers: dict[str, BlockLedger] = {}
         self.datadists: list[LLMDataDist] = []
         self.faults = OwnFaults(self.datadists)
-        self._first: Belongings | None = None
+        self._first = Belongings(**settings.belongings) if settings.belongings else None
         self._awaited: dict[int, list[tuple[str, float]]] = {}
         self._line = threading.Lock()
 
@@ -172,7 +173,8 @@ class Side(ABC):
             except Exception:
                 self.violated("I7", f"stage {stage.name}: {traceback.format_exc()}")
         self._tell_now()
-        self.say(Reached(name=stage.name))
+        first = {} if self._first is None else asdict(self._first)
+        self.say(Reached(name=stage.name, belongings=first))
 
     # ---- what each has ----
 
@@ -257,7 +259,12 @@ class Side(ABC):
             return self.ended(operation, error, may_fail)
         ends: list[CacheTask] = []
         task.add_done_callback(ends.append)
-        await _to_its_end(task, chance)
+
+        async def wait() -> None:
+            with suppress(LLMException):
+                await task
+
+        await to_its_end(task, wait, chance)
         if not task.done() or len(ends) != 1:
             self.violated("I3", f"{operation}: after its end it is {task!r}, and {len(ends)} ends were told")
         if task.cancel():
@@ -282,6 +289,7 @@ class Side(ABC):
     # ---- looking at everything ----
 
     async def _drain(self, _: Stage) -> None:
+        await self.faults.end_all()
         await self.rounds.close()
         await self.drained()
         self.look()
@@ -341,27 +349,37 @@ class Side(ABC):
             self.violated("I4", f"cluster {figures.cluster_id} is at rest, and keeps {figures.leases} leases")
 
 
-async def _to_its_end(task: CacheTask, chance: random.Random) -> None:
-    """Await it, in one of three ways: to the end, cancelled itself, or cancelled with the task that awaits it."""
+class Cancellable(Protocol):
+    """A transfer."""
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False if it has ended."""
+
+
+async def to_its_end(task: Cancellable, wait: Callable[[], Awaitable[None]], chance: random.Random) -> None:
+    """Await it with ``wait``, in one of three ways: to the end, cancelled itself, or with the task that awaits it."""
     loop, way = asyncio.get_running_loop(), chance.random()
     delay = chance.choice((0.0, 0.0005, 0.005, 0.05)) * chance.random()
-    waiter = asyncio.ensure_future(_wait(task))
-    timer = loop.call_later(delay, task.cancel if way < 0.1 else waiter.cancel) if way < 0.2 else None
+    timers: list[asyncio.TimerHandle] = []
+    if way < 0.1:
+        timers.append(loop.call_later(delay, task.cancel))
+
+    async def waiting() -> None:
+        if 0.1 <= way < 0.2:  # from here, because a task that has not begun to wait cancels nothing
+            timers.append(loop.call_later(delay, waiter.cancel))
+        await wait()
+
+    waiter = asyncio.ensure_future(waiting())
     try:
         await asyncio.wait([waiter])
     finally:
-        if timer is not None:
+        for timer in timers:
             timer.cancel()
         if not waiter.done():
             waiter.cancel()
             await asyncio.wait([waiter])
-
-
-async def _wait(task: CacheTask) -> None:
-    try:
-        await task
-    except LLMException:
-        return
+    if not waiter.cancelled():
+        waiter.result()
 
 
 async def _orders() -> AsyncIterator[Order]:
