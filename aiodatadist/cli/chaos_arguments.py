@@ -27,6 +27,9 @@ def add_chaos(chaos: argparse.ArgumentParser) -> None:
         "--profile", default="one-sided", metavar="NAME[,NAME]",
         help=f"all, or of: {', '.join(PROFILES)} (one-sided)",
     )  # fmt: skip
+    chaos.add_argument(
+        "--faults", metavar="NAME[,NAME]", help="these of the program and no others, for instance kill,hang (all)"
+    )
     chaos.add_argument("--json", type=Path, metavar="FILE", help="the result for machines (-: only that, on stdout)")
     chaos.add_argument("--side", help=argparse.SUPPRESS)
 
@@ -60,8 +63,13 @@ def _missing(profile: Profile) -> str:
 
 def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]) -> int:
     from aiodatadist.cli.chaos.command import ChaosOptions, run_chaos  # noqa: PLC0415 - opens the native libraries
+    from aiodatadist.cli.chaos.program import FAULTS  # noqa: PLC0415
 
-    return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, arguments.json))
+    faults = FAULTS if arguments.faults is None else arguments.faults.split(",")
+    for name in faults:
+        if name not in FAULTS:
+            raise wrong_input(f"--faults: {name!r} is none of {', '.join(FAULTS)}")
+    return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, faults, arguments.json))
 
 
 def _run_side(text: str) -> int:

@@ -434,8 +434,8 @@ class Stream:
                 transfer.fail(error)
 
     def _look_within(self, seconds: float) -> None:
-        """Look for a program that is overdue, so many seconds from now at the latest; while the stream closes that has a limit
-        of its own."""
+        """Look for a program that is overdue, so many seconds from now at the latest; a stream that closes has a limit of its
+        own for all of them."""
         when = self._loop.time() + seconds
         if when < self._alarm_at and not self._closed:
             self._silence()

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from aiodatadist.cli.chaos.profiles import PROFILES
+from aiodatadist.cli.chaos.program import FAULTS as NAMES
 from aiodatadist.cli.chaos.program import Step, program
 
 LANES = PROFILES["one-sided"].lanes
@@ -15,7 +16,7 @@ FAULTS = {
     "network": {
         "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
     },
-    "devices": {"device delay", "device fail", "device exec", "device hang"},
+    "devices": {"delay", "fail", "exec", "hang"},
 }  # fmt: skip
 
 
@@ -33,6 +34,11 @@ def test_the_same_seed_is_the_same_program_and_another_is_another(lane: str) -> 
 @pytest.mark.parametrize("lane", LANES)
 def test_every_fault_comes(lane: str) -> None:
     assert {step.name for step in steps(1, lane)} == FAULTS[lane]
+
+
+def test_all_faults_are_those_of_the_lanes() -> None:
+    engine = {step.name for step in steps(1, "engine", "redis")}
+    assert set(NAMES) == engine.union(*FAULTS.values())
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -104,7 +104,7 @@ async def test_a_transfer_that_is_cancelled_while_its_stream_closes_leaves_no_ti
             await anyio.to_thread.run_sync(begun.acquire)
             closing = asyncio.create_task(stream.aclose())
             await anyio.wait_all_tasks_blocked()
-            assert not hung.is_done
+            assert not closing.done()
             hung.cancel()
             returns.release(8)
             await closing

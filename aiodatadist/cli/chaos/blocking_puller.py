@@ -73,7 +73,7 @@ class BlockingPuller(Side):
     async def meet(self, peers: dict[int, Peer]) -> None:
         self.peers = peers
 
-    def resumed(self) -> None:
+    async def resumed(self) -> None:
         """Each operation opens the blocks that it needs."""
 
     async def drained(self) -> None:

@@ -19,9 +19,10 @@ from aiodatadist.cli.chaos.messages import SideSettings
 from aiodatadist.cli.chaos.owner import Owner
 from aiodatadist.cli.chaos.pooled_run import PooledRun, engine
 from aiodatadist.cli.chaos.profiles import PROFILES, Profile
+from aiodatadist.cli.chaos.program import FAULTS
 from aiodatadist.cli.chaos.puller import Puller
 from aiodatadist.cli.chaos.report import as_json, lines
-from aiodatadist.cli.chaos.run import Result
+from aiodatadist.cli.chaos.run import Length, Result
 from aiodatadist.cli.chaos.saver import Saver
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.errors import CommandError
@@ -39,12 +40,14 @@ class ChaosOptions:
     seconds: float
     seed: int
     profiles: Sequence[Profile]
+    faults: Sequence[str]
     json: Path | None
 
     @property
     def replay(self) -> str:
         names = ",".join(profile.name for profile in self.profiles)
-        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names} --seed {self.seed}"
+        faults = "" if len(self.faults) == len(FAULTS) else f" --faults {','.join(self.faults)}"
+        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names}{faults} --seed {self.seed}"
 
 
 def run_chaos(options: ChaosOptions) -> int:
@@ -66,7 +69,9 @@ async def _run_all(options: ChaosOptions, is_told: bool) -> list[Result]:
     results = []
     for profile in options.profiles:
         logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
-        result = await _run_one(profile, options.seed, options.seconds / len(options.profiles), logs)
+        result = await _run_one(
+            profile, Length(options.seed, options.seconds / len(options.profiles), options.faults), logs
+        )
         results.append(result)
         if is_told:
             columns = shutil.get_terminal_size((80, 24)).columns
@@ -77,14 +82,14 @@ async def _run_all(options: ChaosOptions, is_told: bool) -> list[Result]:
     return results
 
 
-async def _run_one(profile: Profile, seed: int, seconds: float, logs: Path) -> Result:
+async def _run_one(profile: Profile, length: Length, logs: Path) -> Result:
     if profile.door != "context":
-        return await LinkedRun(profile, seed, seconds, logs).run()
+        return await LinkedRun(profile, length, logs).run()
     async with AsyncExitStack() as stack:  # servers start and end in a thread: that waits
         opened = engine(profile.engine)
         url, victims = await anyio.to_thread.run_sync(opened.__enter__)
         stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
-        return await PooledRun(profile, seed, seconds, logs, url, victims).run()
+        return await PooledRun(profile, length, logs, url, victims).run()
 
 
 def _write(file: Path, text: str) -> None:

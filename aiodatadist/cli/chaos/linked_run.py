@@ -13,7 +13,7 @@ from aiodatadist.cli.chaos.messages import Peer, Peers
 from aiodatadist.cli.chaos.process import SideProcess
 from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.chaos.program import Step
-from aiodatadist.cli.chaos.run import CLUSTERS, Run
+from aiodatadist.cli.chaos.run import CLUSTERS, Length, Run
 from aiodatadist.cli.chaos.sizes import LIVES, LOST
 from aiodatadist.testing import ChaosProxy
 
@@ -24,15 +24,15 @@ NOTICED = LOST + 1.0
 class LinkedRun(Run):
     """The owner's clusters, each behind a proxy, and a puller that links to all of them."""
 
-    def __init__(self, profile: Profile, seed: int, seconds: float, logs: Path) -> None:
-        super().__init__(profile, seed, seconds, logs)
+    def __init__(self, profile: Profile, length: Length, logs: Path) -> None:
+        super().__init__(profile, length, logs)
         self._proxies: dict[int, ChaosProxy] = {}
         self._slots: dict[int, int] = {}
         self._killed: dict[int, float] = {}
 
     async def open(self, stack: AsyncExitStack) -> None:
         for cluster in CLUSTERS:
-            proxy = ChaosProxy(("127.0.0.1", 1), seed=self.seed + cluster)
+            proxy = ChaosProxy(("127.0.0.1", 1), seed=self.result.seed + cluster)
             self._proxies[cluster] = await stack.enter_async_context(proxy)
 
     async def start(self, name: str, group: anyio.abc.TaskGroup) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aiodatadist import LLMDataDist, LLMException, NotLinked
 from aiodatadist.cli.chaos.side import Side
@@ -21,6 +22,17 @@ ANSWER = 15.0
 
 Content = dict[str, Any]
 Handler = Callable[[int, Content], Awaitable[Content]]
+
+
+class _Content(BaseModel):
+    """What every notification has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    life: int
+    number: int
+    call: int = 0
+    answers: int = 0
 
 
 class Mail:
@@ -44,7 +56,12 @@ class Mail:
         """For ever."""
         async with anyio.create_task_group() as group:
             async for note in self._datadist.notifications():
-                self._take(note.cluster_id, json.loads(note.payload), group)
+                try:
+                    content = _Content.model_validate_json(note.payload).model_dump(exclude_unset=True)
+                except ValidationError:
+                    self._side.violated("I6", f"a notification is not what was sent: {note.payload!r}")
+                else:
+                    self._take(note.cluster_id, content, group)
 
     def _take(self, cluster: int, content: Content, group: anyio.abc.TaskGroup) -> None:
         sender = cluster, content["life"]

@@ -76,7 +76,7 @@ class Owner(Side):
             for lease in list(cluster.leases):
                 await lease.wait_ended()
 
-    def resumed(self) -> None:
+    async def resumed(self) -> None:
         for cluster in self._clusters:
             cluster.open_inbox()
 

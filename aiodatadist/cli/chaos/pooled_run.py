@@ -13,7 +13,7 @@ import anyio.to_thread
 from aiodatadist.cli.chaos.process import SideProcess
 from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.chaos.program import Step
-from aiodatadist.cli.chaos.run import Run
+from aiodatadist.cli.chaos.run import Length, Run
 from aiodatadist.testing.servers import MooncakeLender, MooncakeMaster, RedisServer, Server, running
 
 MEMORY = 64 << 20
@@ -23,10 +23,8 @@ MEMORY = 64 << 20
 class PooledRun(Run):
     """Two processes, and an engine between them that is killed and stopped as well."""
 
-    def __init__(
-        self, profile: Profile, seed: int, seconds: float, logs: Path, url: str, victims: Sequence[Server]
-    ) -> None:
-        super().__init__(profile, seed, seconds, logs, url)
+    def __init__(self, profile: Profile, length: Length, logs: Path, url: str, victims: Sequence[Server]) -> None:
+        super().__init__(profile, length, logs, url)
         self._victims = victims
         self._number = 0
 
@@ -43,11 +41,11 @@ class PooledRun(Run):
         victim = self._victims[self._number % len(self._victims)]
         self._number += 1
         try:
-            await anyio.to_thread.run_sync(victim.kill if step.name == "engine killed" else victim.stop)
+            await anyio.to_thread.run_sync(victim.kill if step.name == "engine-kill" else victim.stop)
             await anyio.sleep(step.seconds)
         finally:
             with anyio.CancelScope(shield=True):  # bounded: a server has its time to be ready
-                await anyio.to_thread.run_sync(victim.start if step.name == "engine killed" else victim.go_on)
+                await anyio.to_thread.run_sync(victim.start if step.name == "engine-kill" else victim.go_on)
 
     def concerned(self, step: Step) -> list[int]:
         return [0]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -115,8 +116,8 @@ class SideProcess:
 
     async def _make_it_tell(self) -> None:
         """Where its threads are, if it is there: faulthandler writes them when it is aborted."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGABRT)
+        if self._process is not None:
+            self._signal(signal.SIGABRT)
             with anyio.move_on_after(GRACE_SECONDS):
                 await self._process.wait()
 
@@ -138,7 +139,8 @@ class SideProcess:
         assert self._process is not None
         process, self._process = self._process, None
         at = time.monotonic()
-        process.kill()
+        with suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         await process.aclose()
         update = {"life": self._settings.life + 1, "belongings": self._belongings}
@@ -146,13 +148,16 @@ class SideProcess:
         return at
 
     def stop(self) -> None:
-        """SIGSTOP."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
+        """SIGSTOP, if it is there."""
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
 
     async def end(self) -> int | None:
         """In good order, if it is there; its exit code. None: it did not end by itself."""

@@ -43,6 +43,14 @@ class Step:
     number: int = 0
 
 
+FAULTS = (
+    "kill", "stop", "spin", "hog", "clock", "full",
+    "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
+    "delay", "fail", "exec", "hang", "engine-kill", "engine-stop",
+)  # fmt: skip
+"""All there are."""
+
+
 def program(seed: int, profile: Profile, lane: str) -> Iterator[Step]:
     """Without an end. Each of a profile's lanes has its own faults, one after the other; lanes run side by side."""
     chance = random.Random(f"{seed}/{profile.name}/{lane}")
@@ -85,7 +93,7 @@ def _network(chance: random.Random, _: Profile) -> Step:
 
 
 def _engine(chance: random.Random, _: Profile) -> Step:
-    name = chance.choice(("engine killed", "engine stopped"))
+    name = chance.choice(("engine-kill", "engine-stop"))
     return Step(chance.uniform(0.5, 2.0), name, seconds=chance.uniform(0.1, 1.5))
 
 
@@ -104,4 +112,4 @@ def _device(chance: random.Random, profile: Profile) -> Step:
             f"hang@{number}",
         )
     )
-    return Step(pause, "device " + action.partition("=")[0].partition("@")[0], side, seconds, spec=f"{call}:{action}")
+    return Step(pause, action.partition("=")[0].partition("@")[0], side, seconds, spec=f"{call}:{action}")

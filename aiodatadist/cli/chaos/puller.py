@@ -85,7 +85,7 @@ class Puller(Side):
         self.peers = peers
         self.met.wake()
 
-    def resumed(self) -> None:
+    async def resumed(self) -> None:
         """Each operation opens the blocks that it needs."""
 
     async def drained(self) -> None:

@@ -37,6 +37,20 @@ MAX_VIOLATIONS = 200
 """That are kept; further ones are counted."""
 
 
+@dataclass(frozen=True)
+class Length:
+    """What a run is made of, and for how long.
+
+    Attributes:
+        seconds: with faults.
+        faults: those that come; others of the program are left out.
+    """
+
+    seed: int
+    seconds: float
+    faults: Sequence[str]
+
+
 @dataclass
 class Result:
     """What a profile came to.
@@ -68,9 +82,10 @@ class Run(ABC):
         url: of the pool, for processes with a context cache.
     """
 
-    def __init__(self, profile: Profile, seed: int, seconds: float, logs: Path, url: str = "") -> None:
-        self._seconds = seconds
-        self.profile, self.seed = profile, seed
+    def __init__(self, profile: Profile, length: Length, logs: Path, url: str = "") -> None:
+        seed = length.seed
+        self._length = length
+        self.profile = profile
         self.result = Result(profile.name, seed)
         self._programs = {lane: program(seed, profile, lane) for lane in profile.lanes}
         settings = (
@@ -101,7 +116,7 @@ class Run(ABC):
         await self._resume()
         await anyio.sleep(CALM)
         await self._look_at_everything(is_first=True)
-        end = time.monotonic() + self._seconds
+        end = time.monotonic() + self._length.seconds
         while (left := end - time.monotonic()) > 0:
             await self._resume()
             with anyio.move_on_after(min(ROUND, left)):
@@ -201,6 +216,8 @@ class Run(ABC):
     async def _lane(self, steps: Iterator[Step], group: anyio.abc.TaskGroup) -> None:
         for step in steps:
             await anyio.sleep(step.pause)
+            if step.name not in self._length.faults:
+                continue
             name = step.name if step.side == "" else f"{step.name} {step.side}"
             self.result.faults[name] += 1
             try:
@@ -222,7 +239,7 @@ class Run(ABC):
             with _stopped(side):
                 await anyio.sleep(step.seconds)
         else:
-            name = "softnpu" if step.name.startswith("device") else step.name
+            name = "softnpu" if step.name in {"delay", "fail", "exec", "hang"} else step.name
             await side.order(Fault(name=name, seconds=step.seconds, spec=step.spec))
             await anyio.sleep(step.seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
@@ -59,12 +59,7 @@ class Saver(Side):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
-        config = CcConfig_v1(rank_id=0, device_id=0, model_id=f"chaos {self.settings.seed}")
-        gate = HealthGate(RULES)
-        shape = [TASKS * WIDE, TOKENS, TOKEN]
-        layers = [[self._kv[2 * i + j].cast("B", shape) for j in range(2)] for i in range(LAYERS)]
-        async with await ContextCache.open(config, self.settings.url, READ_CACHE, gate=gate) as self._cache:
-            await self._cache.register_kvcache(layers)
+        async with AsyncExitStack() as self._stack:
             yield {}
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
@@ -74,14 +69,20 @@ class Saver(Side):
     async def meet(self, peers: dict[int, Peer]) -> None:
         """There are no peers."""
 
-    def resumed(self) -> None:
-        """Each operation opens the blocks that it needs."""
+    async def resumed(self) -> None:
+        """Open the cache: what it keeps for its pool while it is open differs from time to time."""
+        config = CcConfig_v1(rank_id=0, device_id=0, model_id=f"chaos {self.settings.seed}")
+        cache = await ContextCache.open(config, self.settings.url, READ_CACHE, gate=HealthGate(RULES))
+        self._cache = await self._stack.enter_async_context(cache)
+        shape = [TASKS * WIDE, TOKENS, TOKEN]
+        await cache.register_kvcache([[self._kv[2 * i + j].cast("B", shape) for j in range(2)] for i in range(LAYERS)])
 
     async def drained(self) -> None:
         """Operations wait for their ends."""
 
     async def part(self) -> None:
-        """There are no links."""
+        """Close the cache, and give all back."""
+        await self._stack.aclose()
 
     async def _turn(self, patch: Patch, chance: random.Random) -> None:
         """As an engine does: what is there, load that, compute the rest, save all."""

@@ -191,7 +191,7 @@ class Side(ABC):
         """The owner is there, or there again."""
 
     @abstractmethod
-    def resumed(self) -> None:
+    async def resumed(self) -> None:
         """Before operations begin again."""
 
     @abstractmethod
@@ -320,7 +320,7 @@ class Side(ABC):
                 if time.monotonic() - at > PATIENCE:
                     self.violated("I3", f"no good transfer from cluster {cluster} since {fault}")
             waiting[:] = [each for each in waiting if time.monotonic() - each[1] <= PATIENCE]
-        self.resumed()
+        await self.resumed()
         self.rounds.open()
 
     _STAGES: ClassVar = {"drain": _drain, "part": _part, "audit": _audit, "resume": _resume}
