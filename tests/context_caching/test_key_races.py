@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.servers import MIB
+from aiodatadist.testing.servers import MIB
 from tests.context_caching.engine_fixtures import mooncake_master
 from tests.context_caching.servers import MooncakeMaster, RedisServer, need_redis, running
 from tests.profiles import at_night
