@@ -20,6 +20,7 @@ from pydantic import Field
 from aiodatadist.adapters.block_shapes import BlockShape, End, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
@@ -224,9 +225,6 @@ class LeasedBlocks:
             error, failed, unreachable = failure.first, order.into[failure.landed :], failure.unreachable
             outcome = "pull_failed"
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
-            for stuck in failure.errors:
-                if isinstance(stuck, StuckError):  # the blocks may be written to for ever
-                    self._lose(stuck)
         except LLMException as error:
             outcome = "pull_failed"
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
@@ -261,7 +259,7 @@ class LeasedBlocks:
                 if limit.cancelled_caught:
                     raise LinkTimeout(f"no link to {portion.source.place} within {self._pull_seconds:g} s")
                 left = max(1, round(1000 * (until - anyio.current_time())))
-                report = await self._manager.pull_leased(
+                task = self._manager.pull_leased(
                     ticket,
                     self._caches[number],
                     order.into,
@@ -270,7 +268,8 @@ class LeasedBlocks:
                     timeout_in_millis=left,
                     patience_in_millis=round(1000 * self._patience_seconds),
                 )
-                nbytes += report.bytes
+                came = await self._bytes_of(task)
+                nbytes += came
             except LLMException as error:
                 failed.add(error, portion.source.cluster_id)
 
@@ -281,6 +280,16 @@ class LeasedBlocks:
         if failed.errors:
             raise failed
         return nbytes
+
+    async def _bytes_of(self, task: CacheTask) -> int:
+        """Raises LLMException: it failed. However it ends, also by a cancellation: it is told if its blocks may be written to
+        for ever."""
+        try:
+            return (await task).bytes
+        finally:
+            error = task.exception()
+            if isinstance(error, StuckError):
+                self._lose(error)
 
     # ---- who has what ----
 

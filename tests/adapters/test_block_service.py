@@ -293,16 +293,24 @@ def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
 
 
 STUCK = """
-import os, sys
+import os, sys, time
 from aiodatadist import InternalError
+from aiodatadist.link import link
 from aiodatadist.testing import soft_fault
 from tests.adapters.test_block_service import *
 settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)
 owner, puller = End(0, settings, LAYOUT), End(1, settings, LAYOUT)
 lease = new_lease_name()
 owner.service.keep("r", lease, [3, 9])
+if "portions" in sys.argv:
+    link.PORTION_BYTES = 1
 soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
 puller.service.pull(order("r", lease, owner.address))
+if "cancelled" in sys.argv:
+    links = puller.service._life._datadist._engine._links
+    while not any(each._transfers for each in list(links.values())):
+        time.sleep(0.001)
+    puller.service.cancel("r")
 for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1])):
     try:
         call()
@@ -315,9 +323,12 @@ os._exit(0)  # not as Python ends: a thread of softnpu never does
 """
 
 
-def test_a_cache_that_the_device_does_not_let_go_of_is_told() -> None:
+@pytest.mark.parametrize("words", [(), ("cancelled",), ("portions",), ("cancelled", "portions")], ids=" ".join)
+def test_a_cache_that_the_device_does_not_let_go_of_is_told(words: tuple[str, ...]) -> None:
     """The engine would go on to use blocks that may be written to at any time."""
-    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, *words], capture_output=True, text=True, timeout=60, check=False
+    )
     told = done.stdout.splitlines()
     assert (len(told), told[-1]) == (3, "closed"), done.stderr
     assert all("the KV cache is lost" in each and "start the engine again" in each for each in told[:2])
