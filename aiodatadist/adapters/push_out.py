@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +36,8 @@ MAX_PUSHES = 16384
 """Transfers that peers may ask for at a time."""
 MAX_BEGUN = 1 << 22
 """Numbers of blocks in wants, whole ones and others, that are under way."""
+MAX_ANSWERS = 4096
+"""To one peer, that wait until it takes those before them; further ones it does not get."""
 Post = Callable[[int, PushMessage], Awaitable[None]]
 """Tells a cluster something. Raises LLMException: it cannot."""
 
@@ -94,6 +96,7 @@ class OutgoingPushes:
         self._over: OrderedDict[str, str] = OrderedDict()
         self._begun: dict[tuple[int, str], list[int]] = {}
         self._numbers = 0  # in those, and in wants
+        self._answers: Counter[int] = Counter()  # under way, by cluster
 
     # ---- what the engine says ----
 
@@ -270,8 +273,16 @@ class OutgoingPushes:
         self._tell(lambda ended: ended.counters.update(pushed_blocks=len(places), pushed_bytes=nbytes))
 
     async def _answer(self, cluster: int, message: PushMessage) -> None:
-        """As well as that is possible: a peer without a link knows that nothing comes."""
+        """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
+        if self._answers[cluster] >= MAX_ANSWERS:
+            logger.warning("cluster %d takes no answers: it does not hear of %s", cluster, message.transfer)
+            return
+        self._answers[cluster] += 1
         try:
             await self._post(cluster, message)
         except LLMException as error:
             logger.debug("cluster %d does not hear of %s: %s", cluster, message.transfer, error)
+        finally:
+            self._answers[cluster] -= 1
+            if not self._answers[cluster]:
+                del self._answers[cluster]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist.adapters import push_out
-from aiodatadist.adapters.push_messages import More, Want
+from aiodatadist.adapters.push_messages import Drop, More, Want
 from tests.adapters.test_pushes import End
 
 
@@ -103,3 +104,29 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     named = prefill.address.model_copy(update={"host": "prefill.example"})
     decode.service._thread.call(lambda: life._links.end(named))
     assert not engine.has_links
+
+
+def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_out, "MAX_ANSWERS", 100, raising=False)
+    prefill, decode = ends
+    life = decode.service._life
+    assert life is not None
+    monkeypatch.setattr(life._datadist._engine, "heard", lambda *words: None)  # and says that it took nothing
+
+    async def ask() -> int:
+        await life._links.link(prefill.address)
+        before = len(asyncio.all_tasks())
+        to = prefill.address.cluster_id
+        for number in range(1000):
+            await life._post(to, Drop(transfer=f"{number}"))
+        await life._post(to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout={}))
+        return before
+
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    before = decode.service._thread.call(ask)
+    prefill.until(lambda ended: "last" in ended.wanted)
+    assert decode.service._thread.call(tasks) - before < 250  # two for each answer
+    decode.service.close()
+    prefill.until(lambda _: not outgoing(prefill)._answers)
