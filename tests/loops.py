@@ -31,6 +31,7 @@ TOUCHES_THE_LOOP = (
     "tests/test_checksums.py",
     "tests/test_listening.py",
     "tests/test_notifications.py",
+    "tests/test_relink.py",
     "tests/unit/link/",
     "tests/unit/test_stream.py",
     "tests/unit/test_synchronizers.py",

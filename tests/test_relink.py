@@ -234,6 +234,22 @@ async def test_links_that_belong_to_their_initiators_are_both_made_again() -> No
             decoder.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])
 
 
+async def test_a_caller_that_joins_the_link_of_its_initiator_lets_transfers_begin() -> None:
+    policy = {**SLOW, "wait": 30}
+    async with linked_pair(DESC, relink=policy, transfer_backend="hixl") as (prompt, decoder, _, cache):
+        changes = decoder.datadist.link_changes()
+        await cut(prompt)
+        await until(changes, RELINKING)
+        pull = decoder.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])
+        async with decoder.datadist._running().relinker.paused(1, 5):  # its own attempt does not join it first
+            assert await prompt.datadist.link_clusters([cluster_info(decoder)], 5000) == (SUCCESS, [SUCCESS])
+            assert not pull.done()
+            assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
+            await pull
+        verify(decoder.memory(cache), cache, [(tensor, 2, 1, 1) for tensor in range(2)])
+        assert decoder.datadist.figures().relinking.running == 0
+
+
 async def until_owned(cluster: Cluster, peer: int) -> None:
     """Its own attempt made the link, or joined the one that the peer made."""
     while not cluster.datadist._running().relinker._is_linked(peer):

@@ -122,6 +122,7 @@ class Relinker:
             self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
         else:
             wanted.address, wanted.seconds = address, seconds
+            self._check_there(wanted)
 
     @asynccontextmanager
     async def paused(self, cluster_id: int, seconds: float) -> AsyncIterator[None]:
@@ -218,6 +219,12 @@ class Relinker:
         link = self._engine.peek_link(cluster_id)
         return link is not None and link.is_ready and link.is_owned
 
+    def _check_there(self, wanted: _Wanted) -> None:
+        """Which it may be without having become ready now: this end owns a link of the peer's, too."""
+        link = self._engine.peek_link(wanted.cluster_id)
+        if wanted.lost_at is not None and link is not None and self._is_linked(wanted.cluster_id):
+            self._is_there(wanted, link)
+
     def _is_there(self, wanted: _Wanted, link: Link) -> None:
         wanted.is_there()
         if wanted.awaited is not None and wanted.awaited:
@@ -307,8 +314,7 @@ class Relinker:
             flow.failed("CANCELLED")
             raise
         flow.took(anyio.current_time() - (lost_at or anyio.current_time()))
-        if wanted.lost_at == lost_at and (link := self._engine.peek_link(wanted.cluster_id)) is not None:
-            self._is_there(wanted, link)
+        self._check_there(wanted)
         return None
 
     def _give_up(self, wanted: _Wanted) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from aiodatadist.config.option_rules import WholeOption
 from aiodatadist.errors import ParamInvalid
 
 MAX_SECONDS: Final = 864_000.0
+_Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class RelinkPolicy(WholeOption):
@@ -29,10 +30,10 @@ class RelinkPolicy(WholeOption):
     Raises ParamInvalid: a value breaks its rule, or there is another.
     """
 
-    first_delay: float = Field(default=0.02, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
-    max_delay: float = Field(default=0.5, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
-    duration: float | None = Field(default=600.0, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
-    wait: float = Field(default=0.0, ge=0, le=MAX_SECONDS, allow_inf_nan=False)
+    first_delay: _Seconds = 0.02
+    max_delay: _Seconds = 0.5
+    duration: _Seconds | None = 600.0
+    wait: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 0.0
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
