@@ -28,25 +28,20 @@ _FEW = 64
 
 
 class _Entry:
-    """A transfer and when it has to have ended. ``transfer`` is None when it has."""
+    """A transfer and how long it has. ``transfer`` is None when it has ended."""
 
-    __slots__ = ("order", "seconds", "transfer", "when")
+    __slots__ = ("seconds", "transfer")
 
-    def __init__(self, when: float, order: int, seconds: float, transfer: TransferCompletion) -> None:
-        self.when = when
-        self.order = order
+    def __init__(self, seconds: float, transfer: TransferCompletion) -> None:
         self.seconds = seconds
         self.transfer: TransferCompletion | None = transfer
-
-    def __lt__(self, other: _Entry) -> bool:
-        return (self.when, self.order) < (other.when, other.order)
 
 
 class Deadlines:
     """Those of one event loop. ``len()`` is how many transfers have one, and have not ended."""
 
     def __init__(self) -> None:
-        self._heap: list[_Entry] = []
+        self._heap: list[tuple[float, int, _Entry]] = []  # by time and order, which C compares
         self._due: deque[_Entry] = deque()
         self._orders = itertools.count()
         self._alive = 0
@@ -61,8 +56,8 @@ class Deadlines:
         if transfer.is_done:
             return
         when = asyncio.get_running_loop().time() + seconds
-        entry = _Entry(when, next(self._orders), seconds, transfer)
-        heapq.heappush(self._heap, entry)
+        entry = _Entry(seconds, transfer)
+        heapq.heappush(self._heap, (when, next(self._orders), entry))
         self._alive += 1
         if when < self._timer_at:
             self._set_timer()
@@ -80,7 +75,7 @@ class Deadlines:
             self._heap.clear()
             self._set_timer()
         elif len(self._heap) > 2 * self._alive + _FEW:
-            self._heap = [entry for entry in self._heap if entry.transfer is not None]
+            self._heap = [item for item in self._heap if item[2].transfer is not None]
             heapq.heapify(self._heap)
 
     def _set_timer(self) -> None:
@@ -88,14 +83,14 @@ class Deadlines:
             self._timer.cancel()
         self._timer, self._timer_at = None, math.inf
         if self._heap:
-            self._timer_at = self._heap[0].when
+            self._timer_at = self._heap[0][0]
             self._timer = asyncio.get_running_loop().call_at(self._timer_at, self._strike)
 
     def _strike(self) -> None:
         self._timer = None
         now, was_idle = asyncio.get_running_loop().time(), not self._due
-        while self._heap and self._heap[0].when <= now:
-            entry = heapq.heappop(self._heap)
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)[2]
             if entry.transfer is not None:
                 entry.transfer.late_after = entry.seconds
                 self._due.append(entry)
