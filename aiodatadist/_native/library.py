@@ -6,7 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from aiodatadist._native import _declarations
+try:
+    from aiodatadist._native import _declarations
+except ImportError as error:
+    raise ImportError(
+        f"{Path(__file__).resolve().parents[2]} has the sources of aiodatadist, which are not built: build them there with "
+        "`pip install --editable .`, or start Python in another folder"
+    ) from error
 
 Handle: TypeAlias = Any
 """A vendor handle, or a pointer, as cffi holds it."""
