@@ -43,6 +43,8 @@ FIRST = ("LLMDataDist", "CacheManager", "CacheTask", "LLMConfig", "ContextCache"
 """What a reader of the reference looks for; other names follow by the alphabet."""
 OTHER_LANGUAGE = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", flags=re.MULTILINE)
 """A line for GitHub; the site has a menu."""
+OPTION = re.compile(r"<code>(--[\w-]+)</code>")
+"""A browser would break its line behind the first two characters."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```)$", flags=re.DOTALL | re.MULTILINE)
 ENGLISH_ONLY = '!!! note "本页只有英文"\n\n    本页由程序生成或随代码变化。其他页面有中文版。\n\n'
@@ -80,6 +82,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """The theme's script would ask beside each page for a sitemap, which is at the top only: two requests that fail. It knows
     the links of other languages by a rel without the space that this one has; browsers and search engines ignore it."""
+    output = OPTION.sub(r'<code class="option">\1</code>', output)
     return output.replace('<link rel="alternate" ', '<link rel="alternate " ')
 
 
