@@ -80,6 +80,13 @@ class Service:
         self._process.kill()
         self._ended()
 
+    def stop(self) -> None:
+        """As a frozen container."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 

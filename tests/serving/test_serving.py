@@ -274,6 +274,28 @@ async def test_an_answer_whose_decode_service_died_does_not_look_whole() -> None
         services.wait_nothing_kept()
 
 
+@pytest.mark.nightly  # eight seconds of heartbeats
+async def test_decode_that_is_stopped_for_a_while_goes_on_and_keeps_nothing() -> None:
+    lost = 'aiodatadist_links_ended_total{cluster="1",reason="heartbeats_missed"}'
+    with three() as services:
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=60) as client,
+            streamed(client, services.router.url, LONG) as (_, texts),
+        ):
+            text = await anext(texts)
+            kept = await anyio.to_thread.run_sync(keep, services, "a prompt")
+            services.decode.stop()
+            await anyio.to_thread.run_sync(eventually, lambda: services.prefill.metrics()[lost], 1.0)
+            services.decode.go_on()
+            text += "".join([more async for more in texts])
+        assert text == expected(LONG)
+        eventually(lambda: services.decode.metrics()["serving_links_made_total"], 2.0)
+        job = {"prompt": "a prompt", "max_tokens": 4}
+        assert text_of(ask(services.decode, {**job, "kv_transfer_params": kept})) == expected(job)
+        assert text_of(ask(services.router, job)) == expected(job)
+        services.wait_nothing_kept()
+
+
 async def test_decode_that_shall_end_finishes_its_answers() -> None:
     with three() as services:
         async with (
