@@ -16,7 +16,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -44,6 +44,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
 	$(MAKE) bare
+	$(MAKE) chaos SECONDS=600
 
 # What runs on strict softnpu alone belongs to those lanes.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
@@ -62,6 +63,10 @@ hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, o
 
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
 	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)
+
+SECONDS = 120
+chaos: $(STAMP)  ## processes, network and devices at their worst, for SECONDS in all profiles; SEED and PROFILE replay
+	@$(BIN)/aiodatadist chaos --seconds $(SECONDS) --profile $(or $(PROFILE),all) $(if $(SEED),--seed $(SEED))
 
 packaging: $(STAMP)  ## sdist and wheel as they are released, where nothing else is installed
 	@$(BIN)/python -m tests.packaging

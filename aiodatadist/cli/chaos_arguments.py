@@ -56,9 +56,13 @@ def _profiles(text: str) -> list[Profile]:
 
 
 def _missing(profile: Profile) -> str:
+    """What a profile lacks here; empty if nothing."""
+    from aiodatadist.testing.servers import missing_mooncake, missing_redis  # noqa: PLC0415 - opens the native libraries
+
     if profile.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         return "uvloop is not installed: pip install uvloop"
-    return ""
+    look = {"redis": missing_redis, "mooncake": missing_mooncake}.get(profile.engine)
+    return "" if look is None else look()
 
 
 def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]) -> int:

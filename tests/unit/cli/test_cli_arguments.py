@@ -20,6 +20,9 @@ from aiodatadist.cli import doctor_arguments, main
         (["demo", "--port", "65536"], "from 0 to 65535"),
         (["demo", "--seed", "-1"], "'-1'"),
         (["demo", "--colour"], "--colour"),
+        (["chaos", "--profile", "wild"], "--profile: 'wild' is none of all, one-sided, request"),
+        (["chaos", "--faults", "kill,rain"], "--faults: 'rain' is none of kill, stop"),
+        (["chaos", "--seconds", "0"], "'0' is not a number of seconds from 1 on"),
     ],
 )
 def test_wrong_argument_is_one_line_and_exit_code_2(
@@ -44,7 +47,7 @@ def test_without_a_command_there_is_the_help_and_no_output(capsys: pytest.Captur
     out, errors = capsys.readouterr()
     assert out == ""
     assert errors.startswith("usage: aiodatadist [-h] [--version] COMMAND")
-    assert all(f"\n    {command} " in errors for command in ("demo", "doctor", "bench"))
+    assert all(f"\n    {command} " in errors for command in ("demo", "doctor", "bench", "chaos"))
 
 
 def test_help_hides_what_is_not_for_people(capsys: pytest.CaptureFixture[str]) -> None:
