@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic import ValidationError
 
-from aiodatadist import CacheDesc, DataType, LeaseEnd, TransferError, TransferTimeout, new_lease_name
+from aiodatadist import CacheDesc, DataType, LeaseEnd, LeaseTicket, TransferError, TransferTimeout, new_lease_name
 from aiodatadist.link import block_leases, leased_pull, link
 from aiodatadist.link.block_leases import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
@@ -100,3 +101,11 @@ async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(m
         await anyio.sleep(0.05)
         pair.lease(name=lease_name)
         await task
+
+
+def test_a_ticket_of_a_million_wrong_blocks_is_refused_at_its_first() -> None:
+    """A router that lies would hold the event loop: for ten seconds, if each of them were told."""
+    ticket = {"cluster_id": 2, "lease": new_lease_name(), "cache_id": 1, "seconds": 1, "blocks": [-1] * 1000}
+    with pytest.raises(ValidationError) as refused:
+        LeaseTicket.model_validate(ticket)
+    assert len(refused.value.errors()) <= 2  # it, and that fewer are right than there have to be

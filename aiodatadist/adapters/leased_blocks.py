@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Annotated
 
 import anyio
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from aiodatadist.adapters.block_shapes import BlockShape, End, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
@@ -29,6 +29,7 @@ from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.selection import BlockParts
+from aiodatadist.wire.messages import MAX_TENSORS
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ class WorkerAddress(PeerAddress):
         shape: how its blocks are made up.
     """
 
-    cache_ids: tuple[Annotated[int, Field(ge=1, lt=2**63)], ...] = Field(min_length=1)
+    cache_ids: Annotated[
+        tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1, max_length=MAX_TENSORS), FailFast()
+    ]
     layout: dict[str, str | int]
     shape: BlockShape | None = None
 
@@ -189,7 +192,7 @@ class LeasedBlocks:
         try:
             for number, cache in enumerate(self._caches):
                 leases.append(self._manager.lease_blocks(cache, blocks, millis, name=lease_name(lease, number)))
-        except LLMException as error:
+        except (LLMException, TypeError, ValueError) as error:
             logger.warning("request %s: its blocks are not kept: %s", request, error)
             for made in leases:
                 self._tasks.start_soon(made.withdraw)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, FiniteFloat, ValidationError
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
@@ -18,6 +18,8 @@ MAX_TICKET_BLOCKS = 1 << 20
 NAME = r"^[0-9a-f]{32}$"
 LeaseName = Annotated[str, Field(pattern=NAME)]
 Block = Annotated[int, Field(ge=0, lt=2**63)]
+Blocks = Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_TICKET_BLOCKS), FailFast()]
+"""The first one that is wrong is told: telling of a million takes ten seconds."""
 
 
 def new_lease_name() -> str:
@@ -50,7 +52,7 @@ class LeaseTicket(BaseModel):
     cluster_id: Annotated[int, Field(ge=0, lt=2**64)]
     lease: LeaseName
     cache_id: Annotated[int, Field(ge=1, lt=2**63)]
-    blocks: Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_TICKET_BLOCKS)]
+    blocks: Blocks
     seconds: Annotated[FiniteFloat, Field(ge=0)]
 
     @classmethod

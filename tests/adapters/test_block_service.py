@@ -189,8 +189,9 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
 
 def test_what_cannot_be_kept_or_pulled_comes_out_all_the_same(ends: tuple[End, End]) -> None:
     owner, puller = ends
-    owner.service.keep("k", new_lease_name(), [BLOCKS])
-    assert owner.until("sent", "k").counters == {"lease_failed": 1}
+    for number, block in enumerate((BLOCKS, -1, 1.5)):
+        owner.service.keep(f"k{number}", new_lease_name(), [block])  # type: ignore[list-item]
+        assert owner.until("sent", f"k{number}").counters == {"lease_failed": 1}
     puller.service.pull(order("r", new_lease_name(), owner.address, into=(0, BLOCKS)))
     assert puller.until("received", "r").failed == {"r": (0, BLOCKS)}
 

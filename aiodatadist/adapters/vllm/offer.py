@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_messages import TransferName
-from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, Block, LeaseName
+from aiodatadist.values.lease_ticket import Blocks, LeaseName
 from aiodatadist.wire.messages import MAX_TAKERS
 
 logger = logging.getLogger(__name__)
@@ -50,12 +50,12 @@ class Offer(_Params):
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
     remote_request_id: str
-    remote_block_ids: tuple[Block, ...] = Field(min_length=1, max_length=MAX_TICKET_BLOCKS)
+    remote_block_ids: Blocks
     remote_num_tokens: int = Field(ge=1)
     remote_block_size: int = Field(ge=1)
     lease: LeaseName
     lease_seconds: float
-    workers: tuple[WorkerAddress, ...] = Field(min_length=1, max_length=MAX_TAKERS)
+    workers: Annotated[tuple[WorkerAddress, ...], Field(min_length=1, max_length=MAX_TAKERS), FailFast()]
 
     @property
     def tokens(self) -> int:
