@@ -32,6 +32,8 @@ from aiodatadist import (
     NotLinked,
     ParamInvalid,
     PeerLost,
+    TransferPriority,
+    TransferTimeout,
 )
 from aiodatadist.cluster.link_changes import MAX_UNREAD
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
@@ -348,6 +350,20 @@ async def test_a_transfer_waits_no_longer_than_it_may() -> None:
             await manager.pull_blocks(KEY, cache, [0], [0])
         with lasting(0.4, at_least=0.05), pytest.raises(NotLinked, match=r"within 0\.05 s"):
             await manager.pull_leased(lease.ticket(), cache, [0], timeout_in_millis=50)
+
+
+async def test_a_deadline_counts_while_a_transfer_waits_and_its_other_terms_when_it_begins() -> None:
+    async with waiting_pair() as (_, decoder, _, cache, door, _):
+        pull = decoder.datadist.cache_manager.pull_blocks
+        late = pull(KEY, cache, [0], [0], deadline=0.1)
+        checked = pull(KEY, cache, [1], [2], checksum=True, priority=TransferPriority.CRITICAL, deadline=30)
+        with lasting(0.5, at_least=0.1), pytest.raises(TransferTimeout, match=r"the deadline, 0\.1 s from the call"):
+            await late
+        await door.open()
+        await checked
+        verify(decoder.memory(cache), cache, [(tensor, 2, 1, 1) for tensor in range(2)])
+        statuses = decoder.datadist.figures().transfers["pull_blocks"].statuses
+        assert statuses == {"LLM_TIMEOUT": 1, "LLM_SUCCESS": 1}
 
 
 async def test_arguments_are_checked_before_a_transfer_waits() -> None:
