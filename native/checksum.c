@@ -1,6 +1,6 @@
 /* checksum.c: CRC-32C. The instruction takes 8 bytes per cycle but answers after three, so three lanes that follow each other in
- * memory are summed at a time. The sum of a lane is brought behind the next one by a table: to append n zero bytes to what was
- * summed is a linear map of its 32 bits.                                                                              */
+ * memory are summed at a time; by tables that is twice as fast as one lane. The sum of a lane is brought behind the next one by
+ * a table: to append n zero bytes to what was summed is a linear map of its 32 bits.                                  */
 #pragma GCC visibility push(default)
 #include "checksum.h"
 #pragma GCC visibility pop
@@ -77,7 +77,7 @@ static void prepare(void)
     is_fast = has_instruction();
 }
 
-/* ---- by tables ---- */
+/* ---- a word, and lanes of words ---- */
 
 static uint64_t word_at(const uint8_t *at)
 {
@@ -91,21 +91,15 @@ static uint32_t add_byte(uint32_t sum, uint8_t byte)
     return slices[0][(sum ^ byte) & 255] ^ (sum >> 8);
 }
 
-static uint32_t by_tables(uint32_t sum, const uint8_t *at, uint64_t count)
+static inline uint32_t add_word_by_tables(uint32_t sum, uint64_t word)
 {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    for (; count >= 8; at += 8, count -= 8) {
-        uint64_t word = word_at(at) ^ sum;
-        sum = slices[7][word & 255] ^ slices[6][word >> 8 & 255] ^ slices[5][word >> 16 & 255] ^ slices[4][word >> 24 & 255] ^
-              slices[3][word >> 32 & 255] ^ slices[2][word >> 40 & 255] ^ slices[1][word >> 48 & 255] ^ slices[0][word >> 56];
-    }
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
 #endif
-    for (; count; at++, count--)
-        sum = add_byte(sum, *at);
-    return sum;
+    word ^= sum;
+    return slices[7][word & 255] ^ slices[6][word >> 8 & 255] ^ slices[5][word >> 16 & 255] ^ slices[4][word >> 24 & 255] ^
+           slices[3][word >> 32 & 255] ^ slices[2][word >> 40 & 255] ^ slices[1][word >> 48 & 255] ^ slices[0][word >> 56];
 }
-
-/* ---- by the instruction ---- */
 
 #if defined(__x86_64__)
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))
@@ -122,29 +116,34 @@ static inline uint32_t add_word(uint32_t sum, uint64_t word)
 }
 #endif
 
-#ifdef WITH_INSTRUCTION
 static uint32_t behind_lane(uint32_t sum)
 {
     return lane_zeros[0][sum & 255] ^ lane_zeros[1][sum >> 8 & 255] ^ lane_zeros[2][sum >> 16 & 255] ^ lane_zeros[3][sum >> 24];
 }
 
-WITH_INSTRUCTION static uint32_t by_instruction(uint32_t sum, const uint8_t *at, uint64_t count)
-{
-    for (; count >= 3 * LANE; at += 3 * LANE, count -= 3 * LANE) {
-        uint32_t second = 0, third = 0;
-        for (size_t i = 0; i < LANE; i += 8) {
-            sum = add_word(sum, word_at(at + i));
-            second = add_word(second, word_at(at + LANE + i));
-            third = add_word(third, word_at(at + 2 * LANE + i));
-        }
-        sum = behind_lane(behind_lane(sum) ^ second) ^ third;
+/* A function of (sum, at, count) that adds words with `add`. */
+#define IN_LANES(attributes, name, add)                                                   \
+    attributes static uint32_t name(uint32_t sum, const uint8_t *at, uint64_t count)      \
+    {                                                                                     \
+        for (; count >= 3 * LANE; at += 3 * LANE, count -= 3 * LANE) {                    \
+            uint32_t second = 0, third = 0;                                               \
+            for (size_t i = 0; i < LANE; i += 8) {                                        \
+                sum = add(sum, word_at(at + i));                                          \
+                second = add(second, word_at(at + LANE + i));                             \
+                third = add(third, word_at(at + 2 * LANE + i));                           \
+            }                                                                             \
+            sum = behind_lane(behind_lane(sum) ^ second) ^ third;                         \
+        }                                                                                 \
+        for (; count >= 8; at += 8, count -= 8)                                           \
+            sum = add(sum, word_at(at));                                                  \
+        for (; count; at++, count--)                                                      \
+            sum = add_byte(sum, *at);                                                     \
+        return sum;                                                                       \
     }
-    for (; count >= 8; at += 8, count -= 8)
-        sum = add_word(sum, word_at(at));
-    for (; count; at++, count--)
-        sum = add_byte(sum, *at);
-    return sum;
-}
+
+IN_LANES(, by_tables, add_word_by_tables)
+#ifdef WITH_INSTRUCTION
+IN_LANES(WITH_INSTRUCTION, by_instruction, add_word)
 #endif
 
 /* ---- for callers ---- */
