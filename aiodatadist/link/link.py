@@ -294,7 +294,7 @@ class Link(Session):
             Owned: self._on_answer,
             Claim: self._on_claim,
             Claimed: self._on_answer,
-            Digest: lambda message: self.spawn(self._responder.digest(message)),
+            Digest: self._responder.digest,
             Digests: self._on_answer,
             Unclaim: self._on_unclaim,
             Grant: lambda message: self._hold(message.cache),

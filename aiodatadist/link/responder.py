@@ -166,12 +166,15 @@ class Responder:
 
     # ---- checksums ----
 
-    def digest(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What to do about a question for checksums. Also when the link is being ended: the peer's transfers end first."""
-        if message.call in self._running or self._digested >= MAX_DIGESTED:
-            raise ProtocolError(
-                f"call {message.call} is under way, or {MAX_DIGESTED} others that ask for checksums are"
-            )
+    def digest(self, message: Digest) -> None:
+        """Answer a question for checksums, but once if it comes twice. Also while the link is being ended: the peer's
+        transfers end first."""
+        if self._digested >= MAX_DIGESTED:
+            raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
+        if message.call not in self._running:
+            self._session.spawn(self._sum_up(message))
+
+    def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = anyio.CancelScope()
         self._digested += 1
         entry = self._session.peer_leases.held(message.cache_id)

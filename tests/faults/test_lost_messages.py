@@ -142,6 +142,36 @@ async def test_a_request_is_repeated_and_served_once(mishaps: Mishaps, what: lis
         assert prompt.datadist.figures().transfers["served"].succeeded == 2
 
 
+@pytest.mark.parametrize(
+    ("one_sided", "what"),
+    [
+        *((True, [(kind, fate)]) for kind in ("digest", "digests") for fate in ("twice", "late")),
+        *((False, what) for what in SUCCEEDS),
+    ],
+    ids=str,
+)
+async def test_so_it_is_where_checksums_are_compared(
+    mishaps: Mishaps, one_sided: bool, what: list[tuple[str, Fate]]
+) -> None:
+    options = {**request_mode(LONG), "enable_remote_cache_accessible": one_sided}
+    async with linked_pair(BLOCKS, **options) as (prompt, decoder, source, cache):
+        mishaps.decide = once(*what)
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0], checksum=True)
+        assert sum(count for name, count in mishaps.happened.items() if not name.endswith("None")) == len(what)
+        await pull_works(prompt, decoder, source, cache)
+
+
+@pytest.mark.parametrize("kind", ["digest", "digests"])
+async def test_checksums_that_are_lost_cost_their_transfer_its_time(mishaps: Mishaps, kind: str) -> None:
+    options = {**request_mode(SHORT), "enable_remote_cache_accessible": True}
+    async with linked_pair(BLOCKS, **options) as (prompt, decoder, source, cache):
+        mishaps.decide = once((kind, "lost"))
+        with pytest.raises(TransferTimeout):
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0], checksum=True)
+        assert mishaps.happened[f"{kind} lost"] == 1
+        await pull_works(prompt, decoder, source, cache)
+
+
 @pytest.mark.parametrize("fate", ["lost", "late"])
 async def test_an_answer_that_is_lost_is_said_again(mishaps: Mishaps, fate: Fate) -> None:
     async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
