@@ -42,7 +42,9 @@ class Page(HTMLParser):
         self.alternates: dict[str, str] = {}
         self.text: list[str] = []
         self._is_code = 0
-        self.feed(path.read_text(encoding="utf-8"))
+        html = path.read_text(encoding="utf-8")
+        self.has_lone_colon = "<p>:</p>" in html
+        self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -74,6 +76,8 @@ def faults(pages: dict[str, Page]) -> Iterator[str]:
             if not leads_somewhere(page, target, pages):
                 yield f"{page.url}: {target} leads nowhere"
         yield from (f"{page.url}: loads {address}" for address in page.loaded if urlsplit(address).netloc)
+        if page.has_lone_colon:
+            yield f"{page.url}: has a paragraph of one colon"
         prose = " ".join(page.text)
         yield from (f"{page.url}: shows {mark!r}" for mark in ("](", "```", ":::", ":class:", "<!--") if mark in prose)
     yield from of_languages(pages)

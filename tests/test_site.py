@@ -52,6 +52,7 @@ def test_a_good_site_has_no_faults(root: Path) -> None:
         ('<script src="https://elsewhere.example/a.js"></script>', "loads https://elsewhere.example/a.js"),
         ("<p>a [link](page.md)</p>", "shows ']('"),
         ("<p>::: aiodatadist.empty</p>", "shows ':::'"),
+        ("<p>:</p>", "has a paragraph of one colon"),
     ],
 )
 def test_a_page_with_a_fault_is_named(root: Path, body: str, fault: str) -> None:

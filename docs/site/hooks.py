@@ -184,7 +184,8 @@ def as_markdown(docstring: str) -> str:
     first, gap, more = docstring.partition("\n\n")  # the first line stands in lists of members, so it has to be whole
     text = TABLE.sub(_table, " ".join(first.split()) + gap + more)
     text = ROLE.sub(lambda match: f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`", text)
-    text = re.sub(r"``([^`\n]+)``", r"`\1`", text).replace("::\n\n", ":\n\n")
+    text = re.sub(r"``([^`\n]+)``", r"`\1`", text)
+    text = re.sub(r"(?m)^( *)::\n\n", "", text).replace("::\n\n", ":\n\n")
     head, arguments, rest = text.partition("Args:\n")
     return head + arguments + SEVERAL.sub(_one_by_one, rest) if arguments else text
 
