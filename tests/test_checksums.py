@@ -158,6 +158,27 @@ async def test_without_checksums_it_is_not_found(name: str) -> None:
 
 
 @ways
+async def test_inside_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is changed there is changed between the copy and the look at it."""
+    digests = digester.Digester.digests
+
+    async with way(name, transport="loopback") as w:
+        await w.move(checksum=True)
+        w.check()
+
+        async def change(self: digester.Digester, *arguments: Any) -> Any:
+            if self is w.decoder.datadist._running().digester:
+                memory = w.decoder.memory(w.target)
+                memory.view()[w.target.tensor_addrs[3] - memory.address + 7 * BLOCK] ^= 1
+            return await digests(self, *arguments)
+
+        monkeypatch.setattr(digester.Digester, "digests", change)
+        with pytest.raises(DataCorrupted) as caught:
+            await w.move(checksum=True)
+        assert caught.value.blocks == (7,)
+
+
+@ways
 async def test_small_transfers_take_no_shortcut_past_it(name: str) -> None:
     async with way(name, block=TINY) as w:
         for _ in range(4):  # from the third one on they are short

@@ -76,6 +76,20 @@ async def test_a_device_that_does_not_copy_costs_the_transfer_its_time_and_nothi
 
 
 @modes
+async def test_a_deadline_is_one_for_moving_and_comparing(one_sided: bool) -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": one_sided, "sync_kv_timeout": 60_000}
+    async with linked_pair(DESC, **options) as (_, decoder, _, target):
+        pull = decoder.datadist.cache_manager.pull_blocks
+        await pull(KEY, target, [1], [1], checksum=True)
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:hang")
+            with anyio.fail_after(20), pytest.raises(TransferTimeout):
+                await pull(KEY, target, [3], [5], checksum=True, deadline=0.3)
+        await pull(KEY, target, [4], [6], checksum=True)
+        verify(decoder.memory(target), target, [(t, 6, 1, 4) for t in range(4)])
+
+
+@modes
 async def test_a_caller_that_cancels_does_not_wait_for_a_device_that_hangs(one_sided: bool, summing: Summing) -> None:
     options: dict[str, Any] = {"enable_remote_cache_accessible": one_sided, "sync_kv_timeout": 60_000}
     async with linked_pair(DESC, **options) as (prompt, decoder, source, target):
