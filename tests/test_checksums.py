@@ -28,10 +28,10 @@ from aiodatadist import (
     ProtocolError,
 )
 from aiodatadist.cache import digester
+from aiodatadist.cluster.engine import Engine
 from aiodatadist.link import checksums, link
 from aiodatadist.link import responder as responding
 from aiodatadist.link.responder import Responder
-from aiodatadist.link.wire import Wire
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -42,7 +42,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.wire.messages import Digest, Digests, Pulled
+from aiodatadist.wire.messages import Digest, Digests, Hello, Pulled
 from tests.strict.marks import STRICT, any_memory
 
 LAYERS, TENSORS, BLOCK = 3, 6, 40_000
@@ -438,8 +438,13 @@ async def test_wrong_arguments(name: str) -> None:
 
 @pytest.fixture
 def old_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What peers say has no checksums."""
-    monkeypatch.setattr(Wire, "peer_revision", property(lambda _: 0))
+    """Peers say that they are of the minor version before checksums."""
+    own = Engine._hello
+
+    def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
+        return own(self, key, peer).model_copy(update={"minor": 0})
+
+    monkeypatch.setattr(Engine, "_hello", older)
 
 
 @pytest.mark.usefixtures("old_peers")
@@ -457,7 +462,9 @@ async def test_a_peer_that_knows_no_checksums_is_not_linked_where_all_is_checked
 @ways
 async def test_a_peer_that_knows_no_checksums_is_linked_and_not_asked_for_them(name: str) -> None:
     async with way(name) as w:
-        with pytest.raises(FeatureNotEnabled, match="knows no checksums: its messages have revision 0"):
+        with pytest.raises(
+            FeatureNotEnabled, match=r"knows no checksums: its protocol has version 4\.0, and they came with 4\.1"
+        ):
             w.move(checksum=True)
         await w.move()
         w.check()

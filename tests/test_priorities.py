@@ -232,9 +232,13 @@ def request(**options: Any) -> Pull:
     )  # fmt: skip
 
 
-def test_a_request_without_a_priority_is_what_it_always_was() -> None:
-    assert b"priority" not in encode(request())
-    assert b"priority" not in encode(request(priority=NORMAL.value))
+@pytest.mark.parametrize("priority", TransferPriority)
+def test_a_request_to_a_peer_that_knows_no_priorities_is_what_it_always_was(priority: TransferPriority) -> None:
+    said = encode(request(priority=priority.value), 0)
+    assert b"priority" not in said
+    [message] = Decoder().feed(said)
+    assert isinstance(message, Pull)
+    assert message.priority == NORMAL.value
 
 
 @pytest.mark.parametrize("priority", TransferPriority)

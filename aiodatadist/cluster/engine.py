@@ -59,8 +59,9 @@ from aiodatadist.transport import RdmaConfig, Transport, open_transport
 from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
+from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake, OwnListener
-from aiodatadist.wire.messages import AttachHeartbeats, Connect, EndpointInfo, Hello, Message
+from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, EndpointInfo, Hello, Message
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +326,7 @@ class Engine:
         client = PendingClient(self)
         link: Link | None = None
         try:
-            first: Message | None = None
+            first: Message | Unknown | None = None
             with client.scope:
                 first = await hear_first(sock)
                 if not isinstance(first, AttachHeartbeats):
@@ -349,7 +350,9 @@ class Engine:
         if link is not None:
             await self._serve(link)
 
-    async def _welcome(self, sock: socket.socket, first: Message, client: PendingClient, listener: Listener) -> Link:
+    async def _welcome(
+        self, sock: socket.socket, first: Message | Unknown, client: PendingClient, listener: Listener
+    ) -> Link:
         """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
         link = Link((await Connection.over(sock)).wire(), self.device, self.transport, self)
         self._heartbeats.expect(link)
@@ -378,7 +381,7 @@ class Engine:
         link: Link,
         handshake: Handshake,
         connect: Connect | None = None,
-        first: Message | None = None,
+        first: Message | Unknown | None = None,
         client: PendingClient | None = None,
         listener: Listener | None = None,
         attach: Callable[[str], Awaitable[None]] | None = None,
@@ -788,6 +791,7 @@ class Engine:
             heartbeat=self._config.heartbeat_interval / 1000,
             links=0 if peer is None else self.totals.generations[peer],
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
+            minor=MINOR,
         )
 
     @property

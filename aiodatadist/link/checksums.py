@@ -30,15 +30,13 @@ from aiodatadist.errors import (
 from aiodatadist.link.remote_operation import TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.values.grid import Grid, Side
-from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, Digest, Digests, Stop
+from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, PROTOCOL, Digest, Digests, Stop
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.link.session import Session
     from aiodatadist.values.selection import Geometry
 
-REVISION = 1
-"""Of a peer that knows checksums."""
 AT_A_TIME = 16
 """Transfers of a link that are compared at a time; each has its time from then on."""
 FAILURE_CAUSES = ("checksum",)
@@ -47,14 +45,20 @@ NAMED = 8
 """Damaged blocks that a message names."""
 
 
-def check_peer(revision: int, me: int, peer: int) -> None:
+def check_peer(minor: int, me: int, peer: int) -> None:
     """Raises IncompatiblePeer: the peer is too old for a link on which everything is to be checked."""
-    if revision < REVISION:
+    if minor < Digest.since:
         raise IncompatiblePeer(
-            f"transfer_checksum is on at cluster {me}, and cluster {peer} knows no checksums: its messages have revision "
-            f"{revision}, those with checksums {REVISION}",
+            f"transfer_checksum is on at cluster {me}, and {_too_old(peer, minor)}",
             hint="update it, or switch transfer_checksum off",
         )
+
+
+def _too_old(peer: int, minor: int) -> str:
+    return (
+        f"cluster {peer} knows no checksums: its protocol has version {PROTOCOL}.{minor}, and they came with "
+        f"{PROTOCOL}.{Digest.since}"
+    )
 
 
 class Checks:
@@ -67,10 +71,9 @@ class Checks:
     def want_peer(self) -> None:
         """Raises FeatureNotEnabled: the peer is too old to be asked for checksums."""
         session = self._session
-        if session.peer_revision < REVISION:
+        if session.peer_minor < Digest.since:
             raise FeatureNotEnabled(
-                f"cluster {session.cluster_id} knows no checksums: its messages have revision {session.peer_revision}, "
-                f"those with checksums {REVISION}",
+                _too_old(session.cluster_id, session.peer_minor),
                 peer=session.cluster_id,
                 hint="update it, or transfer without checksum",
             )

@@ -15,9 +15,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aiodatadist.errors import LinkError, PeerLost, ProtocolError
+from aiodatadist.errors import IncompatiblePeer, LinkError, PeerLost, ProtocolError
 from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
-from aiodatadist.wire.frames import Decoder, encode
+from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
 
@@ -38,21 +38,22 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
     return sock
 
 
-async def hear_first(sock: socket.socket) -> Message:
+async def hear_first(sock: socket.socket) -> Message | Unknown:
     """The first message on a non-blocking socket. What is behind it stays in the socket, which stays the caller's.
 
     Raises:
         PeerLost: the client is gone.
         ProtocolError: what came is no message; the client was told.
+        IncompatiblePeer: it is of another major version; the client was told.
     """
-    loop, decoder, messages = asyncio.get_running_loop(), Decoder(UNVERIFIED_BODY), list[Message]()
+    loop, decoder, messages = asyncio.get_running_loop(), Decoder(UNVERIFIED_BODY), list[Message | Unknown]()
     try:
         while not messages:
             data = await loop.sock_recv(sock, decoder.wanting)
             if not data:
                 raise PeerLost(GONE)
             messages = decoder.feed(data)
-    except ProtocolError as error:
+    except (ProtocolError, IncompatiblePeer) as error:
         await _refuse(sock, error)
         raise
     except LinkError:  # which is an OSError, too

@@ -38,6 +38,7 @@ from aiodatadist.link.session import Session
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
+from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
     Broken,
@@ -72,6 +73,7 @@ from aiodatadist.wire.messages import (
     Stop,
     Taken,
     Unclaim,
+    Unsupported,
     Watch,
 )
 
@@ -128,7 +130,7 @@ class Link(Session):
         self,
         handshake: Handshake,
         connect: Connect | None,
-        first: Message | None,
+        first: Message | Unknown | None,
         admit: Callable[[Hello], Awaitable[None]],
         attach: Callable[[str], Awaitable[None]] | None,
     ) -> None:
@@ -151,7 +153,7 @@ class Link(Session):
 
         def check(peer: Hello) -> None:
             if self._host.transfer_checksum:
-                check_peer(self.peer_revision, handshake.me, peer.cluster_id)
+                check_peer(peer.minor, handshake.me, peer.cluster_id)
 
         link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, check, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
@@ -312,6 +314,8 @@ class Link(Session):
             Retire: self.channels.on_retire,
             Broken: self.channels.on_broken,
             Outdated: self.channels.on_outdated,
+            Unknown: lambda message: self._wire.post(Unsupported(kind=message.type, call=message.call)),
+            Unsupported: self._on_unsupported,
         }
 
     def _on_own(self, message: Own) -> None:
@@ -348,6 +352,11 @@ class Link(Session):
         if question is not None and question.answer is None:  # the first one counts
             question.answer = message
             question.answered.set()
+
+    def _on_unsupported(self, message: Unsupported) -> None:
+        """What this end said is of a newer version than the peer's: only what asked for it fails."""
+        if not self.questions.refused(message.call):
+            logger.warning("cluster %d does not know %r: it is of an older version", self.cluster_id, message.kind)
 
     def _hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
         if len(self.catalogue) >= MAX_HELD:

@@ -12,8 +12,9 @@ from aiodatadist.errors import LinkError, LLMException, PeerLost
 from aiodatadist.link.channels import Channels
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import Endpoint
+from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake, refusal
-from aiodatadist.wire.messages import Connect, Hello, Message, Ready
+from aiodatadist.wire.messages import Connect, EndpointInfo, Hello, Message, Ready
 
 if TYPE_CHECKING:
     from aiodatadist.transport import Transport
@@ -36,8 +37,8 @@ async def refuse(wire: Wire, error: LinkError) -> None:
 
 
 class LinkHandshake:
-    """One handshake over a connection. ``check`` is called with the peer's hello as soon as it is known what the peer's
-    messages can say, before an end opens anything, and may raise; ``admit`` as soon as it is proved, and may wait, too."""
+    """One handshake over a connection. ``check`` is called with the peer's hello as soon as it comes, before an end
+    opens anything, and may raise; ``admit`` as soon as it is proved, and may wait, too."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class LinkHandshake:
     async def agree(
         self,
         connect: Connect | None,
-        first: Message | None,
+        first: Message | Unknown | None,
         heartbeat_token: str,
         attach: Callable[[str], Awaitable[None]] | None,
     ) -> Ready:
@@ -100,13 +101,15 @@ class LinkHandshake:
             self._handshake.receive(await self._wire.receive())
         return self._handshake.ready
 
-    async def _converse(self, first: Message | None) -> tuple[Hello, Connect]:
+    async def _converse(self, first: Message | Unknown | None) -> tuple[Hello, Connect]:
         """Until both ends know who the other is and what the channel is called."""
+        if first is not None:
+            self._wire.meet(first)
         while True:
             message, first = first or await self._wire.receive(), None
             answers = self._handshake.receive(message)
-            if self._handshake.peer is not None and self._wire.peer_revision is not None:
-                self._check(self._handshake.peer)
+            if isinstance(message, Hello):
+                self._check(message)
             agreed = self._handshake.agreed
             if agreed is not None:
                 await self._admit(agreed[0])
@@ -117,7 +120,10 @@ class LinkHandshake:
 
     async def _open_channel(self, peer: Hello, connect: Connect) -> None:
         """Open our half, but do not wait for a peer that says that it cannot."""
-        theirs, mine = Endpoint(**peer.endpoint.model_dump()), self._transport.endpoint
+        theirs, mine = (
+            Endpoint(**peer.endpoint.model_dump(include=set(EndpointInfo.model_fields))),
+            self._transport.endpoint,
+        )
         rank = 0 if self._handshake.side == "client" else 1
         ends = (mine, theirs) if rank == 0 else (theirs, mine)
         refused: LinkError | None = None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import anyio
 
 from aiodatadist.cache.names import Name
-from aiodatadist.errors import LLMStatusCode, ProtocolError
+from aiodatadist.errors import FeatureNotEnabled, LLMStatusCode, ProtocolError
 from aiodatadist.wire.messages import Claimed, Digests, Found, Message, Owned, Pong, Pulled
 
 Answer = Found | Pulled | Pong | Owned | Claimed | Digests
@@ -23,7 +23,7 @@ class Question:
         kind: what its answer has to be.
         name: of the cache that it is about, if it is a lookup.
         checksums: how many of them an answer has that tells of success.
-        answered, answer: set together.
+        answered, answer: set together; without an answer where the peer does not know such questions.
     """
 
     def __init__(self, number: int, kind: type[Answer], name: Name | None, checksums: int) -> None:
@@ -68,10 +68,24 @@ class PendingQuestions:
     async def ask(
         self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None
     ) -> Answer | None:
-        """Say something and wait for the answer. The caller sets the deadline."""
+        """Say something and wait for the answer. The caller sets the deadline.
+
+        Raises FeatureNotEnabled: the peer is of an older version, which does not know such questions.
+        """
         with self.open(question, kind, name) as call:
             await call.answered.wait()
+            if call.answer is None:
+                raise FeatureNotEnabled(
+                    f"the peer's version does not know what {kind.__name__.lower()!r} answers", hint="update the peer"
+                )
             return call.answer
+
+    def refused(self, number: int) -> bool:
+        """The peer does not know the question of this number; whether there is one."""
+        call = self._open.get(number)
+        if call is not None:
+            call.answered.set()
+        return call is not None
 
     async def insist(self, question: Question, seconds: float) -> None:
         """Wait for an answer even if cancelled: for so long, and not when none can come any more."""

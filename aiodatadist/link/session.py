@@ -189,9 +189,9 @@ class Session:
         return self._host.digester
 
     @property
-    def peer_revision(self) -> int:
-        """What the peer knows beyond the version of its messages."""
-        return self._wire.peer_revision or 0
+    def peer_minor(self) -> int:
+        """The peer's minor version of the protocol: nothing newer is said to it."""
+        return self._wire.peer_minor
 
     def count_failure(self, cause: str) -> None:
         """A transfer fails for this reason, which its status does not tell."""

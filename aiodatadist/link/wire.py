@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist.errors import PeerLost
-from aiodatadist.wire.frames import MAX_BODY, Decoder, encode
+from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import Message
 
 RECEIVE = 1 << 16
@@ -39,25 +39,28 @@ class Wire:
         self._at_once = at_once
         self._has_had_its_turn = False
         self._decoder = Decoder(UNVERIFIED_BODY)
-        self._ready: deque[Message] = deque()
+        self._ready: deque[Message | Unknown] = deque()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
         self._posted = anyio.Event()
         self._flushed = anyio.Event()
 
     @property
-    def peer_revision(self) -> int | None:
-        """What the peer knows: see ``frames.REVISION``. None: it has said nothing here so far; a server's link hears the
-        client's first message elsewhere."""
-        return self._decoder.revision
+    def peer_minor(self) -> int:
+        """The peer's minor version of the protocol; 0 until it is known: what is said to the peer is in all of them."""
+        return self._decoder.minor or 0
 
     def trust(self) -> None:
         """The peer is known: full-sized messages are fine from now on."""
         self._decoder.max_body = MAX_BODY
 
+    def meet(self, first: Message | Unknown) -> None:
+        """The peer said this already, on the same connection."""
+        self._decoder.meet(first)
+
     async def send(self, *messages: Message) -> None:
         """Raises PeerLost: the peer is gone."""
-        await self._write(b"".join(encode(message) for message in messages))
+        await self._write(b"".join(encode(message, self.peer_minor) for message in messages))
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -66,8 +69,8 @@ class Wire:
             raise PeerLost(GONE) from error
 
     def post(self, message: Message) -> None:
-        """Send it soon. Raises ProtocolError: it is larger than a frame may be; nothing was posted."""
-        data = encode(message)
+        """Send it soon. Raises ProtocolError: it is too large for a frame, or newer than the peer; nothing was posted."""
+        data = encode(message, self.peer_minor)
         if not self._has_had_its_turn and not self._backlog_bytes and self._at_once(data):
             self._has_had_its_turn = True
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -101,8 +104,8 @@ class Wire:
                 self._flushed.set()
                 self._flushed = anyio.Event()
 
-    async def receive(self) -> Message:
-        """The next message.
+    async def receive(self) -> Message | Unknown:
+        """The next message, or one that only a newer version than this end's knows.
 
         Raises:
             PeerLost: the peer is gone.

@@ -1,22 +1,20 @@
-"""Messages as bytes: an 8-byte head (magic, version, revision, length), then JSON."""
+"""Messages as bytes: an 8-byte head (magic, version, length), then JSON."""
 
 from __future__ import annotations
 
 import struct
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
+from aiodatadist.errors import IncompatiblePeer, ProtocolError
+from aiodatadist.wire.messages import MAX_INDEXES, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
 from aiodatadist.wire.reasons import as_ascii
 
 MAGIC = b"KV"
 VERSION = 1
-REVISION = 1
-"""What the sender knows beyond what every end of this version does. An end takes any, and says only what the other end's has:
-0: nothing; 1: checksums (``Digest``, ``Digests``, and those of ``Pull`` and ``Pulled``)."""
-HEAD = struct.Struct(">2sBBI")
+HEAD = struct.Struct(">2sBxI")
 MAX_BODY = 20 * MAX_INDEXES
 """Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
 SMALL_BODY = 1 << 14
@@ -28,32 +26,49 @@ MAX_KIND = 32
 """Characters of a message's type."""
 MAX_COMPLAINT = 300
 """Characters of what is wrong with a message."""
+MAX_NEWER = 16
+"""Fields of one message that are ignored because a newer minor version may have added them."""
 
 
-def encode(message: Message) -> bytes:
-    """One frame.
+class Unknown(NamedTuple):
+    """A message of a newer minor version than this end's, which does not know its kind. ``call``: its number, or 0."""
+
+    type: str
+    call: int
+
+
+def encode(message: Message, minor: int = MINOR) -> bytes:
+    """One frame, for a peer of this minor version: fields that it does not know are left out. A hello has those of its own,
+    for each peer, so that it is as it travelled in both ends' proofs.
 
     Raises:
-        ProtocolError: the message is larger than a frame may be.
+        ProtocolError: the message is larger than a frame may be, or of a newer version than the peer.
     """
-    body = parser.dump_json(message, exclude_defaults=False)
+    unknown: set[str] | None = None
+    if isinstance(message, Hello):
+        minor = message.minor
+    if minor < MINOR:
+        _check_minor(message, minor, "peer")
+        unknown = {name for name, since in NEWER_FIELDS.get(type(message), {}).items() if since > minor}
+    body = parser.dump_json(message, exclude=unknown)
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")
-    return HEAD.pack(MAGIC, VERSION, REVISION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
 class Decoder:
     """Bytes in, messages out. After an error it is good for nothing.
 
     Attributes:
-        revision: of the end that the last message is from; None before the first.
+        max_body: bytes that a message may have.
+        minor: the peer's minor version, which its hello says; None before.
     """
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self.max_body = max_body
-        self.revision: int | None = None
+        self.minor: int | None = None
         self._buffer = bytearray()
-        self._failure: ProtocolError | None = None
+        self._failure: ProtocolError | IncompatiblePeer | None = None
 
     @property
     def wanting(self) -> int:
@@ -63,31 +78,48 @@ class Decoder:
         *_, length = HEAD.unpack_from(self._buffer)
         return HEAD.size + int(length) - len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[Message | Unknown]:
         """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
 
         Raises:
             ProtocolError: these bytes are no message of this protocol.
+            IncompatiblePeer: they are a hello of another major version.
         """
         if self._failure is not None:
             raise self._failure
         self._buffer += data
-        messages: list[Message] = []
+        messages: list[Message | Unknown] = []
         try:
-            while (message := self._next()) is not None:
-                messages.append(message)
-        except ProtocolError as error:
+            while (body := self._next()) is not None:
+                message = _parse(body, self.is_newer)
+                if message is not None:
+                    if self.minor is not None:
+                        _check_minor(message, self.minor, "sender")
+                    self.meet(message)
+                    messages.append(message)
+        except (ProtocolError, IncompatiblePeer) as error:
             if not messages:
                 raise
             self._failure = error
         return messages
 
-    def _next(self) -> Message | None:
+    def meet(self, message: Message | Unknown) -> None:
+        """If the peer said who it is, its version is known from here on."""
+        if isinstance(message, Hello):
+            self.minor = message.minor
+
+    @property
+    def is_newer(self) -> bool:
+        """The peer has a newer minor version than this end: fields and messages that are not known here are ignored, or told
+        apart."""
+        return self.minor is not None and self.minor > MINOR
+
+    def _next(self) -> bytes | None:
         if len(self._buffer) < HEAD.size:
             if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
                 raise ProtocolError(f"the peer does not speak our protocol: it begins with {bytes(self._buffer)!r}")
             return None
-        magic, version, revision, length = HEAD.unpack_from(self._buffer)
+        magic, version, length = HEAD.unpack_from(self._buffer)
         if magic != MAGIC:
             raise ProtocolError(f"the peer does not speak our protocol: it begins with {magic!r}, not {MAGIC!r}")
         if version != VERSION:
@@ -99,15 +131,25 @@ class Decoder:
             return None
         body = bytes(self._buffer[HEAD.size : end])
         del self._buffer[:end]
-        self.revision = revision
-        return _parse(body)
+        return body
 
 
-def _parse(body: bytes) -> Message:
-    """The message in a frame. None costs more than some milliseconds and megabytes, whatever is in it.
+def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
+    """Raises ProtocolError: messages of this kind are newer than the protocol of this end of the connection."""
+    if isinstance(message, Unknown) or message.since <= minor:
+        return
+    raise ProtocolError(
+        f"{message.type!r} messages came with version {PROTOCOL}.{message.since}, the {end} has {PROTOCOL}.{minor}"
+    )
+
+
+def _parse(body: bytes, is_newer: bool) -> Message | Unknown | None:
+    """The message in a frame; None: one that is not known here, and may be ignored. It costs some milliseconds and megabytes
+    at most, whatever is in it.
 
     Raises:
         ProtocolError: there is none.
+        IncompatiblePeer: it is a hello of another major version.
     """
     try:
         if len(body) <= SMALL_BODY:
@@ -117,9 +159,60 @@ def _parse(body: bytes) -> Message:
         _check_kind(content)
         return parser.validate_python(content)
     except ValidationError as error:
-        raise ProtocolError(f"the peer sent a message that is not valid: {_first(error)}") from None
+        return _of_another_version(body, error, is_newer)
     except ValueError as error:
         raise ProtocolError(f"the peer sent a message that is not valid: Invalid JSON: {error}") from None
+
+
+def _of_another_version(body: bytes, error: ValidationError, is_newer: bool) -> Message | Unknown | None:
+    """What is no message of this version may be one of another.
+
+    Raises:
+        ProtocolError: it is none of a newer minor version either, or the peer has none.
+        IncompatiblePeer: it is a hello of another major version.
+    """
+    complaint = ProtocolError(f"the peer sent a message that is not valid: {_first(error)}")
+    try:
+        content = from_json(body)
+    except ValueError:
+        raise complaint from None
+    if not isinstance(content, dict):
+        raise complaint
+    if content.get("type") == "hello":
+        check_version(content.get("protocol"), content.get("minor"))
+    problems = error.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
+    kinds = {problem["type"] for problem in problems}
+    kind = content.get("type")
+    if kinds == {"union_tag_invalid"} and isinstance(kind, str) and len(kind) <= MAX_KIND:
+        return _unknown(kind, content)
+    if kinds != {"extra_forbidden"} or len(problems) > MAX_NEWER:
+        raise complaint
+    for problem in problems:
+        _drop(content, problem["loc"][1:])
+    try:
+        return parser.validate_python(content)
+    except ValidationError:
+        raise complaint from None
+
+
+def check_version(major: object, minor: object) -> None:
+    """Raises IncompatiblePeer: a hello with these is of another major version."""
+    if isinstance(major, int) and major != PROTOCOL:
+        theirs = f"{major}.{minor}" if isinstance(minor, int) else f"{major}"
+        raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {theirs} at the peer")
+
+
+def _unknown(kind: str, content: dict[str, Any]) -> Unknown | None:
+    if content.get("optional") is True:
+        return None
+    call = content.get("call")
+    return Unknown(as_ascii(kind, MAX_KIND), call if isinstance(call, int) and 0 < call < 2**63 else 0)
+
+
+def _drop(content: Any, path: tuple[int | str, ...]) -> None:
+    for step in path[:-1]:
+        content = content[step]
+    del content[path[-1]]
 
 
 def _check_kind(content: object) -> None:

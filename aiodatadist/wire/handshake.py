@@ -23,6 +23,7 @@ from enum import Enum
 
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
+from aiodatadist.wire.frames import Unknown, check_version
 from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Ready, Refuse
 from aiodatadist.wire.reasons import printable
 
@@ -86,7 +87,7 @@ class Handshake:
         self._is_open = True
         return [Ready(epoch=epoch, heartbeat_token=heartbeat_token)]
 
-    def receive(self, message: Message) -> list[Message]:
+    def receive(self, message: Message | Unknown) -> list[Message]:
         """What to answer.
 
         Raises:
@@ -99,7 +100,7 @@ class Handshake:
             self.state = State.OVER
             raise
 
-    def _react(self, message: Message) -> list[Message]:
+    def _react(self, message: Message | Unknown) -> list[Message]:
         match self.state, message:
             case _, Refuse(status=status, reason=reason):
                 raise LinkError(f"the peer refused: {reason}", status_code=LLMStatusCode.of(status))
@@ -124,8 +125,8 @@ class Handshake:
     def _on_hello(self, theirs: Hello) -> list[Message]:
         self.peer = theirs
         mine = self._hello
+        check_version(theirs.protocol, theirs.minor)
         for what, a, b in (
-            ("protocol", mine.protocol, theirs.protocol),
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
             ("enable_remote_cache_accessible", mine.one_sided, theirs.one_sided),

@@ -1,23 +1,22 @@
-"""The control messages. Strict: an unknown field or a wrong type is an error, never a guess."""
+"""The control messages. Strict: an unknown field or a wrong type is an error, never a guess.
+
+What a newer minor version may add, and what an older one makes of it, is in ``docs/architecture.md``.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    SerializerFunctionWrapHandler,
-    Strict,
-    TypeAdapter,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
 PROTOCOL = 4
-"""Raised when a message changes its meaning; both ends have to have the same."""
+"""The major version: raised when a message changes its meaning. Both ends have to have the same."""
+MINOR = 1
+"""Raised when a message or a field is added that an older end may do without. Ends of all minors talk.
+
+1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``).
+"""
 
 MAX_TENSORS = 4096
 MAX_INDEXES = 16384
@@ -57,16 +56,23 @@ class _Message(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
     )  # model_id is one of the fields
 
+    since: ClassVar[int] = 0
+    """The minor version that such messages came with."""
 
-def _only_if(is_said: bool, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """What is left out is not there at all: an end of an earlier revision refuses names that it does not know."""
-    if not is_said:
-        del fields[name]
-    return fields
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The minor version that a field of a message came with, if that is not the message's. It has a default, and is not said
+    to a peer of an older one."""
+
+    minor: int
 
 
 class EndpointInfo(_Message):
-    """``transport.Endpoint`` on the wire."""
+    """``transport.Endpoint`` on the wire. What a newer minor version adds stands behind the rest, and is kept for the
+    proof."""
+
+    model_config = ConfigDict(extra="allow")
 
     transport: Text
     runtime: Text
@@ -83,7 +89,13 @@ class EndpointInfo(_Message):
 
 
 class Hello(_Message):
-    """First from both ends. ``instance`` is new for every start of a cluster; ``nonce`` is fresh for every link."""
+    """First from both ends. ``instance`` is new for every start of a cluster; ``nonce`` is fresh for every link.
+
+    ``minor`` of the protocol comes with this message, so of whatever version its sender is, its fields are read, and those
+    that a newer one adds, behind the rest, are kept for the proof.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["hello"] = "hello"
     protocol: UInt32 = PROTOCOL
@@ -101,6 +113,7 @@ class Hello(_Message):
     """How many links with the receiver this instance of the sender has had: one of them that the receiver still has is out of
     date, unless it was made since."""
     endpoint: EndpointInfo
+    minor: UInt32 = 0
 
 
 class Proof(_Message):
@@ -279,14 +292,10 @@ class Pull(_Message):
     offsets: Annotated[tuple[UInt63, UInt63], Strict(False)] | None = None
     parts: PartNumbers | None = None
     seconds: Seconds
-    checksum: bool = False
-    """The answer shall have checksums of what was read. Not said to a peer of revision 0."""
-    priority: Literal[0, 1, 2] = 1
-    """``TransferPriority``. Not sent where it is NORMAL: so a peer that knows of no priorities is asked as before."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_not_all_know(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _only_if(self.priority != 1, "priority", _only_if(self.checksum, "checksum", write(self)))
+    checksum: Annotated[bool, Since(1)] = False
+    """The answer shall have checksums of what was read."""
+    priority: Annotated[Literal[0, 1, 2], Since(1)] = 1
+    """``TransferPriority``: NORMAL at a peer that knows of none."""
 
 
 class Stop(_Message):
@@ -311,12 +320,8 @@ class Pulled(_Message):
     ranges: UInt64 = 0
     queue_seconds: Annotated[float, Field(ge=0)] = 0.0
     transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
-    checksums: Checksums = Field(default_factory=list)
+    checksums: Annotated[Checksums, Since(1)] = Field(default_factory=list)
     """Of the source's blocks, parts or slot, in the order of the request; empty if that did not ask for them."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_not_all_know(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _only_if(bool(self.checksums), "checksums", write(self))
 
 
 class Digest(_Message):
@@ -326,6 +331,7 @@ class Digest(_Message):
     each of ``tensors`` tensors, from ``first_tensor`` on. The receiver adds that up, and sees to it that it is in the cache.
     """
 
+    since = 1
     type: Literal["digest"] = "digest"
     call: CallId
     cache_id: CacheId
@@ -342,6 +348,7 @@ class Digest(_Message):
 class Digests(_Message):
     """The answer: as many as there are pieces; or why not, and none."""
 
+    since = 1
     type: Literal["digests"] = "digests"
     call: CallId
     status: Status
@@ -481,10 +488,29 @@ class Outdated(_Message):
     yours: UInt32
 
 
+class Unsupported(_Message):
+    """The sender does not know messages of this kind, which are of a newer minor version than its own: it did nothing, and
+    the link goes on. ``call``: of the message, or 0 if it has none."""
+
+    type: Literal["unsupported"] = "unsupported"
+    kind: Annotated[str, Field(max_length=32, pattern=r"^[\x20-\x7e]*$")]
+    call: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
 Message = (
     Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
-    | Claim | Claimed | Unclaim | Digest | Digests
+    | Claim | Claimed | Unclaim | Unsupported | Digest | Digests
 )  # fmt: skip
 parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+
+
+def _newer_fields(kind: type[_Message]) -> dict[str, int]:
+    """The minor versions that fields of these messages came with, where it was not the first."""
+    fields = kind.model_fields.items()
+    return {name: mark.minor for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
+
+
+NEWER_FIELDS: dict[type, dict[str, int]] = {kind: _newer_fields(kind) for kind in get_args(Message)}
+"""Of each kind of message. Only a message's own fields, none of what it contains."""

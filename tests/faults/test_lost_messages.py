@@ -30,10 +30,12 @@ from aiodatadist import (
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.link.wire import Wire
 from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.messages import Message
 from tests.profiles import at_night
 
 Fate = Literal["lost", "twice", "late"] | None
+Heard = Message | Unknown
 
 BLOCKS = CacheDesc(2, [64, 512], DataType.DT_UINT8)
 POOL = {"memory_size": 1 << 20, "page_shift": 12}
@@ -46,15 +48,15 @@ SHORT, LONG = 300, 20_000
 class Mishaps:
     """What becomes of the messages that links hear, both ends' in this process; ``decide`` says it of each."""
 
-    def __init__(self, decide: Callable[[Message], Fate]) -> None:
+    def __init__(self, decide: Callable[[Heard], Fate]) -> None:
         self.decide = decide
         self.heard: list[str] = []
         self._news = Signal()
         self.happened: Counter[str] = Counter()
-        self._ready: dict[Wire, deque[Message]] = {}
+        self._ready: dict[Wire, deque[Heard]] = {}
         self._receive = Wire.receive
 
-    async def receive(self, wire: Wire) -> Message:
+    async def receive(self, wire: Wire) -> Heard:
         ready = self._ready.setdefault(wire, deque())
         while not ready:
             message = await self._receive(wire)
@@ -74,11 +76,11 @@ class Mishaps:
             await self._news.wait()
 
 
-def once(*mishaps: tuple[str, Fate]) -> Callable[[Message], Fate]:
+def once(*mishaps: tuple[str, Fate]) -> Callable[[Heard], Fate]:
     """Each of these happens to the first message of its kind, after those before it happened."""
     left = deque(mishaps)
 
-    def decide(message: Message) -> Fate:
+    def decide(message: Heard) -> Fate:
         if left and left[0][0] == message.type:
             return left.popleft()[1]
         return None
@@ -90,7 +92,7 @@ def once(*mishaps: tuple[str, Fate]) -> Callable[[Message], Fate]:
 def mishaps(monkeypatch: pytest.MonkeyPatch) -> Mishaps:
     made = Mishaps(lambda _: None)
 
-    async def receive(wire: Wire) -> Message:
+    async def receive(wire: Wire) -> Heard:
         return await made.receive(wire)
 
     monkeypatch.setattr(Wire, "receive", receive)
@@ -276,7 +278,7 @@ class Chance:
         self._random = random.Random(seed)
         self._lost: dict[str, bool] = {}
 
-    def __call__(self, message: Message) -> Fate:
+    def __call__(self, message: Heard) -> Fate:
         fates: list[Fate] = ["lost", "twice", "late", None]
         fate = self._random.choices(fates, [1, 1, 1, 7])[0]
         if message.type not in {"grant", "pull", "pulled", "stop"} or (fate == "lost" and self._lost.get(message.type)):

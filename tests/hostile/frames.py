@@ -16,7 +16,7 @@ from time import process_time
 from typing import Any
 
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, REVISION, SMALL_BODY, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, SMALL_BODY, VERSION, Decoder, encode
 from aiodatadist.wire.messages import Bye
 from tests.unit.wire.examples import EACH
 
@@ -132,7 +132,7 @@ def peak() -> float:
 
 def cost(body: bytes) -> tuple[float, float]:
     """Milliseconds of processor and MiB for reading it. Whatever it is, it is a message or a ProtocolError."""
-    frame = HEAD.pack(MAGIC, VERSION, REVISION, len(body)) + body
+    frame = HEAD.pack(MAGIC, VERSION, len(body)) + body
     used, least = 0.0, float("inf")
     for attempt in range(TRIES):
         decoder = Decoder()

@@ -14,9 +14,9 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
-from aiodatadist.wire.frames import MAX_BODY, Decoder, encode
+from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping
-from tests.unit.wire.examples import EACH, hello, pull
+from tests.unit.wire.examples import EACH, digest, hello, pull
 
 LARGE = Note(payload="A" * 80_000)
 
@@ -45,7 +45,7 @@ class Stream:
             self.incoming.insert(0, data[max_bytes:])
         return data[:max_bytes]
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[Message | Unknown]:
         return Decoder().feed(b"".join(self.sent))
 
 
@@ -77,8 +77,26 @@ def congested(one: Wire) -> bool:
 async def test_each_kind_of_message_travels_both_ways() -> None:
     async with pair() as (one, other):
         for a, b in ((one, other), (other, one)):
+            a.meet(hello(2))
             await a.send(*EACH)
             assert [await b.receive() for _ in EACH] == EACH
+
+
+async def test_what_is_said_is_no_newer_than_what_the_peer_has_said() -> None:
+    one, stream = wire()
+    stream.is_open.set()
+    for _ in range(2):  # before its hello, too
+        await one.send(pull(checksum=True, priority=2))
+        one.post(pull(checksum=True, priority=2))
+        with pytest.raises(ProtocolError, match=r"'digest' messages came with version 4\.1, the peer has 4\.0"):
+            one.post(digest())
+        with pytest.raises(ProtocolError, match=r"'digest' messages came with version 4\.1, the peer has 4\.0"):
+            await one.send(digest())
+        one.meet(hello(2, minor=0))
+    assert Decoder().feed(b"".join(stream.sent)) == [pull()] * 2
+    one.meet(hello(2))
+    await one.send(pull(checksum=True, priority=2))
+    assert Decoder().feed(stream.sent[-1]) == [pull(checksum=True, priority=2)]
 
 
 async def test_posted_messages_arrive_in_this_order_with_those_that_were_posted_meanwhile() -> None:

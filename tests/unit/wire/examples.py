@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from aiodatadist.wire.messages import (
+    MINOR,
     Accept,
     AttachHeartbeats,
     Broken,
@@ -47,6 +48,7 @@ from aiodatadist.wire.messages import (
     Stop,
     Taken,
     Unclaim,
+    Unsupported,
     Watch,
 )
 
@@ -74,6 +76,7 @@ def hello(cluster_id: int, *, has_key: bool = False, **changes: Any) -> Hello:
         "has_key": has_key,
         "heartbeat": 1.0,
         "endpoint": endpoint(),
+        "minor": MINOR,
     }
     return Hello(**(values | changes))
 
@@ -162,6 +165,7 @@ EACH: list[Message] = [
     Outdated(call=1, mine=1, yours=2),
     Watch(cache_id=1, on=True),
     Landed(cache_id=1, first=0, stop=2),
+    Unsupported(kind="inquire", call=1),
 ]
 """One of each kind."""
 
@@ -188,6 +192,7 @@ hellos = st.builds(
     nonce=hexes,
     heartbeat=st.floats(0, 600, exclude_min=True),
     endpoint=endpoints,
+    minor=st.integers(MINOR, 2**32 - 1),
 )
 key_names = st.builds(KeyName, kind=st.sampled_from(["blocks", "request", "prefix", "id"]), id=uint64, model_id=uint64)
 layer_ranges = st.none() | st.tuples(uint32, uint32)
@@ -239,6 +244,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         nbytes=uint63,
         seconds=seconds,
         checksum=st.booleans(),
+        priority=st.sampled_from([0, 1, 2]),
     ),
     st.builds(Stop, call=ids),
     st.builds(
@@ -283,4 +289,5 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Outdated, call=ids, mine=uint32, yours=uint32),
     st.builds(Watch, cache_id=ids, on=st.booleans()),
     st.builds(Landed, cache_id=ids, first=uint32, stop=uint32, status=statuses, reason=names),
+    st.builds(Unsupported, kind=names, call=ids),
 )

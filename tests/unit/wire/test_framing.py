@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiodatadist import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_COMPLAINT, REVISION, VERSION, Decoder, encode
+from aiodatadist import IncompatiblePeer, LinkError, ProtocolError
+from aiodatadist.wire.frames import (
+    HEAD,
+    MAGIC,
+    MAX_BODY,
+    MAX_COMPLAINT,
+    MAX_NEWER,
+    VERSION,
+    Decoder,
+    Unknown,
+    encode,
+)
 from aiodatadist.wire.messages import (
     MAX_INDEXES,
     MAX_NOTE,
     MAX_TENSORS,
+    MINOR,
+    PROTOCOL,
     Bye,
     Digests,
     Disconnect,
     Found,
+    Hello,
     Message,
     Note,
-    Pulled,
 )
-from tests.unit.wire.examples import digest, entry, hello, messages, pull
+from tests.unit.wire.examples import EACH, digest, entry, hello, messages, pull
 
 HELLO = encode(hello(1))
 
 
 def frame(body: bytes) -> bytes:
-    return HEAD.pack(MAGIC, VERSION, REVISION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
-def read(pieces: list[bytes]) -> tuple[list[Message], ProtocolError | None]:
+def read(pieces: list[bytes]) -> tuple[list[Message | Unknown], LinkError | None]:
     """What a decoder makes of them, and whether it had enough."""
-    decoder, found = Decoder(), []
+    decoder, found = Decoder(), list[Message | Unknown]()
     for piece in [*pieces, b""]:  # an error behind a message is raised next time
         try:
             found += decoder.feed(piece)
-        except ProtocolError as error:
+        except (ProtocolError, IncompatiblePeer) as error:
             return found, error
     return found, None
 
@@ -96,7 +109,7 @@ def test_decoder_never_holds_more_than_one_frame(data: bytes) -> None:
 
 @pytest.mark.parametrize("length", [MAX_BODY + 1, 2**31, 2**32 - 1])
 def test_nothing_is_allocated_for_a_length_beyond_the_limit(length: int) -> None:
-    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, REVISION, length)
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, length)
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match=f"announced a message of {length} bytes: the limit is {MAX_BODY}"):
@@ -107,7 +120,7 @@ def test_nothing_is_allocated_for_a_length_beyond_the_limit(length: int) -> None
 
 
 def test_nothing_is_allocated_for_a_length_within_the_limit_before_its_bytes_come() -> None:
-    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, REVISION, MAX_BODY)
+    decoder, head = Decoder(), HEAD.pack(MAGIC, VERSION, MAX_BODY)
     tracemalloc.start()
     try:
         assert decoder.feed(head) == []
@@ -129,7 +142,7 @@ def test_limit_is_inclusive() -> None:
         (b"GET / HTTP/1.1\r\n", "does not speak our protocol: it begins with b'GE'"),
         (b"G", "does not speak our protocol"),
         (b"KX", "does not speak our protocol"),
-        (HEAD.pack(MAGIC, 2, REVISION, 0), "the peer's frames have version 2, ours 1"),
+        (HEAD.pack(MAGIC, 2, 0), "the peer's frames have version 2, ours 1"),
         (frame(b""), "is not valid"),
         (frame(b"null"), "is not valid"),
         (frame(b"{}"), "is not valid"),
@@ -179,6 +192,84 @@ def test_the_largest_that_we_have_to_say_fits_a_frame(message: Message) -> None:
     assert Decoder().feed(encode(message)) == [message]
 
 
+def newer() -> Decoder:
+    """Of an end that heard a hello of the next minor version."""
+    decoder = Decoder()
+    assert decoder.feed(encode(hello(1, minor=MINOR + 1))) == [hello(1, minor=MINOR + 1)]
+    return decoder
+
+
+def with_more(message: Message, count: int = 1, deep: str = "") -> bytes:
+    content = json.loads(encode(message)[HEAD.size :])
+    (content[deep] if deep else content).update({f"more {i}": [i, {"a": None}] for i in range(count)})
+    return frame(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("message", [each for each in EACH if not isinstance(each, Hello)], ids=lambda each: each.type)
+def test_fields_that_a_newer_minor_version_adds_are_ignored(message: Message) -> None:
+    assert newer().feed(with_more(message)) == [message]
+    with pytest.raises(ProtocolError, match="Extra inputs are not permitted"):
+        Decoder().feed(with_more(message))
+
+
+def test_they_are_ignored_however_deep_they_are_and_in_large_messages() -> None:
+    large = pull(src_blocks=list(range(5000)), dst_blocks=list(range(5000)))
+    for message, deep in ((Found(call=1, cache=entry()), "cache"), (large, "name"), (large, "")):
+        assert newer().feed(with_more(message, deep=deep)) == [message]
+
+
+def test_they_are_so_many_at_most() -> None:
+    assert newer().feed(with_more(Bye(), MAX_NEWER)) == [Bye()]
+    with pytest.raises(ProtocolError, match="Extra inputs are not permitted"):
+        newer().feed(with_more(Bye(), MAX_NEWER + 1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "disconnect", "reason": 5, "more": 1},
+        {"type": "disconnect", "more": 1},
+        {"type": 5},
+        {"type": None, "optional": True},
+        {"type": "x" * 33, "optional": True},
+        {"optional": True},
+        [],
+    ],
+)
+def test_a_newer_version_does_not_excuse_what_is_wrong(content: object) -> None:
+    with pytest.raises(ProtocolError, match="is not valid"):
+        newer().feed(frame(json.dumps(content).encode()))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({"type": "gossip", "optional": True, "call": 5}, []),
+        ({"type": "inquire", "call": 5, "what": {}}, [Unknown("inquire", 5)]),
+        ({"type": "inform"}, [Unknown("inform", 0)]),
+        ({"type": "inform", "optional": 1, "call": -1}, [Unknown("inform", 0)]),
+        ({"type": "x\n" * 16, "call": 2**63}, [Unknown("x\\n" * 10 + "x\\", 0)]),
+    ],
+)
+def test_a_message_of_a_newer_version_is_ignored_where_it_may_be_and_else_told(
+    content: dict[str, object], found: list[object]
+) -> None:
+    decoder = newer()
+    assert decoder.feed(frame(json.dumps(content).encode()) + encode(Bye())) == [*found, Bye()]
+    with pytest.raises(ProtocolError, match="is not valid"):
+        Decoder().feed(frame(json.dumps(content).encode()))
+
+
+@pytest.mark.parametrize("others", [{}, {"who": 1}, {"role": "none"}])
+def test_a_hello_of_another_major_version_is_told_by_its_version_whatever_else_is_in_it(
+    others: dict[str, object],
+) -> None:
+    content = {"type": "hello", "protocol": PROTOCOL + 1, "minor": 2, **others}
+    words = rf"protocol differs: {PROTOCOL}\.{MINOR} here, {PROTOCOL + 1}\.2 at the peer"
+    with pytest.raises(IncompatiblePeer, match=words):
+        Decoder().feed(frame(json.dumps(content).encode()))
+
+
 def test_messages_before_a_damaged_one_are_read_when_they_come_alone() -> None:
     decoder = Decoder()
     assert decoder.feed(HELLO + encode(Disconnect(reason="x"))[:-1]) == [hello(1)]
@@ -189,35 +280,12 @@ def test_messages_before_a_damaged_one_are_read_when_they_come_alone() -> None:
 def test_reading_no_more_than_is_wanted_ends_with_the_message() -> None:
     decoder, data = Decoder(), encode(Bye()) + HELLO + encode(Bye())
     for message in (Bye(), hello(1), Bye()):
-        found: list[Message] = []
+        found: list[Message | Unknown] = []
         while not found:
             wanted, data = data[: decoder.wanting], data[decoder.wanting :]
             found = decoder.feed(wanted)
         assert found == [message]
     assert data == b""
-
-
-# ---- what not all ends know ----
-
-
-def test_an_end_says_which_revision_it_is_of_and_takes_any() -> None:
-    decoder = Decoder()
-    seen = [decoder.revision]
-    decoder.feed(HELLO)
-    seen.append(decoder.revision)
-    assert seen == [None, REVISION]
-    for revision in (0, 255):
-        head = HEAD.pack(MAGIC, VERSION, revision, len(HELLO) - HEAD.size)
-        assert decoder.feed(head + HELLO[HEAD.size :]) == [hello(1)]
-        assert decoder.revision == revision
-
-
-def test_what_an_end_of_revision_0_does_not_know_is_not_said_to_it() -> None:
-    """It refuses a message with a name that it does not know, also where that has no value."""
-    assert b"checksum" not in encode(pull())
-    assert b"checksum" not in encode(Pulled(call=1, status=0, reason=""))
-    assert b'"checksum":true' in encode(pull(checksum=True))
-    assert b'"checksums":[7]' in encode(Pulled(call=1, status=0, reason="", checksums=[7]))
 
 
 def test_as_many_checksums_as_blocks_fit_a_frame() -> None:

@@ -1,0 +1,75 @@
+"""A cluster of version 4.0 of the protocol, in a process of its own, which refuses all that is newer.
+
+Arguments: whether transfers are one-sided (1 or 0); and, for one that links to cluster 2, that one's port. Without it
+prints its own. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist import LLMClusterInfo
+from aiodatadist.cluster.engine import Engine
+from aiodatadist.errors import ProtocolError
+from aiodatadist.link import wire
+from aiodatadist.testing import open_cluster
+from aiodatadist.wire import frames
+from aiodatadist.wire.frames import HEAD, Unknown, encode
+from aiodatadist.wire.messages import Hello, Message
+from tests.test_older_versions import link, mode, part, use
+from tests.test_versions import DESC
+from tests.unit.wire.test_minor_versions import OLD
+
+
+def speak_older(patch: Callable[[object, str, object], None]) -> None:
+    """Each end in this process is of version 4.0 from here on."""
+    own, parse = Engine._hello, frames._parse
+
+    def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
+        return own(self, key, peer).model_copy(update={"minor": 0})
+
+    def parsed(body: bytes, _: bool) -> Message | Unknown | None:
+        message = parse(body, False)
+        if message is None or message.type not in OLD:
+            raise ProtocolError(f"an end of version 4.0 was told {body[:100]!r}")
+        try:
+            OLD[message.type].model_validate_json(body)
+        except ValueError as error:
+            if not isinstance(message, Hello):  # it may have more from a newer one
+                raise ProtocolError(f"an end of version 4.0 was told {body[:1000]!r}: {error}") from error
+        return message
+
+    def said(message: Message, _: int = 0) -> bytes:
+        frame = encode(message, 0)
+        OLD[message.type].model_validate_json(frame[HEAD.size :])
+        return frame
+
+    patch(Engine, "_hello", made)
+    patch(frames, "_parse", parsed)
+    patch(wire, "encode", said)
+
+
+async def main(one_sided: int, port: int = 0) -> None:
+    async with open_cluster(1, **mode(bool(one_sided))) as cluster:
+        cache = await cluster.blocks(DESC)
+        if port:
+            peer = LLMClusterInfo(2)
+            peer.append_remote_ip_info("127.0.0.1", port)
+            await link(cluster, peer)
+            await use(cluster, 2, cache, bool(one_sided))
+            print("linked", flush=True)
+            await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+            await part(cluster, peer)
+            return
+        address = cluster.datadist.listen_address
+        print(address[1] if address else 0, flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+
+
+if __name__ == "__main__":
+    speak_older(setattr)
+    anyio.run(lambda: main(*(int(argument) for argument in sys.argv[1:])))

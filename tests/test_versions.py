@@ -1,0 +1,277 @@
+"""Ends of different versions: minor ones talk, and what is of another major version is refused at once, with both values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheNotFound,
+    DataType,
+    FeatureNotEnabled,
+    LLMClusterInfo,
+    LLMStatusCode,
+    NotLinked,
+    Placement,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.cluster.engine import Engine
+from aiodatadist.link import Link, wire
+from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
+from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
+from aiodatadist.wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
+from tests.unit.wire.examples import hello
+
+DESC = CacheDesc(4, [16, 2048], DataType.DT_UINT8)
+POOL = {"memory_size": 1 << 20, "page_shift": 12}
+
+
+def frame(content: dict[str, Any]) -> bytes:
+    body = json.dumps(content).encode()
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+
+
+def with_more(message: Message | dict[str, Any], _: int = MINOR) -> bytes:
+    """As an end of the next minor version says it: with fields that this one does not know, and messages."""
+    if isinstance(message, dict):
+        return frame(message)
+    if isinstance(message, Hello):
+        return encode(message)
+    content = json.loads(parser.dump_json(message))
+    content["newer"] = {"of": ["the", "next", 1]}
+    for name in ("cache", "name", "parts"):
+        if isinstance(content.get(name), dict):
+            content[name]["newer"] = None
+    return frame(content)
+
+
+def speak_newer(patch: Callable[[object, str, object], None]) -> None:
+    """Each end in this process is of the next minor version from here on."""
+    own = Engine._hello
+
+    def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
+        plain = json.loads(parser.dump_json(own(self, key, peer)))
+        plain["endpoint"]["newer"] = "address"
+        return Hello.model_validate({**plain, "minor": MINOR + 1, "newer": [1.5, {"a": None}]})
+
+    patch(Engine, "_hello", made)
+    patch(wire, "encode", with_more)
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each end takes the other for one of the next minor version, and speaks as one."""
+    speak_newer(monkeypatch.setattr)
+
+
+def link_of(cluster: Cluster, peer: int) -> Link:
+    engine = cluster.datadist._engine
+    assert engine is not None
+    return engine.find_link(peer)
+
+
+@pytest.mark.usefixtures("newer")
+async def test_all_that_is_said_may_have_more_fields_than_this_version_knows() -> None:
+    async with linked_pair(DESC, mem_pool_cfg=POOL, auth_key=b"key") as (prompt, decoder, source, cache):
+        manager, owner = decoder.datadist.cache_manager, prompt.datadist.cache_manager
+        assert (await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0], notify=b"x")).bytes == 4 * 2048
+        assert (await anext(prompt.datadist.notifications())).payload == b"x"
+        assert (await manager.push_blocks(BlocksCacheKey(1), cache, [0], [5])).bytes == 4 * 2048
+        synchronizer = AwaitableLayerSynchronizer(2)
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(1), range(2), range(2))
+        async with owner.receive_layers(2, source) as receiver:
+            task = manager.transfer_cache_async(cache, synchronizer, [config], [0], [9])
+            for layer in range(2):
+                synchronizer.ready(layer)
+                await receiver.layer(layer)
+            await task
+        ticket = owner.lease_blocks(source, [4], 10_000).ticket()
+        assert (await manager.pull_leased(ticket, cache, [1])).bytes == 4 * 2048
+        pooled = await owner.allocate_blocks_cache(DESC, BlocksCacheKey(1, 7))
+        await manager.pull_blocks(BlocksCacheKey(1, 7), cache, [1], [2])
+        await owner.deallocate_blocks_cache(pooled)
+        late = [np.zeros((16, 2048), np.uint8) for _ in range(4)]
+        registered = await manager.register_blocks_cache(DESC, late, remote_accessible=True)
+        await manager.pull_blocks(BlocksCacheKey(1), registered, [1], [2])  # over a further channel
+        assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)]))[0] is LLMStatusCode.LLM_SUCCESS
+        with suppress(NotLinked):  # it has ended already
+            await prompt.datadist.wait_link_closed(2)
+        assert prompt.datadist.figures().links_ended == {"unlinked": 1}
+
+
+@pytest.mark.usefixtures("newer")
+async def test_requests_may_have_more_fields_too() -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "mem_pool_cfg": POOL}
+    async with linked_pair(DESC, **options) as (prompt, decoder, _, _):
+        manager, owner = decoder.datadist.cache_manager, prompt.datadist.cache_manager
+        source = await owner.allocate_cache(DESC, [CacheKey(1, 5)])
+        target = await manager.allocate_cache(DESC)
+        assert (await manager.pull_cache(CacheKey(1, 5), target)).bytes == 4 * 2048
+        await owner.deallocate_cache(source)
+        await manager.deallocate_cache(target)
+        for each in (manager, owner):
+            usage = each.pool_usage()[Placement.DEVICE]
+            assert usage.free == usage.total
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)])
+
+
+PEER = [sys.executable, "-m", "tests.newer_peer"]
+
+
+def mode(one_sided: bool) -> dict[str, Any]:
+    return {"enable_remote_cache_accessible": one_sided, "auth_key": b"key", "sync_kv_timeout": 20_000}
+
+
+async def use(cluster: Cluster, peer: LLMClusterInfo, cache: Cache, one_sided: bool) -> None:
+    """Link to a peer, pull from it, push to it, and part from it in good order."""
+    me, other = cluster.datadist, int(peer.remote_cluster_id or 0)
+    linked = await me.link_clusters([peer], 10_000)
+    assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
+    await me.check_link_status(other)
+    for _ in range(3):
+        await me.cache_manager.pull_blocks(BlocksCacheKey(other), cache, [3, 4], [0, 1])
+    if one_sided:
+        await me.cache_manager.push_blocks(BlocksCacheKey(other), cache, [7], [9])
+    with pytest.raises(CacheNotFound):
+        await me.cache_manager.pull_blocks(BlocksCacheKey(other, 5), cache, [3], [0])
+    verify(cluster.memory(cache), cache, [(t, b, other, b + 3) for t in range(4) for b in range(2)])
+    assert (await me.unlink_clusters([peer], 10_000))[0] is LLMStatusCode.LLM_SUCCESS
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "request/response"])
+async def test_this_version_links_to_the_next_one(one_sided: bool) -> None:
+    async with await anyio.open_process([*PEER, str(int(one_sided))], stderr=sys.stderr) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info("127.0.0.1", int(await peer.stdout.receive()))
+        async with open_cluster(2, device_id=1, **mode(one_sided)) as cluster:
+            await use(cluster, info, await cluster.blocks(DESC), one_sided)
+        await peer.stdin.aclose()
+        assert await peer.wait() == 0
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "request/response"])
+async def test_the_next_version_links_to_this_one(one_sided: bool) -> None:
+    async with open_cluster(2, device_id=1, **mode(one_sided)) as cluster:
+        await cluster.blocks(DESC)
+        address = cluster.datadist.listen_address
+        assert address is not None
+        peer = await anyio.run_process(
+            [*PEER, str(int(one_sided)), str(address[1])], stderr=subprocess.PIPE, check=False
+        )
+        assert peer.returncode == 0, peer.stderr.decode()
+        with suppress(NotLinked):  # it has ended already
+            await cluster.datadist.wait_link_closed(1)
+        assert cluster.datadist.figures().links_ended == {"unlinked": 1}
+
+
+async def test_a_peer_of_the_same_version_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.link.wire.encode", with_more)
+    async with open_cluster(1) as one, open_cluster(2, device_id=1) as other:
+        linked = await other.datadist.link_clusters([cluster_info(one)], 3000)
+        assert linked[0] is not LLMStatusCode.LLM_SUCCESS
+        assert "newer: Extra inputs are not permitted" in str(linked.errors)
+
+
+@pytest.mark.usefixtures("newer")
+async def test_a_message_that_this_version_does_not_know_is_ignored_if_it_may_be_and_else_refused_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, cache):
+        link = link_of(decoder, 1)
+        link.post({"type": "gossip", "optional": True, "of": "the weather"})  # type: ignore[arg-type]
+        await link.ping(10)
+        assert "gossip" not in caplog.text
+        with pytest.raises(FeatureNotEnabled, match="the peer's version does not know what 'pong' answers"):
+            await link.questions.ask(lambda call: {"type": "inquire", "call": call}, Pong)  # type: ignore[arg-type, return-value]
+        link.post({"type": "inform"})  # type: ignore[arg-type]
+        await link.ping(10)
+        assert "cluster 1 does not know 'inform': it is of an older version" in caplog.text
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        assert link_of(prompt, 2).is_ready
+
+
+async def test_a_message_that_a_peer_of_the_same_version_should_not_know_ends_the_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        monkeypatch.setattr("aiodatadist.link.wire.encode", with_more)
+        link_of(decoder, 1).post({"type": "gossip", "optional": True})  # type: ignore[arg-type]
+        assert "is not valid" in str(await prompt.datadist.wait_link_closed(2))
+
+
+OTHER = {"protocol": PROTOCOL + 1, "minor": 3}
+
+
+@pytest.mark.parametrize(
+    "hello_of_theirs",
+    [
+        pytest.param({**hello(9).model_dump(), **OTHER}, id="with all fields"),
+        pytest.param({"type": "hello", **OTHER, "who": {"id": 9}}, id="with others"),
+    ],
+)
+async def test_another_major_version_is_refused_in_one_round_trip_with_both_values(
+    hello_of_theirs: dict[str, Any],
+) -> None:
+    words = f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.3 at the peer"
+    async with open_cluster(1) as cluster:
+        assert cluster.datadist.listen_address is not None
+        async with await anyio.connect_tcp(*cluster.datadist.listen_address) as stream:
+            await stream.send(frame(hello_of_theirs))
+            said = b""
+            with anyio.fail_after(30):
+                async for data in stream:
+                    said += data
+        refusal = Refuse(status=LLMStatusCode.LLM_PARAM_INVALID, reason=words)
+        assert {str(each) for each in Decoder().feed(said)} == {str(refusal)}, "which may be said twice"
+
+
+async def test_a_server_of_another_major_version_is_refused_with_both_values() -> None:
+    heard: list[Message | Unknown] = []
+
+    async def serve(client: anyio.abc.SocketStream) -> None:
+        decoder = Decoder()
+        async with client:
+            while not heard:
+                heard.extend(decoder.feed(await client.receive()))
+            await client.send(frame({"type": "hello", **OTHER}))
+            while len(heard) < 2:
+                heard.extend(decoder.feed(await client.receive()))
+
+    async with (
+        open_cluster(2) as cluster,
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, serve)
+        info = LLMClusterInfo(9)
+        info.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+        linked = await cluster.datadist.link_clusters([info], 5000)
+        words = f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.3 at the peer"
+        assert linked[0] is LLMStatusCode.LLM_PARAM_INVALID
+        assert words in str(linked.errors)
+        assert isinstance(heard[1], Refuse)
+        assert words in heard[1].reason
+        group.cancel_scope.cancel()
+
+
+async def test_only_a_peer_of_a_newer_minor_version_may_say_what_this_one_does_not_know() -> None:
+    decoder = Decoder()
+    assert not decoder.is_newer
+    for minor, is_newer in ((MINOR + 1, True), (MINOR, False), (MINOR - 1, False)):
+        decoder.meet(hello(1, minor=minor))
+        assert decoder.is_newer == is_newer
