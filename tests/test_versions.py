@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from aiodatadist import (
@@ -103,9 +102,8 @@ async def test_all_that_is_said_may_have_more_fields_than_this_version_knows() -
         pooled = await owner.allocate_blocks_cache(DESC, BlocksCacheKey(1, 7))
         await manager.pull_blocks(BlocksCacheKey(1, 7), cache, [1], [2])
         await owner.deallocate_blocks_cache(pooled)
-        late = [np.zeros((16, 2048), np.uint8) for _ in range(4)]
-        registered = await manager.register_blocks_cache(DESC, late, remote_accessible=True)
-        await manager.pull_blocks(BlocksCacheKey(1), registered, [1], [2])  # over a further channel
+        late = await decoder.blocks(DESC, model_id=8)
+        await manager.pull_blocks(BlocksCacheKey(1), late, [1], [2])  # over a further channel
         assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)]))[0] is LLMStatusCode.LLM_SUCCESS
         with suppress(NotLinked):  # it has ended already
             await prompt.datadist.wait_link_closed(2)
