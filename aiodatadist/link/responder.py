@@ -258,11 +258,16 @@ def _side(message: Digest, entry: Entry) -> Side:
 
 
 def _undigested(call: int, error: LLMException) -> Digests:
-    return Digests(call=call, status=int(error.status_code), reason=printable(error))
+    return Digests(call=call, status=_status(error), reason=printable(error))
 
 
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
-    return Pulled(call=call, status=int(error.status_code), reason=printable(error), stopped=stopped)
+    return Pulled(call=call, status=_status(error), reason=printable(error), stopped=stopped)
+
+
+def _status(error: LLMException) -> int:
+    """Of a broken protocol that of the link: its own would tell the peer's caller that an argument was wrong."""
+    return int(LLMStatusCode.LLM_LINK_FAILED if isinstance(error, ProtocolError) else error.status_code)
 
 
 def _unknown(message: Pull) -> Pulled:

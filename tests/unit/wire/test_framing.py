@@ -293,3 +293,31 @@ def test_as_many_checksums_as_blocks_fit_a_frame() -> None:
     assert Decoder().feed(encode(message)) == [message]
     question = digest(indexes=list(range(10**8, 10**8 + MAX_INDEXES)))
     assert Decoder().feed(encode(question)) == [question]
+
+
+@pytest.mark.parametrize("message", EACH, ids=lambda message: message.type)
+def test_no_flipped_bit_makes_another_message(message: Message) -> None:
+    """A digit that has changed is the number of another block."""
+    data = encode(message)
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        found, error = read([bytes(damaged)])
+        assert found in ([], [message]), (bit, found)
+        at_the_length = bit // 8 in range(4, HEAD.size)
+        assert error is not None or found or at_the_length, bit
+
+
+def test_a_message_that_lacks_bytes_is_noticed_with_the_next_one() -> None:
+    data = bytearray(encode(Bye()))
+    data[7] += 16
+    decoder = Decoder()
+    assert decoder.feed(bytes(data)) == []
+    with pytest.raises(ProtocolError, match=r"checksum|speak|valid"):
+        decoder.feed(encode(Bye()) * 2)
+
+
+def test_an_end_that_knows_no_checksum_reads_blanks() -> None:
+    body = encode(Bye())[HEAD.size :]
+    assert body.strip() == b'{"type":"bye"}'
+    assert Decoder().feed(frame(b'{"type":"bye"}')) == [Bye()]
