@@ -17,7 +17,7 @@ from aiodatadist import BlocksCacheKey, Cache, LLMClusterInfo, LLMException, LLM
 from aiodatadist.blocking import Handle, HandleState
 from aiodatadist.cli.chaos.messages import Peer
 from aiodatadist.cli.chaos.patch import Patch
-from aiodatadist.cli.chaos.side import PATIENCE, Side
+from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import (
     INBOX_MODEL,
     LINK_MILLIS,
@@ -184,7 +184,7 @@ class BlockingTarget:
         if chance.random() < 0.2:
             await anyio.sleep(chance.choice((0.0, 0.001, 0.02)) * chance.random())
             handle.cancel()
-        if not await anyio.to_thread.run_sync(handle.wait, PATIENCE):
+        if not await anyio.to_thread.run_sync(handle.wait, self._side.profile.patience):
             self._side.violated("I3", f"{operation}: {handle!r} does not end")
         self._manager.drain()
         if handle.poll() is HandleState.CANCELLED:

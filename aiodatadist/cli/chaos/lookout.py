@@ -38,6 +38,7 @@ class Lookout:
 
     def begin(self) -> None:
         """On the event loop, if there is one."""
+        logging.basicConfig(format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
         logging.getLogger().addHandler(_Errors(self._say))
         logging.getLogger("aiodatadist").setLevel(logging.INFO)
         warnings.simplefilter("error", ResourceWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,8 +18,10 @@ from aiodatadist import LLMDataDist, LLMException, NotLinked
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.concurrency.signal import Signal
 
-ANSWER = 15.0
-"""Seconds for an answer, or for the end of the link."""
+logger = logging.getLogger("aiodatadist.chaos")
+
+SOONER = 10.0
+"""Seconds before the end of an operation's patience, in which an answer, or the end of the link, has to come."""
 
 Content = dict[str, Any]
 Handler = Callable[[int, Content], Awaitable[Content]]
@@ -104,12 +107,13 @@ class Mail:
         call = next(self._calls)
         async with anyio.create_task_group() as group:
             group.start_soon(self._until_parted, cluster, group.cancel_scope)
-            with anyio.move_on_after(ANSWER) as patience:
+            with anyio.move_on_after(self._side.profile.patience - SOONER) as patience:
                 with suppress(LLMException):
                     await self._tell(cluster, {**question, "call": call})
                     while call not in self._answers:
                         await self._came.wait()
             if patience.cancelled_caught:
+                logger.warning("no answer to %s, call %d", question, call)
                 self._side.violated("I3", f"cluster {cluster} is linked, and did not answer {question}")
             group.cancel_scope.cancel()
         return self._answers.pop(call, None)

@@ -21,8 +21,8 @@ from aiodatadist.concurrency.signal import Signal
 
 START = 30.0
 """Seconds in which a process has to be ready."""
-STAGE = 40.0
-"""Seconds in which it has to reach a stage: longer than it waits itself before it complains."""
+LATER = 15.0
+"""Seconds that it has for a stage beyond those after which it complains itself."""
 
 Take = Callable[[str, Report], None]
 """Is given the name of a process and what it says."""
@@ -41,7 +41,7 @@ class SideProcess:
     """
 
     def __init__(self, settings: SideSettings, profile: Profile, take: Take, logs: Path) -> None:
-        self._settings = settings
+        self._settings, self._profile = settings, profile
         self._environment = {**environment(), **_variables(profile)}
         self._take = take
         self._logs = logs
@@ -106,7 +106,7 @@ class SideProcess:
 
     async def reached(self, stage: str) -> None:
         """Until it says that it has; once for each order. Raises DiedError: it does not."""
-        with anyio.move_on_after(STAGE):
+        with anyio.move_on_after(self._profile.patience + LATER):
             while stage not in self._reached and not self._is_gone:
                 await self._said.wait()
         if stage not in self._reached:

@@ -32,6 +32,13 @@ class Profile:
     is_calm: bool = False
 
     @property
+    def patience(self) -> float:
+        """Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still. HCCL, and
+        strict softnpu, cannot be told to stop waiting for a peer that has left: a further channel takes 20 s then, and one
+        that broke 30 s."""
+        return 75.0 if self.strict else 25.0
+
+    @property
     def sides(self) -> tuple[str, ...]:
         """Its processes, in the order in which they start."""
         return ("saver-1", "saver-2") if self.door == "context" else ("owner", "puller")

@@ -51,8 +51,6 @@ from aiodatadist.errors import (
 )
 from aiodatadist.testing import BlockLedger, MisplacedError
 
-PATIENCE = 25.0
-"""Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still."""
 TELL = 0.1
 """Seconds between two reports of what was done."""
 LINGER = 0.05
@@ -167,7 +165,7 @@ class Side(ABC):
                 group.start_soon(self._reach, order)
 
     async def _reach(self, stage: Stage) -> None:
-        with self.lookout.over(f"stage {stage.name} of the {self.settings.name}", PATIENCE):
+        with self.lookout.over(f"stage {stage.name} of the {self.settings.name}", self.profile.patience):
             try:
                 await self._STAGES[stage.name](self, stage)
             except Exception:
@@ -216,7 +214,7 @@ class Side(ABC):
             while True:
                 await self.rounds.begin()
                 chance = self.chance(name, self.settings.life, number)
-                with self.lookout.over(f"operation {number} of task {name}", PATIENCE):
+                with self.lookout.over(f"operation {number} of task {name}", self.profile.patience):
                     await self._guarded(f"operation {number} of task {name}", operation, chance)
                 number += 1
                 await anyio.sleep(chance.uniform(0, 2 * pause))
@@ -317,9 +315,9 @@ class Side(ABC):
     async def _resume(self, _: Stage) -> None:
         for cluster, waiting in self._awaited.items():
             for fault, at in waiting:
-                if time.monotonic() - at > PATIENCE:
+                if time.monotonic() - at > self.profile.patience:
                     self.violated("I3", f"no good transfer from cluster {cluster} since {fault}")
-            waiting[:] = [each for each in waiting if time.monotonic() - each[1] <= PATIENCE]
+            waiting[:] = [each for each in waiting if time.monotonic() - each[1] <= self.profile.patience]
         await self.resumed()
         self.rounds.open()
 
