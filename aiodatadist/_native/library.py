@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -22,6 +23,36 @@ FOLDER = Path(__file__).resolve().parent
 
 ffi: Any = _declarations.ffi
 SOFTNPU = FOLDER / "libsoftnpu.so"
+
+SPELLED = (
+    "CommMem *", "HcclComm *", "HcclCommConfig *", "HcclMemDesc *", "HcclMemDescs *", "HcclOneSideOpDesc[]",
+    "HcclPrepareConfig *", "HcclResult", "aclrtContext *", "aclrtEvent *", "aclrtNotify *", "aclrtNotify[]",
+    "aclrtPtrAttributes *", "aclrtStream *", "aclrtStreamStatus *", "int32_t *", "int32_t[3]", "int64_t *", "int64_t[]",
+    "ring **", "ring_completion *", "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "size_t *",
+    "slots_class[]", "slots_values *", "softnpu_counters", "softnpu_counters *", "uint16_t[]", "uint32_t *", "uint32_t[]",
+    "uint64_t *", "uint64_t[2]", "uint64_t[]", "uintptr_t", "void *", "void **",
+)  # fmt: skip
+"""Types as this package spells them."""
+
+
+def _known(spelled: str) -> None:
+    """Have cffi make a type now. It makes each when it is first asked for, in a buffer that all threads share, and where two
+    threads do that at the same moment it aborts the process (https://github.com/python-cffi/cffi/issues/271)."""
+    kind = ffi.typeof(spelled)
+    struct = kind.item if kind.kind in {"pointer", "array"} else kind
+    if struct.kind == "struct":
+        len(struct.fields or ())  # made when they are looked at
+
+
+for _spelled in SPELLED:
+    _known(_spelled)
+
+
+def know_functions(library: Any) -> None:
+    """The same for the types of all functions that a library has."""
+    for name in DECLARED:
+        with suppress(AttributeError, ffi.error):
+            getattr(library, name)
 
 
 def _contents(library: Any) -> SimpleNamespace:

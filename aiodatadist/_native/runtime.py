@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from aiodatadist._native.library import DECLARED, SOFTNPU, Handle, ffi, ring, ring_copy
+from aiodatadist._native.library import DECLARED, SOFTNPU, Handle, ffi, know_functions, ring, ring_copy
 from aiodatadist.errors import (
     DeviceError,
     FeatureNotEnabled,
@@ -155,6 +155,8 @@ class _Symbols:
 
     def __init__(self, paths: Mapping[str, Any]) -> None:
         self._libraries = paths
+        for library in paths.values():
+            know_functions(library)
 
     def has(self, name: str) -> bool:
         return any(hasattr(library, name) for library in self._libraries.values())

@@ -1,0 +1,37 @@
+"""Types of C are made when the package is imported, in one thread: two threads that make one at the same moment abort."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import aiodatadist
+from aiodatadist._native.library import SPELLED, ffi
+
+CALLS = {"alignof", "callback", "cast", "from_buffer", "getctype", "new", "offsetof", "sizeof", "typeof"}
+PACKAGE = Path(aiodatadist.__file__).parent
+
+
+def spelled() -> Iterator[str]:
+    """All types that the package names in a text."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                first, whose = node.args[0], node.func.value
+                is_ffi = isinstance(whose, ast.Name) and whose.id == "ffi" and node.func.attr in CALLS
+                if is_ffi and isinstance(first, ast.JoinedStr):
+                    yield ast.unparse(first)
+                if is_ffi and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    yield first.value
+
+
+def test_every_type_that_the_package_spells_is_made_at_import() -> None:
+    assert sorted(set(spelled())) == sorted(SPELLED), "SPELLED of aiodatadist/_native/library.py has others"
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_a_type_is_there(name: str) -> None:
+    assert ffi.typeof(name) is ffi.typeof(name)
