@@ -29,6 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         at_night("uvloop,request-uvloop"),
         at_night("hccs,roce,request-roce"),
         at_night("redis,mooncake"),
+        at_night("checksum,relink"),
     ],
 )
 def test_no_rule_is_broken(profiles: str) -> None:

@@ -38,7 +38,8 @@ def test_every_fault_comes(lane: str) -> None:
 
 def test_all_faults_are_those_of_the_lanes() -> None:
     engine = {step.name for step in steps(1, "engine", "redis")}
-    assert set(NAMES) == engine.union(*FAULTS.values())
+    flips = {step.name for step in steps(1, "devices", "checksum")}
+    assert set(NAMES) == engine.union(flips, *FAULTS.values())
 
 
 @pytest.mark.parametrize("profile", PROFILES)

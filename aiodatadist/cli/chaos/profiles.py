@@ -20,6 +20,8 @@ class Profile:
         strict: ``SOFTNPU_STRICT``.
         engine: of a context cache: ``redis`` or ``mooncake``; none: memory of each process.
         is_calm: no faults; then nothing may fail.
+        is_checked: pulls and pushes have checksums, and bits flip in what moves.
+        relinks: links that broke are made again by the library.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Profile:
     strict: Strictness = ""
     engine: str = ""
     is_calm: bool = False
+    is_checked: bool = False
+    relinks: bool = False
 
     @property
     def patience(self) -> float:
@@ -63,6 +67,8 @@ PROFILES = {
         Profile("hccs", "one-sided mode, softnpu strict as between cards", strict="hccs"),
         Profile("roce", "one-sided mode, softnpu strict as between servers", strict="roce"),
         Profile("request-roce", "request/response mode, strict softnpu", one_sided=False, strict="roce"),
+        Profile("checksum", "one-sided mode, with checksums and bits that flip", is_checked=True),
+        Profile("relink", "one-sided mode, with links that come back by themselves", relinks=True),
         Profile("blocking", "one-sided mode, without await", door="blocking"),
         Profile("context", "context caches, each with memory of its own", door="context"),
         Profile("redis", "context caches over Redis", door="context", engine="redis"),

@@ -46,7 +46,7 @@ class Step:
 FAULTS = (
     "kill", "stop", "spin", "hog", "clock", "full",
     "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
-    "delay", "fail", "exec", "hang", "engine-kill", "engine-stop",
+    "delay", "fail", "exec", "hang", "flip", "engine-kill", "engine-stop",
 )  # fmt: skip
 """All there are."""
 
@@ -104,6 +104,8 @@ def _device(chance: random.Random, profile: Profile) -> Step:
     if not profile.one_sided:
         side = "owner"
     number = chance.randint(1, 5)
+    if profile.is_checked and chance.random() < 0.6:  # of what has checksums: layers have none
+        return Step(pause, "flip", "puller", seconds, spec=f"{call}:flip={chance.randrange(1 << 18)}@{number}")
     action = chance.choice(
         (
             f"delay={chance.randint(1, 300)}@{number}",

@@ -87,6 +87,8 @@ class Puller(Side):
 
     async def resumed(self) -> None:
         """Each operation opens the blocks that it needs."""
+        for target in self._targets:
+            target.unlinked()
 
     async def drained(self) -> None:
         """All that was asked for has been answered: operations wait for it."""
@@ -110,6 +112,7 @@ class Target:
         self._manager = datadist.cache_manager
         self._cluster_id = cluster_id
         self._version = 0
+        self._wants_link = True
         self._linked = Signal()
         self._patches: list[Patch] = []
 
@@ -158,6 +161,10 @@ class Target:
 
     # ---- links ----
 
+    def unlinked(self) -> None:
+        """It was, and shall be linked again."""
+        self._wants_link = True
+
     async def _link(self, chance: random.Random) -> None:
         """Make one where there is none; end it now and then."""
         try:
@@ -165,9 +172,11 @@ class Target:
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
                 await closed
         except NotLinked:
-            await self._make_link()
+            if self._wants_link or not self._side.profile.relinks:
+                await self._make_link()
             return
         if chance.random() < 0.1 and not self._side.profile.is_calm:
+            self._wants_link = True
             results = await self._datadist.unlink_clusters([self.info], LINK_MILLIS, force=chance.random() < 0.3)
             self._side.ended("unlink", results.errors[0])
 
@@ -175,6 +184,7 @@ class Target:
         results = await self._datadist.link_clusters([self.info], LINK_MILLIS)
         self._side.ended("link", results.errors[0])
         if results[0] is LLMStatusCode.LLM_SUCCESS:
+            self._wants_link = False
             self._linked.wake()
         else:
             await anyio.sleep(0.05)

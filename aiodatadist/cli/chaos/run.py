@@ -239,7 +239,7 @@ class Run(ABC):
             with _stopped(side):
                 await anyio.sleep(step.seconds)
         else:
-            name = "softnpu" if step.name in {"delay", "fail", "exec", "hang"} else step.name
+            name = "softnpu" if step.name in {"delay", "fail", "exec", "hang", "flip"} else step.name
             await side.order(Fault(name=name, seconds=step.seconds, spec=step.spec))
             await anyio.sleep(step.seconds)
 

@@ -49,6 +49,10 @@ def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
         "heartbeat_misses": MISSES,
         "enable_remote_cache_accessible": profile.one_sided,
     }
+    if profile.is_checked:
+        options["transfer_checksum"] = True
+    if profile.relinks:
+        options["relink"] = {"duration": None, "wait": 0.5}
     return LLMConfig(**options)
 
 
