@@ -17,6 +17,7 @@ VARIABLE = "AIODATADIST_LOOPS"
 """``both``: every test runs on both, whatever it touches."""
 
 TOUCHES_THE_LOOP = (
+    "tests/chaos/test_proxy.py",
     "tests/conformance/test_blob_exchange.py",
     "tests/context_caching/test_closing.py",
     "tests/context_caching/test_double_buffer.py",

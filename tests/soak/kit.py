@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aiodatadist import CacheDesc, DataType
+from aiodatadist.cli.chaos.faults import Hog, spin
+
+__all__ = [
+    "DOORS", "MODES", "STAMPED", "Footprint", "Hog", "Settings", "chosen", "misplaced", "parse", "spin", "stamp", "value",
+]  # fmt: skip
 
 DOORS = ("await", "blocking", "v1", "context", "demo")
 MODES = ("idle", "load", "busy")
@@ -113,25 +117,6 @@ class Footprint:
             threading.active_count(),
             pages * os.sysconf("SC_PAGE_SIZE"),
         )
-
-
-class Hog(threading.Thread):
-    """A busy interpreter: pure Python that never waits, as a scheduler or a tokenizer does."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self.over.is_set():
-            sum(i * i for i in range(20_000))
-
-
-def spin(seconds: float) -> None:
-    """Keep the calling thread, and the interpreter, busy."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
 
 
 def chosen(chance: random.Random, count: int, among: range) -> list[int]:
