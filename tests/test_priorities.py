@@ -26,12 +26,14 @@ from aiodatadist.testing import (
     cluster_info,
     linked_pair,
     open_cluster,
+    soft_counters,
     soft_fault,
     soft_faults_cleared,
     verify,
 )
 from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.messages import KeyName, Pull
+from tests.strict.marks import STRICT
 
 CRITICAL, NORMAL, BACKGROUND = TransferPriority
 BLOCKS, BLOCK = 1024, 4096
@@ -143,6 +145,18 @@ async def test_the_more_urgent_does_not_wait_in_the_line_of_others(pair: Pair, p
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
     assert pair.running == 0
+
+
+@pytest.mark.skipif(STRICT == "roce", reason="RoCE: all transfers take their turns in one stream")
+async def test_a_link_has_a_stream_for_what_is_critical_when_it_needs_one(pair: Pair) -> None:
+    await pair.pull("first", [0], NORMAL)
+    before = soft_counters()["streams"]
+    await pair.pull("background", MANY, BACKGROUND)
+    assert soft_counters()["streams"] == before
+    for _ in range(3):
+        await pair.pull("critical", [3], CRITICAL)
+        await pair.push("critical", [3], CRITICAL)
+    assert soft_counters()["streams"] == before + 1
 
 
 # ---- the end of the one is not that of the other ----

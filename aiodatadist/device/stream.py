@@ -407,6 +407,7 @@ class Stream:
             elif (transfer := self._pending.pop(completion.id, None)) is not None:  # else it was overdue, and is stuck
                 if completion.state == ring.RING_GIVEN_BACK:
                     transfer._asked_ns = transfer._asked_ns or completion.submitted_ns
+                    transfer.nbytes, transfer.ranges = completion.bytes, completion.ranges
                     self._put_back(transfer)
                 else:
                     transfer._complete(completion)
@@ -469,8 +470,7 @@ class Stream:
         if self._closed:
             return
         self._closed = True
-        while self._waiting:
-            self._take_waiting()._end_waiting(TransferState.CANCELLED, None)
+        self._cancel_waiting()
         self._silence()
         self._loop.remove_reader(ring.ring_fd(self._ring))
         wait_ms = round(1000 * self.limits.quiesce)
@@ -485,9 +485,14 @@ class Stream:
         if self._ring is not None:
             raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
 
+    def _cancel_waiting(self) -> None:
+        while self._waiting:
+            self._take_waiting()._end_waiting(TransferState.CANCELLED, None)
+
     def _settle_all(self) -> None:
         """The ring is closed: take its last completions; what has none is stuck."""
         self._drain()
+        self._cancel_waiting()  # what C gave back
         for transfer in list(self._pending.values()):
             transfer._finish(TransferState.STUCK, StuckError(f"{self.name} was closed while the device held on"))
         self._pending.clear()
