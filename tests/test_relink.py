@@ -270,6 +270,25 @@ async def test_a_link_that_the_peer_makes_meanwhile_is_enough() -> None:
         assert decoder.datadist.figures().relinking.ended == 0
 
 
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])
+async def test_both_ends_may_ask_for_the_link_at_the_same_moment(one_sided: bool) -> None:
+    """One link comes of it each time, and the caller's call says that there is one."""
+    quick = {"first_delay": 0.001, "max_delay": 0.002}
+    async with linked_pair(DESC, relink=quick, enable_remote_cache_accessible=one_sided) as (prompt, decoder, _, cache):
+        changes = decoder.datadist.link_changes()
+        for _ in range(10):
+            await cut(prompt)
+            await until(changes, LOST)  # an attempt of before may be under way still, and make the link
+            _, (status,) = await prompt.datadist.link_clusters([cluster_info(decoder)], 5000)
+            assert status in {SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
+            await until(changes, LINKED)
+            await prompt.datadist.wait_linked(2)
+            await pulled(decoder, cache, 1, 2)
+            for each in (prompt, decoder):
+                assert [link.state for link in each.datadist.statistics().links] == ["ready"]
+        assert [each.datadist.figures().links_made for each in (prompt, decoder)] == [11, 11]
+
+
 # ---- given up ----
 
 
