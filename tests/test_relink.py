@@ -374,10 +374,11 @@ async def test_a_transfer_waits_no_longer_than_it_may() -> None:
 async def test_a_deadline_counts_while_a_transfer_waits_and_its_other_terms_when_it_begins() -> None:
     async with waiting_pair() as (_, decoder, _, cache, door, _):
         pull = decoder.datadist.cache_manager.pull_blocks
-        late = pull(KEY, cache, [0], [0], deadline=0.1)
-        checked = pull(KEY, cache, [1], [2], checksum=True, priority=TransferPriority.CRITICAL, deadline=30)
-        with lasting(0.5, at_least=0.1), pytest.raises(TransferTimeout, match=r"the deadline, 0\.1 s from the call"):
-            await late
+        with lasting(0.5, at_least=0.1):
+            late = pull(KEY, cache, [0], [0], deadline=0.1)
+            checked = pull(KEY, cache, [1], [2], checksum=True, priority=TransferPriority.CRITICAL, deadline=30)
+            with pytest.raises(TransferTimeout, match=r"the deadline, 0\.1 s from the call"):
+                await late
         await door.open()
         await checked
         verify(decoder.memory(cache), cache, [(tensor, 2, 1, 1) for tensor in range(2)])
