@@ -163,7 +163,7 @@ class Engine:
         self._linked = Signal()
         self._coming: Counter[int] = Counter()  # links that these clusters are making with us
         self._attempts: dict[int, _Attempt] = {}
-        self._opening = 0
+        self._opening: set[Link] = set()
         self._met_itself = self._is_linked_to_itself = False
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
@@ -372,8 +372,7 @@ class Engine:
             raise
         finally:
             self._heartbeats.forget(link)
-            if not link.is_registered:
-                await link.discard()
+            await self._settle(link)
         return link
 
     async def _make(
@@ -401,22 +400,31 @@ class Engine:
                 comes_from.append(peer.cluster_id)
                 self._coming[peer.cluster_id] += 1
 
-        self._opening += 1
+        self._opening.add(link)
         try:
             await link.shake_hands(handshake, connect, first, admit, attach)
             self._heartbeats.check(link)
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
         finally:
-            self._opening -= 1
             self._coming.subtract(comes_from)
             self._linked.wake()  # or it will not be
+
+    async def _settle(self, link: Link) -> None:
+        """A link that was being made is ready, or nothing is left of it when this returns: its half of a channel may wait in
+        a call that cannot be interrupted long after the peer gave up."""
+        try:
+            if not link.is_registered:
+                await link.discard()
+        finally:
+            self._opening.discard(link)
+            self._linked.wake()
 
     async def _admit(self, peer: Hello, side: Side) -> None:
         """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
         smaller id goes first: its own attempt has ended before it answers the other."""
         self._check_not_linked(peer.cluster_id, peer)
-        if len(self._links) + self._opening > MAX_LINKS:
+        if len(self._links) + len(self._opening) > MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
             )
@@ -642,8 +650,7 @@ class Engine:
             await link.refuse(self._gave_up())
             raise
         finally:
-            if not link.is_registered:
-                await link.discard()
+            await self._settle(link)
         return link
 
     def _gave_up(self) -> LinkClosed:
@@ -756,7 +763,12 @@ class Engine:
     @property
     def has_links(self) -> bool:
         """There are links, or some are being made, or made again."""
-        return bool(self._links) or self._opening > 0 or self._is_linked_to_itself or self.relinker.is_at_work
+        return bool(self._links or self._opening) or self._is_linked_to_itself or self.relinker.is_at_work
+
+    async def wait_opened(self) -> None:
+        """Until no link is being made, and nothing is left of those that could not be made."""
+        while self._opening:
+            await self._linked.wait()
 
     def statistics(self) -> list[LinkStatistics]:
         return [
@@ -765,8 +777,8 @@ class Engine:
         ]
 
     def link_states(self) -> Counter[str]:
-        """How many links there are in each state. From any thread."""
-        return Counter(link.state.value for link in list(self._links.values()))
+        """How many links there are in each state, those that are being made among them. From any thread."""
+        return Counter(link.state.value for link in (*self._links.values(), *self._opening))
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""

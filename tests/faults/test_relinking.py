@@ -8,7 +8,14 @@ import anyio
 import anyio.lowlevel
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode
-from aiodatadist.testing import cluster_info, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.testing import (
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_counters,
+    soft_fault,
+    soft_faults_cleared,
+)
 
 DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
 
@@ -27,3 +34,23 @@ async def test_linking_waits_for_the_end_of_a_link_whose_unlinking_was_cancelled
             await pull
         assert status is LLMStatusCode.LLM_SUCCESS
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+
+
+async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -> None:
+    """Its half of a channel waits in a call of HCCL's that cannot be interrupted, long after the client gave up."""
+    comms = soft_counters()["comms"]
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        engines = [each.datadist._running() for each in (prompt, decoder)]
+        with soft_faults_cleared():
+            soft_fault("HcclCommPrepare:delay=1000@*")
+            linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)], 300))
+            with anyio.fail_after(20):
+                while soft_counters()["comms"] < comms + 2:
+                    await anyio.lowlevel.checkpoint()
+            assert [dict(engine.link_states()) for engine in engines] == [{"opening": 1}, {"opening": 1}]
+            with anyio.fail_after(20):
+                for engine in engines:
+                    await engine.wait_opened()
+            assert soft_counters()["comms"] == comms
+            assert [dict(each.datadist.figures().links) for each in (prompt, decoder)] == [{}, {}]
+            assert (await linking)[0] is not LLMStatusCode.LLM_SUCCESS

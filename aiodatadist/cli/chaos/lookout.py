@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,15 @@ class Lookout:
                     self._stuck(what)
 
     def _stuck(self, what: str) -> None:
-        faulthandler.dump_traceback(all_threads=True)
         self._say("I3", f"{what} does not end")
+        self.show()
+
+    def show(self) -> None:
+        """In the log: where all threads are, what all tasks wait for, and what each descriptor is of. From any thread."""
+        faulthandler.dump_traceback(all_threads=True)
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                print(descriptor.name, descriptor.readlink(), file=sys.stderr)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_show_tasks, self._loop)
 

@@ -294,6 +294,8 @@ class Side(ABC):
 
     async def _part(self, _: Stage) -> None:
         await self.part()
+        for datadist in self.datadists:  # strict softnpu waits as long as HCCL for a peer that gave up
+            await datadist._running().wait_opened()
         for ledger in self.ledgers.values():
             ledger.settle_open()
 
@@ -309,8 +311,11 @@ class Side(ABC):
         if stage.is_first or self._first is None:
             self._first = found
             return
-        for words in found.more_than(self._first):
+        more = found.more_than(self._first)
+        for words in more:
             self.violated("I5", words)
+        if more:
+            self.lookout.show()
 
     async def _resume(self, _: Stage) -> None:
         for cluster, waiting in self._awaited.items():
