@@ -1,41 +1,26 @@
-"""CacheManager: make caches, move them, give them up."""
+"""CacheManager: what moves between this cluster and its peers, on top of the caches that it has."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from aiodatadist.cache.names import Key, Name, name_of
-from aiodatadist.cache.plan import (
-    check_below,
-    inside,
-    plan,
-)
-from aiodatadist.cache.pool import PoolUsage
+from aiodatadist.cache.names import Key
+from aiodatadist.cache.plan import check_below
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.concurrency.origin import Origin
-from aiodatadist.counting import Call, Ended, Observer, tell
-from aiodatadist.device import MAX_COPY_SECONDS, TransferCompletion, TransferState, give_way, tensors
-from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LinkError, NotLinked, ParamInvalid
+from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
+from aiodatadist.cache_manager.caches import Caches
+from aiodatadist.device import TransferCompletion, TransferState, give_way
+from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.link import AwaitedLink, BlockLease, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
-from aiodatadist.values.descriptors import (
-    BlocksCacheKey,
-    Cache,
-    CacheDesc,
-    CacheKey,
-    CacheKeyByIdAndIndex,
-    MemInfo,
-    Memtype,
-    Placement,
-    check_cache_key,
-)
-from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.grid import indexes
 from aiodatadist.values.lease_ticket import LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
@@ -43,12 +28,7 @@ from aiodatadist.values.transfer_priority import TransferPriority, check_deadlin
 from aiodatadist.wire.messages import MAX_TAKERS
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.registry import CacheRegistry
-    from aiodatadist.cluster.engine import Engine
     from aiodatadist.link import Link
-
-Tensor = Any
-"""An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller says otherwise."""
@@ -58,16 +38,7 @@ _LISTS: Final = frozenset({list, tuple, range})
 """Of block numbers. Others take the long way."""
 
 
-class _Terms(NamedTuple):
-    """What a caller wants of a transfer besides its bytes, as it was given."""
-
-    notify: bytes | None
-    checksum: bool | None
-    priority: TransferPriority
-    deadline: float | None
-
-
-class CacheManager:
+class CacheManager(Caches):
     """Obtained from ``LLMDataDist.cache_manager``.
 
     A contiguous cache is cut into batch slots, a blocks cache into blocks. Memory comes from a pool (``allocate_*``), or is
@@ -76,228 +47,6 @@ class CacheManager:
     What moves bytes returns a :class:`~aiodatadist.CacheTask` that has started. What this end knows to be wrong is raised
     by the call itself, before anything starts; what only the peer knows is raised by awaiting the task.
     """
-
-    def __init__(self, engine: Engine, copy_seconds: float = MAX_COPY_SECONDS) -> None:
-        self._engine = engine
-        self._flows = engine.totals.transfers
-        self._copy_seconds = copy_seconds
-
-    @property
-    def _registry(self) -> CacheRegistry:
-        self._engine.check_running()
-        return self._engine.registry
-
-    @property
-    def _registry_here(self) -> CacheRegistry:
-        """For what only the event loop may do. Raises ForkError, LLMException: the caller is not on it."""
-        self._engine.check_here()
-        return self._registry
-
-    # ---- making caches ----
-
-    async def allocate_cache(
-        self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, timeout: float | None = None
-    ) -> Cache:
-        """Make a contiguous cache of pool memory. Contents are undefined.
-
-        Args:
-            cache_keys: the i-th names batch slot i for peers; placeholders name nothing. Each key, and the id, keeps the
-                memory from going back to the pool.
-            timeout: seconds to wait for room, ``math.inf`` for ever. Callers that wait are served in the order in which they
-                came, a small cache behind a large one, too. None: it is made at once or not at all, and not while others
-                wait.
-
-        Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, or is when it is this caller's
-                turn, or there is no pool for this placement.
-            FeatureNotEnabled: there is no pool at all.
-            OutOfMemory: the pool has no room, or had none in time. The message names free, largest and pinned bytes, the
-                oldest pin, how long it waited, and behind which caller. What the empty pool could not hold is not waited
-                for.
-            LLMException: ``LLM_ENGINE_FINALIZED``: the cluster was finalized while it waited.
-
-        After failure and cancellation nothing was taken, and the next caller in the line has its turn.
-        """
-        checks.instance(cache_desc, "cache_desc", CacheDesc)
-        keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
-        return await self._allocate(
-            cache_desc, False, timeout, lambda: self._registry.table.check_slots(cache_desc, keys)
-        )
-
-    async def allocate_blocks_cache(
-        self,
-        cache_desc: CacheDesc,
-        blocks_cache_key: BlocksCacheKey | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Cache:
-        """Make a blocks cache of pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Contents are undefined.
-
-        Without a key it can be a destination, and peers can name it by id. ``timeout``, errors, failure and cancellation as
-        :meth:`allocate_cache`.
-        """
-        checks.instance(cache_desc, "cache_desc", CacheDesc)
-        key = _blocks_key(blocks_cache_key)
-        return await self._allocate(cache_desc, True, timeout, lambda: self._registry.table.check_blocks(key))
-
-    async def _allocate(
-        self, desc: CacheDesc, blocks: bool, timeout: float | None, naming: Callable[[], dict[Name, int]]
-    ) -> Cache:
-        seconds = None if timeout is None else checks.seconds(timeout, "timeout")
-        registry = self._registry_here
-        await give_way()
-        if seconds is None:
-            return registry.allocate(desc, blocks, naming)
-        return await registry.allocate_in_turn(desc, blocks, naming, seconds)
-
-    async def register_cache(
-        self,
-        cache_desc: CacheDesc,
-        addrs: Sequence[Tensor],
-        cache_keys: Sequence[CacheKey] = (),
-        remote_accessible: bool | None = None,
-    ) -> Cache:
-        """Make a contiguous cache of memory that the caller owns. At any time, also after linking.
-
-        Args:
-            addrs: for each tensor a torch or torch_npu tensor, a numpy array, another writable buffer, or the address of
-                ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is not.
-            cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
-            remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
-                memory does; host memory takes part as the destination of this cluster's own pulls alone.
-
-        Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was registered.
-            LLMException: the transport refused the memory. Nothing was registered.
-        """
-        keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
-        return await self._register(
-            cache_desc, addrs, False, remote_accessible, lambda: self._registry.table.check_slots(cache_desc, keys)
-        )
-
-    async def register_blocks_cache(
-        self,
-        cache_desc: CacheDesc,
-        addrs: Sequence[Tensor],
-        blocks_cache_key: BlocksCacheKey | None = None,
-        remote_accessible: bool | None = None,
-    ) -> Cache:
-        """Make a blocks cache of memory that the caller owns: ``cache_desc.shape[0]`` blocks in each tensor.
-
-        Args and errors as :meth:`register_cache`. Without a key peers can name it by id only.
-        """
-        key = _blocks_key(blocks_cache_key)
-        return await self._register(
-            cache_desc, addrs, True, remote_accessible, lambda: self._registry.table.check_blocks(key)
-        )
-
-    async def _register(
-        self, desc: CacheDesc, addrs: Sequence[Tensor], blocks: bool, accessible: bool | None, naming: Callable[[], Any]
-    ) -> Cache:
-        checks.instance(desc, "cache_desc", CacheDesc)
-        spans = tensors.spans(addrs, "addrs", desc, host_as_device=self._engine.device.runtime.is_soft)
-        if accessible is not None:
-            checks.instance(accessible, "remote_accessible", bool)
-        keep = [span.keep for span in spans if span.keep is not None]
-        return await self._registry_here.register(
-            desc, [span.address for span in spans], keep, blocks, naming, accessible
-        )
-
-    def _task(self, what: str, peer: int, transfer: TransferCompletion, about: object) -> CacheTask:
-        """What the caller of a transfer gets. From here on it is counted, and observed."""
-        engine, origin = self._engine, None
-        if transfer.state is TransferState.DONE:
-            self._flows[what].ran(transfer)
-        else:
-            engine.totals.begun(what, transfer)
-            origin = Origin()
-        if engine.observer is not None:
-            _observe(engine.observer, Call("transfer", what, engine.cluster_id, peer, None, transfer.elapsed), transfer)
-        return CacheTask(what, peer, transfer, engine.check_here, about, origin)
-
-    # ---- looking into them ----
-
-    def arrays(self, cache: Cache) -> list[Any]:
-        """A numpy array of ``cache_desc.shape`` over each tensor of an allocated cache, without a copy.
-
-        bfloat16 comes as uint16. The cache cannot be deallocated while an array is alive. Only where the host can address
-        the memory: host placement, and softnpu.
-
-        Raises:
-            FeatureNotEnabled: it cannot, or numpy is not installed.
-            ParamInvalid: the memory is the caller's.
-        """
-        return self._views(cache, tensors.as_arrays)
-
-    def tensors(self, cache: Cache) -> list[Any]:
-        """A torch tensor over each tensor of an allocated cache, without a copy; torch_npu tensors on an NPU.
-
-        As :meth:`arrays`, apart from tensors on an NPU, which own nothing: they must not be used after deallocation.
-        """
-        entry = self._local(cache, "cache", remote=False)
-        if entry.placement is Placement.DEVICE and not self._engine.device.runtime.is_soft:
-            return tensors.npu_tensors(cache.cache_desc, cache.tensor_addrs)
-        return self._views(cache, tensors.as_tensors)
-
-    def _views(self, cache: Cache, make: Callable[[memoryview, CacheDesc, Sequence[int]], list[Any]]) -> list[Any]:
-        entry = self._local(cache, "cache", remote=False)
-        return [
-            make(memoryview(buffer).cast("B"), cache.cache_desc, [0])[0] for buffer in self._registry.buffers(entry)
-        ]
-
-    def pool_usage(self) -> dict[Placement, PoolUsage]:
-        """Total, free, largest and pinned bytes of each memory pool."""
-        return self._registry.pool_usage()
-
-    # ---- giving them up ----
-
-    async def deallocate_cache(self, cache: Cache) -> None:
-        """Drop the id of a contiguous cache that was allocated; its ``tensor_addrs`` are empty afterwards.
-
-        While keys are bound to it, peers can pull by them; the memory goes back to the pool with the last. It waits until no
-        transfer and no peer touches the memory; when cancelled meanwhile, the memory goes back all the same. A cache that is
-        unknown, deallocated or registered is left alone.
-
-        Raises:
-            ParamInvalid: it is a blocks cache, another cluster's, or arrays over its memory are alive.
-            FeatureNotEnabled: there is no memory pool.
-            LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
-        """
-        await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), False)
-        await give_way()
-
-    async def deallocate_blocks_cache(self, cache: Cache) -> None:
-        """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
-        await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), True)
-        await give_way()
-
-    async def remove_cache_key(self, cache_key: CacheKey) -> None:
-        """Unbind a key from its slot: when this returns no peer can pull by it. Unknown keys and registered caches are left
-        alone. If cancelled while it waits, the key is removed all the same; call it again to wait for that.
-
-        Raises:
-            FeatureNotEnabled: there is no memory pool.
-        """
-        checks.instance(cache_key, "cache_key", CacheKey)
-        await self._registry_here.remove_key(name_of(cache_key))
-        await give_way()
-
-    async def unregister_cache(self, cache_id: int) -> None:
-        """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
-
-        Waits for transfers of this cluster that use it; no new one starts meanwhile. It also waits for a peer that lost its
-        link and was stopped in the middle of writing there, until that peer's process goes on or ends, however long that
-        takes. If cancelled while it waits, the cache is forgotten all the same; call it again to wait for that.
-
-        Raises:
-            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made; unlink first.
-                ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
-        """
-        checks.integer(cache_id, "cache_id", checks.INT64)
-        self._engine.check_here()
-        await self._engine.wait_parted()
-        await self._registry_here.unregister(cache_id, self._engine.has_links)
-        await give_way()
 
     # ---- pulling ----
 
@@ -367,7 +116,7 @@ class CacheManager:
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
 
-        terms = _Terms(notify, checksum, priority, deadline)
+        terms = Terms(notify, checksum, priority, deadline)
         return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def pull_cache(
@@ -409,7 +158,7 @@ class CacheManager:
             raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
         if entry.blocks:
             raise ParamInvalid("cache is a blocks cache: pull_cache fills a batch slot, use pull_blocks")
-        src_offset, dst_offset = _offset(src_cache_offset, "src_"), _offset(dst_cache_offset, "dst_")
+        src_offset, dst_offset = check_offset(src_cache_offset, "src_"), check_offset(dst_cache_offset, "dst_")
         nbytes = entry.stride - dst_offset if size == -1 else size
         if batch_index >= entry.pieces or nbytes <= 0 or nbytes > entry.stride - dst_offset:
             where = f" from {dst_offset}" if dst_offset else ""
@@ -421,7 +170,7 @@ class CacheManager:
 
         offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
-        return self._pull("pull_cache", cache_key, entry, selection, _Terms(notify, checksum, priority, deadline))
+        return self._pull("pull_cache", cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
     def _at_once(
         self,
@@ -463,7 +212,7 @@ class CacheManager:
             self._limit(transfer, deadline)
         return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
 
-    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: _Terms) -> CacheTask:
+    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
         is_checked = self._is_checked(terms.checksum, selection)
         is_request, priority = not engine.one_sided, check_priority(terms.priority)
@@ -652,7 +401,7 @@ class CacheManager:
         check_below(sources, entry.pieces, "src_blocks", "source")
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
-        terms = _Terms(notify, checksum, priority, deadline)
+        terms = Terms(notify, checksum, priority, deadline)
         return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def push_cache(
@@ -689,7 +438,7 @@ class CacheManager:
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         selection = Selection(layers, src_slot=src_batch_index, nbytes=entry.stride)
-        return self._push("push_cache", dst_cache_key, entry, selection, _Terms(notify, checksum, priority, deadline))
+        return self._push("push_cache", dst_cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
     def _pushable(self, cache: Cache) -> Entry:
         if not self._engine.one_sided:
@@ -698,14 +447,14 @@ class CacheManager:
             )
         return self._local(cache, "src_cache")
 
-    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, terms: _Terms) -> CacheTask:
+    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, layers = self._link_or_wait(key), selection.layers
         seconds = self._engine.timeout * max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
         is_checked, priority = self._is_checked(terms.checksum, selection), check_priority(terms.priority)
         spec = TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked, priority=priority)
         return self._start(what, link, spec, terms)
 
-    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, terms: _Terms) -> CacheTask:
+    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, terms: Terms) -> CacheTask:
         seconds = check_deadline(terms.deadline)
         transfer = link.begin(spec, what, terms.notify)
         self._limit(transfer, seconds)
@@ -800,211 +549,3 @@ class CacheManager:
             yield receiver
         finally:
             link.layer_events.unwatch(entry.cache_id)
-
-    async def wait_usable(self, cache: Cache) -> None:
-        """Until no lost peer can write into a local cache any more: at once, unless one was stopped (SIGSTOP, a frozen
-        container) in the middle of a write, and has neither gone on nor ended since.
-
-        What a peer was to write there may be written over afterwards, which a lost link alone does not allow.
-
-        Raises:
-            CacheNotFound: there is no such cache.
-            LLMException: the peer may write for ever; never use the memory again.
-        """
-        await self._registry_here.wait_usable(checks.instance(cache, "cache", Cache))
-
-    # ---- copying within this cluster ----
-
-    def copy_cache(
-        self,
-        dst: Cache,
-        src: Cache,
-        dst_batch_index: int = 0,
-        src_batch_index: int = 0,
-        offset: int = 0,
-        size: int = -1,
-        req_id: int | None = None,
-    ) -> CacheTask:
-        """Copy one batch slot to another, in every tensor, within this cluster. Any placement to any.
-
-        Args:
-            offset: bytes to skip at the start of both slots.
-            size: bytes of each tensor; -1 is all that the source has from ``offset``.
-            req_id: for diagnosis only.
-
-        Raises:
-            CacheNotFound: a cache is not known (any more).
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or the bytes do not fit. Nothing was started.
-        """
-        target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
-        checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
-        checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
-        checks.integer(offset, "offset", checks.UINT64)
-        if req_id is not None:
-            checks.integer(req_id, "req_id", checks.UINT64)
-        if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
-            raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
-        nbytes = source.stride - offset if size == -1 else size
-        selection = Selection(
-            src_slot=src_batch_index, dst_slot=dst_batch_index, nbytes=nbytes, offsets=(offset, offset)
-        )
-        return self._copy("copy_cache", source, target, plan(selection, source, target))
-
-    def copy_blocks(self, cache: Cache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
-        """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
-
-        The order between pairs that touch the same block is undefined. Errors as :meth:`copy_cache`.
-        """
-        entry = self._local(cache, "cache", remote=False)
-        checks.instance(copy_block_info, "copy_block_info", dict)
-        for source, targets in copy_block_info.items():
-            checks.integer(source, "copy_block_info", checks.UINT64)
-            checks.sequence(targets, f"copy_block_info[{source}]", int)
-        if not any(copy_block_info.values()):
-            raise ParamInvalid("copy_block_info names no pair of blocks")
-        return self._copy("copy_blocks", entry, entry, inside(entry, copy_block_info))
-
-    def swap_blocks(self, src_cache: Cache, dst_cache: Cache, src_to_dst: Mapping[int, int]) -> CacheTask:
-        """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
-
-        It copies, it does not exchange. One of the two may be ``Cache.create_cpu_cache(...)``; its memory has to stay until
-        the task is done. Errors as :meth:`copy_cache`.
-        """
-        source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
-        if source.placement is target.placement:
-            raise ParamInvalid(f"both caches are {source.placement}: one has to be HOST, the other DEVICE")
-        checks.instance(src_to_dst, "src_to_dst", dict)
-        for pair in src_to_dst.items():
-            checks.sequence(pair, "src_to_dst", int)
-        if not src_to_dst:
-            raise ParamInvalid("src_to_dst names no pair of blocks")
-        sources, targets = indexes(list(src_to_dst), "src_blocks"), indexes(list(src_to_dst.values()), "dst_blocks")
-        return self._copy(
-            "swap_blocks", source, target, plan(Selection(src_blocks=sources, dst_blocks=targets), source, target)
-        )
-
-    def _swappable(self, cache: Cache, name: str) -> Entry:
-        if checks.instance(cache, name, Cache).cache_id == -1:
-            return Entry(cache, False, {}, None)
-        return self._local(cache, name, remote=False)
-
-    def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
-        self._engine.check_here()
-        transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
-        return self._task(what, self._engine.cluster_id, transfer, grid)
-
-    # ---- other ----
-
-    def remap_registered_memory(self, mem_infos: MemInfo | Sequence[MemInfo]) -> None:
-        """For memory repair after a hardware fault. Arguments are checked; the function itself is not available.
-
-        Raises:
-            LLMException: an argument is wrong, nothing is linked, or ``LLM_FEATURE_NOT_ENABLED``.
-        """
-        infos = [mem_infos] if isinstance(mem_infos, MemInfo) else mem_infos
-        if not isinstance(infos, (list, tuple)) or not all(isinstance(info, MemInfo) for info in infos):
-            raise ParamInvalid(f"mem_infos is a {type(mem_infos).__name__}: it has to be a MemInfo or a list of them")
-        for info in infos:
-            if info.mem_type is not Memtype.MEM_TYPE_DEVICE or info.addr == 0 or info.size <= 0:
-                raise ParamInvalid(
-                    f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: it has to be device memory"
-                )
-        if not self._engine.has_links:
-            raise NotLinked("nothing is linked: there is no memory to map anew")
-        raise FeatureNotEnabled("remap_registered_memory is not available", hint="restart the process")
-
-    def set_is_call_linked(self) -> None:
-        """Kept for compatibility: memory can be registered at any time here."""
-
-    @staticmethod
-    def check_cache_key(cache_key: CacheKey) -> None:
-        """Exactly one of ``req_id`` and ``prefix_id`` has to be valid. Raises ParamInvalid."""
-        check_cache_key(checks.instance(cache_key, "cache_key", CacheKey))
-
-    # ---- finding things ----
-
-    def _local(self, cache: Cache, name: str, remote: bool = True) -> Entry:
-        """The cache behind the object. ``remote``: it has to be one that takes part in transfers with peers."""
-        entry = self._registry.local(checks.instance(cache, name, Cache), name)
-        if remote and not entry.remote_accessible:
-            raise _not_accessible(cache, name)
-        return entry
-
-    def _destination(self, cache: Cache, name: str) -> Entry:
-        """The same of a pull into it, which peers need not see."""
-        entry = self._local(cache, name, remote=False)
-        if not entry.may_receive:
-            raise _not_accessible(cache, name)
-        return entry
-
-    def _link(self, key: Key) -> Link:
-        if key.cluster_id == self._engine.cluster_id:
-            raise ParamInvalid(f"{key} names this cluster itself: name a peer, or copy")
-        if isinstance(key, CacheKey):
-            check_cache_key(key)
-        if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
-            raise CacheNotFound(f"{key}: no cache that peers can reach has such an id")
-        link = self._engine.find_link(key.cluster_id)
-        link.check_ready()
-        return link
-
-    def _link_or_wait(self, key: Key) -> Link | AwaitedLink:
-        """The same; or one that is being made again, if transfers wait for it."""
-        try:
-            return self._link(key)
-        except (NotLinked, LinkError):
-            awaited = self._engine.relinker.awaited(key.cluster_id)
-            if awaited is None:
-                raise
-            return awaited
-
-
-def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> None:
-    end = tell(observer, call)
-
-    def ended(done: TransferCompletion) -> None:
-        figures = (done.nbytes, done.ranges, done.queue_seconds, done.transfer_seconds)
-        end(Ended(done.status, done.error, *figures))
-
-    transfer.add_done_callback(ended)
-
-
-def _not_accessible(cache: Cache, name: str) -> ParamInvalid:
-    return ParamInvalid(f"{name} {cache.cache_id} is not remote accessible: register it with remote_accessible=True")
-
-
-def _offset(value: int | None, which: str) -> int:
-    """Raises TypeError, ValueError: it is no int64 of at least 0."""
-    if value is None:
-        return 0
-    if checks.integer(value, f"{which}cache_offset", checks.INT64) < 0:
-        raise ValueError(f"{which}cache_offset is {value}: it has to be at least 0")
-    return value
-
-
-def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
-    """The two lists of a ``pull_blocks``, as C reads them. Raises TypeError, ValueError, ParamInvalid: they are none."""
-    sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
-    if not targets:
-        raise ParamInvalid("dst_blocks is empty: there is nothing to pull into")
-    if isinstance(key, BlocksCacheKey) and not sources:
-        raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
-    if isinstance(key, CacheKey) and sources:
-        raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
-    if sources and len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
-    return sources, targets
-
-
-def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
-    """The same of a ``push_blocks``."""
-    sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
-    if not targets or len(sources) != len(targets):
-        raise ParamInvalid(
-            f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
-        )
-    return sources, targets
-
-
-def _blocks_key(key: BlocksCacheKey | None) -> BlocksCacheKey | None:
-    return None if key is None else checks.instance(key, "blocks_cache_key", BlocksCacheKey)

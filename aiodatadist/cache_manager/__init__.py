@@ -1,0 +1,6 @@
+"""The front door for caches and transfers: make caches, move them, give them up."""
+
+from aiodatadist.cache_manager.arguments import blocks_to_pull, blocks_to_push
+from aiodatadist.cache_manager.manager import CacheManager
+
+__all__ = ["CacheManager", "blocks_to_pull", "blocks_to_push"]
