@@ -7,9 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "hccl_soft.h"
+#include "runtime.h"
 
 #ifndef MADV_POPULATE_WRITE                             /* Linux 5.14; older C libraries do not name it */
 #define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE                                   /* Linux 6.1 */
+#define MADV_COLLAPSE 25
 #endif
 
 #define DEVICE_BYTES_MAX ((uint64_t)64 << 30)           /* the vendor's limits for one registration */
@@ -161,13 +165,28 @@ void hccl_region_unbind(hccl_region *region)
     soft_unref(&region->object);
 }
 
+/* process_vm_readv looks up and pins each page: 1 GB of pages of 4 KiB took 0.20 to 0.26 s of an EPYC (Zen 4), and of 2 MiB 0.07
+ * s in blocks of 256 KiB and 0.16 in blocks of 16. Whole ones within the range; where no page is there yet nothing is moved,
+ * hence the first of each. Advice: no setting of the mapping changes, and what is under MADV_NOHUGEPAGE, or pinned by a
+ * driver, stays as it is. Moving 256 MiB takes 0.1 to 0.5 s, the more the more scattered the machine's free memory is.    */
+static void use_huge_pages(uintptr_t from, uintptr_t end)
+{
+    for (uintptr_t at = soft_round_up(from, SOFT_HUGE_PAGE); at + SOFT_HUGE_PAGE <= end; at += SOFT_HUGE_PAGE)
+        madvise((void *)at, 1, MADV_POPULATE_WRITE);
+    madvise((void *)from, end - from, MADV_COLLAPSE);
+}
+
 /* A NIC's registration pins memory, too. Fresh pages cost 0.5 to 1.6 s per GiB: here, or in the first transfers. Advice:
  * read-only memory stays as it is, and a kernel that does not know it populates by use.                               */
 static void populate(const CommMem *mem)
 {
+    soft_span span;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)mem->addr, from = start / page * page;
-    if (mem->size <= POPULATE_MAX)
-        madvise((void *)from, start + mem->size - from, MADV_POPULATE_WRITE);
+    if (mem->size > POPULATE_MAX)
+        return;
+    if (soft_span_of(mem->addr, mem->size, &span) && span.fd < 0)
+        use_huge_pages(from, start + mem->size);
+    madvise((void *)from, start + mem->size - from, MADV_POPULATE_WRITE);
 }
 
 static void count_once(hccl_region *region)
