@@ -566,7 +566,7 @@ def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
     """What is raised where a cluster is used in the wrong place."""
     match misuse:
         case Misuse.FORKED:
-            return ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+            return ForkError(f"this LLMDataDist was initialised {reason}", hint="start processes with spawn")
         case Misuse.LOOP_CLOSED:
             return LLMException(
                 f"the event loop on which {name} was initialised is closed",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -38,7 +39,7 @@ from aiodatadist.blocking.layers import LayersHandle
 from aiodatadist.context_caching import (
     ContextCache,
     EmsException,
-    EmsInternalError,
+    EmsForkError,
     EmsInvalidArgument,
     MemoryPool,
     Transfer,
@@ -271,7 +272,9 @@ async def test_what_any_thread_may_ask_is_refused_in_a_forked_child_alone(kind: 
     async with scene() as made:
         calls = calls_of(ANY_THREAD[kind], made)
         assert await in_thread(list(calls.values())) == [None] * len(calls)
-        check_refused(calls, in_child(list(calls.values())), ForkError, "initialised before a fork")
+        check_refused(
+            calls, in_child(list(calls.values())), ForkError, f"initialised before a fork, in process {os.getpid()}"
+        )
 
 
 async def test_a_wait_that_began_on_its_loop_is_not_continued_on_another() -> None:
@@ -335,7 +338,7 @@ def test_each_public_name_of_a_context_cache_is_in_a_table() -> None:
     [
         pytest.param(in_thread, EmsInvalidArgument, id="a thread"),
         pytest.param(in_another_loop, EmsInvalidArgument, id="another loop"),
-        pytest.param(in_forked_child, EmsInternalError, id="a forked child"),
+        pytest.param(in_forked_child, EmsForkError, id="a forked child"),
     ],
 )
 async def test_a_context_cache_is_used_on_its_loop_alone(
@@ -474,4 +477,4 @@ def test_each_public_name_without_await_is_in_a_table(kind: type) -> None:
 @pytest.mark.parametrize("kind", BLOCKING, ids=lambda kind: kind.__name__)
 def test_in_a_forked_child_a_call_without_await_is_refused(blocking_scene: BlockingScene, kind: type) -> None:
     calls = calls_of(BLOCKING[kind], blocking_scene)
-    check_refused(calls, in_child(list(calls.values())), ForkError, "before a fork")
+    check_refused(calls, in_child(list(calls.values())), ForkError, f"before a fork, in process {os.getpid()}")

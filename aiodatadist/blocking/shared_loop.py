@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from functools import partial
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.errors import DeviceError, ForkError, LLMException, LLMStatusCode, TransferError
 
@@ -13,13 +15,13 @@ LAST_CALLS_SECONDS = 30.0
 """Seconds that calls which are under way have for ending, when the last cluster is finalized."""
 
 
-def _refusal(why: Unusable) -> LLMException:
+def _refusal(pid: int, why: Unusable) -> LLMException:
     """What is raised where a blocking call cannot be made, or did not end by itself."""
     match why:
         case Unusable.NOT_STARTED:
             return DeviceError(why.value, hint="a limit of processes or memory is reached")
         case Unusable.FORKED:
-            return ForkError("this LLMDataDist was initialised before a fork", hint="start processes with spawn")
+            return ForkError(f"this LLMDataDist was initialised {forks.since(pid)}", hint="start processes with spawn")
         case Unusable.OWN_THREAD:
             return LLMException(
                 "a blocking call on the thread that would have to carry it out",
@@ -66,7 +68,9 @@ def acquire() -> LoopThread:
     """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
     with _shared.lock:
         if _shared.thread is None:
-            _shared.thread = LoopThread("aiodatadist loop", _refusal, _warn_on_event_loop, LAST_CALLS_SECONDS)
+            _shared.thread = LoopThread(
+                "aiodatadist loop", partial(_refusal, os.getpid()), _warn_on_event_loop, LAST_CALLS_SECONDS
+            )
         _shared.users += 1
         return _shared.thread
 

@@ -25,6 +25,11 @@ generation = 0
 """Of this process: one more than its parent's had when it was forked. What began in an earlier one is the parent's."""
 
 
+def since(pid: int) -> str:
+    """For the refusal of what began in process ``pid``, which is not this one."""
+    return f"before a fork, in process {pid}: this is its child, process {os.getpid()}"
+
+
 def guard(root: asyncio.Task[None]) -> None:
     """This task, and all that it starts, belong to this process: a forked child does not run them, not even to an end."""
     _roots.add(root)

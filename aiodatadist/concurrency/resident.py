@@ -55,7 +55,7 @@ class Misuse(Enum):
 
 
 Refuse = Callable[[Misuse, str | None], Exception]
-"""Makes the exception to be raised; for FAILED it gets the reason as well."""
+"""Makes the exception to be raised; for FAILED it gets the reason as well, and for FORKED which processes these are."""
 
 Life = Callable[["asyncio.Future[None]"], Coroutine[Any, Any, None]]
 
@@ -223,7 +223,7 @@ class Resident:
     def check_process(self) -> None:
         """Raises the same: this is a child of the process that it was opened in."""
         if self.pid != os.getpid():
-            raise self._refuse(Misuse.FORKED, None)
+            raise self._refuse(Misuse.FORKED, forks.since(self.pid))
 
     def check_loop(self) -> None:
         """Raises the same: the caller is on another loop, or on none."""

@@ -10,6 +10,7 @@ from aiodatadist.context_caching.cache import ContextCache
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
+    EmsForkError,
     EmsInternalError,
     EmsInvalidArgument,
     EmsIoError,
@@ -35,6 +36,7 @@ __all__ = [
     "ContextCache",
     "EmsErrorCode",
     "EmsException",
+    "EmsForkError",
     "EmsInternalError",
     "EmsInvalidArgument",
     "EmsIoError",

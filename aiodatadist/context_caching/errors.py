@@ -78,8 +78,18 @@ class EmsInternalError(EmsException):
     default_code = EmsErrorCode.EMS_INTERNAL_ERROR
 
 
+class EmsForkError(EmsInternalError):
+    """The cache, transfer or client was made before ``os.fork()`` and is used in the child, as the message says with both
+    processes' numbers: what :class:`aiodatadist.ForkError` is for a cluster. The parent's goes on. Start processes with
+    spawn."""
+
+
+def fork_refusal(what: str, words: str) -> EmsForkError:
+    """``words``: from ``forks.since``."""
+    return EmsForkError(f"{what} {words}; start processes with spawn")
+
+
 _REFUSALS: Final[dict[Misuse, tuple[type[EmsException], str]]] = {
-    Misuse.FORKED: (EmsInternalError, "this cache was opened before a fork: start processes with spawn"),
     Misuse.STOPPED: (EmsInvalidArgument, "this cache is closed"),
     Misuse.FAILED: (EmsInternalError, "this cache has ended: {reason}"),
     Misuse.LOOP_CLOSED: (
@@ -100,6 +110,8 @@ _REFUSALS: Final[dict[Misuse, tuple[type[EmsException], str]]] = {
 
 def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
     """What is raised where a cache cannot be used, or not from there."""
+    if misuse is Misuse.FORKED:
+        return fork_refusal("this cache was opened", str(reason))
     kind, words = _REFUSALS[misuse]
     return kind(words.replace("{reason}", str(reason)))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.memory import Memory
 from aiodatadist.device.stream import Stream, StreamLimits
@@ -60,7 +61,7 @@ class Device:
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
-            raise ForkError("this device was opened before a fork", hint="start processes with spawn")
+            raise ForkError(f"this device was opened {forks.since(self._pid)}", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"device {self.index} is closed")
 

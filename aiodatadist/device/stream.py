@@ -19,6 +19,7 @@ from typing import Any
 
 from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import Runtime, acl_error, completion_error
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.loop_time import LoopTime, loop_time
@@ -294,7 +295,7 @@ class Stream:
             ParamInvalid: a step makes no sense, or the stream is closed.
         """
         if self._pid != os.getpid():
-            raise ForkError("this stream was opened before a fork", hint="start processes with spawn")
+            raise ForkError(f"this stream was opened {forks.since(self._pid)}", hint="start processes with spawn")
         if self._closed:
             raise ParamInvalid(f"{self.name} is closed")
         timeout_ms = max(1, round(timeout * 1000))

@@ -304,7 +304,7 @@ def test_a_wrong_pool_is_a_wrong_argument() -> None:
 
 FORK = """
 import os
-from aiodatadist.context_caching.ems import CcConfig_v1, Ems, EmsConfig, EmsErrorCode, EmsException
+from aiodatadist.context_caching.ems import CcConfig_v1, Ems, EmsConfig, EmsErrorCode, EmsForkError
 Ems.init(EmsConfig(cc_config_v1=CcConfig_v1(0, 0, "m")))
 cc = Ems.get_cc()
 child = os.fork()
@@ -312,8 +312,9 @@ if not child:
     for call in (Ems.get_cc, Ems.check_health, lambda: cc.exists([1]), lambda: Ems.init(EmsConfig())):
         try:
             call()
-        except EmsException as error:
+        except EmsForkError as error:
             assert error.status_code() is EmsErrorCode.EMS_INTERNAL_ERROR, error
+            assert f"in process {os.getppid()}: this is its child, process {os.getpid()}" in error.message(), error
         else:
             os._exit(1)
     Ems.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from aiodatadist.context_caching import (
     ContextCache,
     EmsException,
-    EmsInternalError,
+    EmsForkError,
     EmsInvalidArgument,
     MemoryPool,
     open_pool,
@@ -63,7 +64,10 @@ async def test_calls_of_a_cache_off_its_loop_are_told_the_rule() -> None:
     async with opened("memory:", kv) as cache:
         calls = calls_of(cache, kv)
         check(
-            calls, in_child(list(calls.values())), EmsInternalError, "opened before a fork: start processes with spawn"
+            calls,
+            in_child(list(calls.values())),
+            EmsForkError,
+            f"opened before a fork, in process {os.getpid()}: this is",
         )
         calls["aclose"] = cache.aclose
         check(calls, await in_thread(list(calls.values())), EmsInvalidArgument, "there is no event loop here")
@@ -86,8 +90,8 @@ async def test_a_transfer_under_way_off_its_loop_is_told_the_rule() -> None:
             check(
                 calls,
                 in_child(list(calls.values())),
-                EmsInternalError,
-                "started before a fork: start processes with spawn",
+                EmsForkError,
+                f"started before a fork, in process {os.getpid()}: this is its child, process ",
             )
             check(calls, await in_thread(list(calls.values())), EmsInvalidArgument, "there is no event loop here")
             go_on.set()
@@ -135,4 +139,4 @@ asyncio.run(main())
 def test_a_child_that_leaves_is_cancelled_where_it_waits_for_a_save() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
-    assert "EmsInternalError" not in done.stderr, done.stderr
+    assert "EmsForkError" not in done.stderr, done.stderr

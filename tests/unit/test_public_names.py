@@ -53,14 +53,14 @@ PUBLIC: dict[str, str] = {
     "aiodatadist.telemetry.prometheus": "Cache Cluster MetricsCollector",
     "aiodatadist.context_caching": """
         CcCacheConfig CcConfig CcConfig_v1 CcResult CcStatus ContextCache EmsErrorCode
-        EmsException EmsInternalError EmsInvalidArgument EmsIoError EmsTimeout HealthGate HealthRules
+        EmsException EmsForkError EmsInternalError EmsInvalidArgument EmsIoError EmsTimeout HealthGate HealthRules
         KvBufferWrapper KVCacheType KVPool LayerGroup MemoryPool open_pool PrimaryKey Statistics
         Transfer
     """,
     "aiodatadist.context_caching.ems": """
         CcCacheConfig CcConfig CcConfig_v1 CcFuture CcKvOption CcResult CcStatus ContextCache_v1
-        ContextCaching Ems EmsConfig EmsErrorCode EmsException EmsInternalError EmsInvalidArgument EmsIoError
-        EmsTimeout KvBufferWrapper KVCacheType LayerGroup PrimaryKey
+        ContextCaching Ems EmsConfig EmsErrorCode EmsException EmsForkError EmsInternalError EmsInvalidArgument
+        EmsIoError EmsTimeout KvBufferWrapper KVCacheType LayerGroup PrimaryKey
     """,
 }
 """Names by module. A name that leaves this list leaves a user's program: it needs a line in CHANGELOG.md."""

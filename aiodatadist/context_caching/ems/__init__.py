@@ -11,8 +11,10 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
@@ -21,10 +23,12 @@ from aiodatadist.context_caching.ems.future import CcFuture
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
+    EmsForkError,
     EmsInternalError,
     EmsInvalidArgument,
     EmsIoError,
     EmsTimeout,
+    fork_refusal,
 )
 from aiodatadist.context_caching.identity.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType, check_access
 from aiodatadist.context_caching.identity.names import PrimaryKey
@@ -35,7 +39,7 @@ from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.handle import BlockTransfer
 
 __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
-           "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException",
+           "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException", "EmsForkError",
            "EmsInternalError", "EmsInvalidArgument", "EmsIoError", "EmsTimeout", "KVCacheType", "KvBufferWrapper",
            "LayerGroup", "PrimaryKey"]  # fmt: skip
 
@@ -117,13 +121,13 @@ class EmsConfig:
         return self.cc_config_v1 or self.cc_config
 
 
-def _refusal(why: Unusable) -> Exception:
+def _refusal(pid: int, why: Unusable) -> Exception:
     """What is raised where a blocking call cannot be made, or did not end by itself."""
     match why:
         case Unusable.NOT_STARTED:
             return EmsInternalError(f"Ems has no event loop: {why.value}")
         case Unusable.FORKED:
-            return EmsInternalError("Ems.init was called before a fork: start processes with spawn")
+            return fork_refusal("Ems.init was called", forks.since(pid))
         case Unusable.OWN_THREAD:
             return RuntimeError("the event loop of Ems cannot wait for itself: await it instead")
     return EmsInvalidArgument("Ems.shutdown was called meanwhile")
@@ -141,7 +145,7 @@ class _Client:
         self._cache: ContextCache | None = None
         self._has_warned = False
         try:
-            self._thread = LoopThread("aiodatadist Ems", _refusal, self._warn, last_calls=0)
+            self._thread = LoopThread("aiodatadist Ems", partial(_refusal, self._pid), self._warn, last_calls=0)
         except OSError as error:
             raise EmsInternalError(f"Ems has no event loop: {error}") from error
         if config.chosen is None:
@@ -173,7 +177,7 @@ class _Client:
 
     def check_pid(self) -> None:
         if self._pid != os.getpid():
-            raise EmsInternalError("Ems.init was called before a fork: start processes with spawn")
+            raise fork_refusal("Ems.init was called", forks.since(self._pid))
 
     def _check(self) -> ContextCache:
         self.check_pid()
@@ -252,7 +256,7 @@ class Ems:
         """The cache of the running client; None if there is none.
 
         Raises:
-            EmsInternalError: the client was started before a fork.
+            EmsForkError: the client was started before a fork.
         """
         client = cls._client
         if client is None:
@@ -265,7 +269,7 @@ class Ems:
         """Whether the pool works right now; False without a client, and while it shuts down.
 
         Raises:
-            EmsInternalError: the client was started before a fork.
+            EmsForkError: the client was started before a fork.
         """
         client = cls._client
         if client is None:

@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import anyio.lowlevel
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.completion import Completion, TransferState
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.scope import Scope
-from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument
+from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument, fork_refusal
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.device import StreamLimits, give_way
 
@@ -121,7 +122,7 @@ class BlockTransfer(Completion):
 
     def _check_loop(self) -> None:
         if self._pid != os.getpid():
-            raise EmsInternalError(f"{self.what} was started before a fork: start processes with spawn")
+            raise fork_refusal(f"{self.what} was started", forks.since(self._pid))
         running = _get_running_loop()
         if running is not self._loop:
             where = "there is no event loop here" if running is None else "this is another event loop"
