@@ -30,7 +30,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
-from aiodatadist.counting import Observer, Totals
+from aiodatadist.counting import Observer, Totals, forget_oldest
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     AuthError,
@@ -440,9 +440,7 @@ class Engine:
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
         link.is_registered = True
-        self.totals.links_made += 1
-        self.totals.generations[link.cluster_id] += 1
-        link.generation = self.totals.generations[link.cluster_id]
+        link.generation = self.totals.linked(link.cluster_id)
         self.relinker.linked(link, old)
         self._linked.wake()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
@@ -458,7 +456,7 @@ class Engine:
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
-                    self._refusals[link.cluster_id] = f"the last link ended: {link.failure.args[0]}"
+                    self._remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
                 self.relinker.ended(link)
 
     def _tasks(self) -> anyio.abc.TaskGroup:
@@ -530,9 +528,15 @@ class Engine:
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
-            self._refusals[cluster_id] = f"the last attempt failed: {attempt.error.args[0]}"
+            self._remember(cluster_id, f"the last attempt failed: {attempt.error.args[0]}")
             raise attempt.error
         self._refusals.pop(cluster_id, None)
+
+    def _remember(self, cluster_id: int, why: str) -> None:
+        """For callers that use it later: why there is no link."""
+        self._refusals.pop(cluster_id, None)
+        self._refusals[cluster_id] = why
+        forget_oldest(self._refusals)
 
     def _check_not_linked(self, cluster_id: int, peer: Hello | None = None) -> None:
         """``peer``: a cluster that asks. A link to another instance of it is out of date, and so is one that it has had and

@@ -3,7 +3,7 @@
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
 from aiodatadist.counting.flow import SECONDS, Flow
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
-from aiodatadist.counting.totals import Totals
+from aiodatadist.counting.totals import Totals, forget_oldest
 
 __all__ = [
     "SECONDS",
@@ -16,5 +16,6 @@ __all__ = [
     "Observer",
     "Tell",
     "Totals",
+    "forget_oldest",
     "tell",
 ]

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from aiodatadist.counting.flow import Flow
 
+MAX_PEERS = 4096
+"""Peers that are remembered beyond their links, which is some hundred bytes each: those that were linked last."""
+
 
 class Running(Protocol):
     """A transfer under way."""
@@ -16,11 +19,17 @@ class Running(Protocol):
         """Call it on the event loop when it has ended; at once if it has."""
 
 
+def forget_oldest(by_peer: dict[int, Any]) -> None:
+    """Of what is remembered in the order in which peers were linked or lost."""
+    while len(by_peer) > MAX_PEERS:
+        del by_peer[next(iter(by_peer))]
+
+
 class Totals:
     """Counted on the event loop, and read by :meth:`aiodatadist.LLMDataDist.figures`. Outlives links and engines.
 
     Attributes: as :class:`~aiodatadist.counting.Figures` has them, and:
-        generations: how many times the link to each peer was made.
+        generations: how many times the link to each peer was made; of a peer that ``MAX_PEERS`` others were linked since, 0.
     """
 
     def __init__(self) -> None:
@@ -35,6 +44,14 @@ class Totals:
         self.link_changes_dropped = 0
         self.leases_opened = 0
         self.leases_ended: Counter[str] = Counter()
+
+    def linked(self, cluster_id: int) -> int:
+        """The link to this peer was made once more: how many times by now."""
+        self.links_made += 1
+        times = self.generations.pop(cluster_id, 0) + 1
+        self.generations[cluster_id] = times
+        forget_oldest(self.generations)
+        return times
 
     def begun(self, operation: str, transfer: Running) -> None:
         """Count one when it has ended."""
