@@ -9,10 +9,20 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist import CacheDesc, DataType, LeaseEnd, LeaseTicket, TransferError, TransferTimeout, new_lease_name
+from aiodatadist import (
+    CacheDesc,
+    DataType,
+    LeaseEnd,
+    LeaseTicket,
+    ParamInvalid,
+    TransferError,
+    TransferTimeout,
+    new_lease_name,
+)
 from aiodatadist.link import block_leases, leased_pull, link
 from aiodatadist.link.block_leases import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
 
 MANY = 2000
@@ -109,3 +119,21 @@ def test_a_ticket_of_a_million_wrong_blocks_is_refused_at_its_first() -> None:
     with pytest.raises(ValidationError) as refused:
         LeaseTicket.model_validate(ticket)
     assert len(refused.value.errors()) <= 2  # it, and that fewer are right than there have to be
+
+
+async def test_a_lease_keeps_as_many_blocks_as_a_ticket_has_and_no_more() -> None:
+    desc = CacheDesc(1, [MAX_TICKET_BLOCKS + 1, 16], DataType.DT_UINT8)
+    async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
+        mine, theirs = await one.blocks(desc), await two.blocks(desc)
+        await one.datadist.link_clusters([cluster_info(two)], 5000)
+        manager = two.datadist.cache_manager
+        with pytest.raises(ParamInvalid, match="blocks has 65537 numbers: a lease keeps at most 65536"):
+            manager.lease_blocks(theirs, range(MAX_TICKET_BLOCKS + 1), MINUTE)
+        assert two.datadist.figures().leases == 0
+        lease = manager.lease_blocks(theirs, range(1, MAX_TICKET_BLOCKS + 1), MINUTE)
+        ticket = lease.ticket().model_dump(mode="json")
+        with pytest.raises(ParamInvalid, match="65537 block numbers: there have to be 1 to 65536"):
+            one.datadist.cache_manager.pull_leased({**ticket, "blocks": [0, *ticket["blocks"]]}, mine, [0])
+        report = await one.datadist.cache_manager.pull_leased(ticket, mine, range(MAX_TICKET_BLOCKS))
+        assert report.bytes == MAX_TICKET_BLOCKS * 16
+        assert await ended(lease) is LeaseEnd.TAKEN

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from aiodatadist.errors import IncompatiblePeer
 from aiodatadist.values.selection import BlockParts
@@ -31,11 +31,11 @@ class BlockShape(BaseModel):
         axes: for each of its caches; empty where it is not known how a block is made up.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     tokens: int = Field(ge=1)
     heads: int = Field(ge=1)
-    axes: tuple[Axes, ...]
+    axes: Annotated[tuple[Annotated[Axes, Strict(False)], ...], Strict(False)]
 
 
 def axes_of(shape: Sequence[int], tokens: int, heads: int) -> Axes:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Annotated
 
 import anyio
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, Strict
 
 from aiodatadist.adapters.block_shapes import BlockShape, End, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
@@ -45,7 +45,10 @@ class WorkerAddress(PeerAddress):
     """
 
     cache_ids: Annotated[
-        tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1, max_length=MAX_TENSORS), FailFast()
+        tuple[Annotated[int, Field(ge=1, lt=2**63)], ...],
+        Strict(False),
+        Field(min_length=1, max_length=MAX_TENSORS),
+        FailFast(),
     ]
     layout: dict[str, str | int]
     shape: BlockShape | None = None
@@ -92,17 +95,11 @@ def lease_name(lease: str, number: int) -> str:
 
 
 def tickets(source: WorkerAddress, lease: str, blocks: Sequence[int]) -> list[LeaseTicket]:
-    """For each of the source's caches."""
-    return [
-        LeaseTicket(
-            cluster_id=source.cluster_id,
-            lease=lease_name(lease, number),
-            cache_id=cache_id,
-            blocks=tuple(blocks),
-            seconds=0.0,
-        )
-        for number, cache_id in enumerate(source.cache_ids)
-    ]
+    """For each of the source's caches. Raises ValidationError: there is no such ticket."""
+    first, *others = source.cache_ids
+    made = LeaseTicket(cluster_id=source.cluster_id, lease=lease, cache_id=first, blocks=tuple(blocks), seconds=0.0)
+    names = [(lease_name(lease, number), cache_id) for number, cache_id in enumerate(others, 1)]
+    return [made, *(made.model_copy(update={"lease": name, "cache_id": cache_id}) for name, cache_id in names)]
 
 
 class _Kept:

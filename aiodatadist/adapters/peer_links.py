@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class PeerAddress(BaseModel):
     """Where a worker listens, as JSON carries it. ``host``: an address, or a name that is looked up for each link."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cluster_id: int = Field(ge=0, lt=2**64)
     host: str = Field(min_length=1)

@@ -27,7 +27,7 @@ BlockNumber = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     transfer: TransferName
 

@@ -33,7 +33,7 @@ SECONDS = 5.0
 class Registered(BaseModel):
     """One rank of a prefill engine, of ``ranks``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     rank: int = Field(ge=0, lt=MAX_RANKS)
     ranks: int = Field(ge=1, le=MAX_RANKS)
@@ -42,14 +42,14 @@ class Registered(BaseModel):
 
 
 class _Register(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     op: Literal["register"]
     worker: Registered
 
 
 class _Ask(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     op: Literal["ask"]
 

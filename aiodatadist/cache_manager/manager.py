@@ -21,7 +21,7 @@ from aiodatadist.link import AwaitedLink, BlockLease, LayerReceiver, TransferSpe
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.grid import indexes
-from aiodatadist.values.lease_ticket import LeaseTicket, check_lease_name
+from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 from aiodatadist.values.transfer_priority import TransferPriority, check_deadline, check_priority
@@ -248,6 +248,7 @@ class CacheManager(Caches):
         :meth:`BlockLease.wait_ended` or a callback.
 
         Args:
+            blocks: their numbers, at most 65536.
             timeout_in_millis: for a peer to begin.
             name: 32 hexadecimal digits, for a caller that has written the ticket before; made up if omitted.
 
@@ -261,6 +262,8 @@ class CacheManager(Caches):
         numbers = indexes(blocks, "blocks")
         if not numbers:
             raise ParamInvalid("blocks is empty: there is nothing to keep")
+        if len(numbers) > MAX_TICKET_BLOCKS:
+            raise ParamInvalid(f"blocks has {len(numbers)} numbers: a lease keeps at most {MAX_TICKET_BLOCKS}")
         check_below(numbers, entry.pieces, "blocks", "cache")
         checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
         self._engine.check_here()

@@ -128,7 +128,7 @@ class BlockLease:
         self._check_here()
         if self._closed is not None:
             raise ParamInvalid(f"lease {self.name} is {self._closed}: there is nothing to pull")
-        return LeaseTicket(
+        return LeaseTicket.model_construct(  # nothing to check: it takes a third of the time
             cluster_id=self._cluster_id,
             lease=self.name,
             cache_id=self._cache_id,

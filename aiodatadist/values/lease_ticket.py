@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import re
 import secrets
+from array import array
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 
-MAX_TICKET_BLOCKS = 1 << 20
+MAX_TICKET_BLOCKS = 1 << 16
+"""Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 2 ms
+then, which sixteen times as many would for 40."""
 
 NAME = r"^[0-9a-f]{32}$"
 LeaseName = Annotated[str, Field(pattern=NAME)]
 Block = Annotated[int, Field(ge=0, lt=2**63)]
-Blocks = Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_TICKET_BLOCKS), FailFast()]
-"""The first one that is wrong is told: telling of a million takes ten seconds."""
+
+
+def _numbers(value: Any, _: object) -> tuple[int, ...]:
+    """Block numbers as JSON has them, all checked in a few calls of C: ``True``, ``1.0`` and ``"1"`` are none.
+
+    The first one that is wrong is told: telling of all takes seconds."""
+    if not isinstance(value, (list, tuple)):
+        raise PydanticCustomError("blocks", "it has to be a list of block numbers")
+    if not 1 <= len(value) <= MAX_TICKET_BLOCKS:
+        words = {"count": len(value), "limit": MAX_TICKET_BLOCKS}
+        raise PydanticCustomError("blocks", "{count} block numbers: there have to be 1 to {limit}", words)
+    try:
+        if set(map(type, value)) == {int}:
+            array("Q", value), array("q", value)  # no negative one, and none of 2**63 or more
+            return tuple(value)
+    except OverflowError:
+        pass
+    at = next(i for i, each in enumerate(value) if type(each) is not int or not 0 <= each < 2**63)
+    told: dict[str, Any] = {"at": at, "value": checks.shown(value[at])}
+    raise PydanticCustomError("blocks", "number {at} is {value}: a block number is an int from 0 to 2**63 - 1", told)
+
+
+Blocks = Annotated[tuple[Block, ...], WrapValidator(_numbers)]
 
 
 def new_lease_name() -> str:
@@ -47,7 +72,7 @@ class LeaseTicket(BaseModel):
             how long it may take, and the owner alone decides.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     cluster_id: Annotated[int, Field(ge=0, lt=2**64)]
     lease: LeaseName
@@ -67,9 +92,7 @@ class LeaseTicket(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            raise ParamInvalid(f"ticket: {where}: {first['msg']}") from None
+            raise ParamInvalid(f"ticket: {checks.first_wrong(error)}") from None
 
     @property
     def key(self) -> CacheKeyByIdAndIndex:

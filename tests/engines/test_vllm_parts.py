@@ -286,6 +286,18 @@ def test_requests_of_one_transfer_after_each_other_are_pushed_and_beside_each_ot
     assert side.finished(later, [1, 2, 3]) == (True, None)
 
 
+def test_more_blocks_than_a_lease_keeps_are_not_offered(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = vllm.scheduler.SchedulerSide(Settings(), 16)
+    long = request(vllm, "long", do_remote_decode=True)
+    long.num_computed_tokens = 16 * (1 << 16) + 1
+    assert side.finished(long, range((1 << 16) + 1)) == (False, None), "its blocks are free at once"
+    assert "request long: its 65537 blocks are not kept: a lease keeps at most 65536" in caplog.text
+    none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
+    assert side.take_orders(SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=none)).keeps == []
+
+
 @pytest.mark.parametrize("prefill", [{"port": 65535, "cluster_id": 1}, {"port": 99, "cluster_id": 2**64 - 1}])
 def test_workers_that_cannot_be_are_no_offer(
     vllm: SimpleNamespace, prefill: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, FiniteFloat, Strict, TypeAdapter, ValidationError
 
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_messages import TransferName
+from aiodatadist.values.checks import first_wrong
 from aiodatadist.values.lease_ticket import Blocks, LeaseName
 from aiodatadist.wire.messages import MAX_TAKERS
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Params(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     @classmethod
     def read(cls, request_id: str, params: Mapping[str, Any]) -> Self | None:
@@ -27,9 +28,7 @@ class _Params(BaseModel):
         try:
             return cls.model_validate(params)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            logger.warning("request %s: kv_transfer_params: %s: %s", request_id, where, first["msg"])
+            logger.warning("request %s: kv_transfer_params: %s", request_id, first_wrong(error))
             return None
 
 
@@ -54,8 +53,8 @@ class Offer(_Params):
     remote_num_tokens: int = Field(ge=1)
     remote_block_size: int = Field(ge=1)
     lease: LeaseName
-    lease_seconds: float
-    workers: Annotated[tuple[WorkerAddress, ...], Field(min_length=1, max_length=MAX_TAKERS), FailFast()]
+    lease_seconds: FiniteFloat
+    workers: Annotated[tuple[WorkerAddress, ...], Strict(False), Field(min_length=1, max_length=MAX_TAKERS), FailFast()]
 
     @property
     def tokens(self) -> int:

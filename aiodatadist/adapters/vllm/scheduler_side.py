@@ -13,7 +13,7 @@ from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer_to_push
 from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push
-from aiodatadist.values.lease_ticket import new_lease_name
+from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,10 @@ class SchedulerSide:
             return False, None
         tokens = int(request.num_computed_tokens)
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
+        if len(blocks) > MAX_TICKET_BLOCKS:
+            words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
+            logger.warning(words, request_id, len(blocks), MAX_TICKET_BLOCKS)
+            return False, None
         made = Offer(
             remote_request_id=request_id,
             remote_block_ids=blocks,

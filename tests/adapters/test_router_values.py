@@ -1,0 +1,144 @@
+"""What travels between prefill and decode through a router is JSON: and its numbers are numbers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import aiodatadist
+from aiodatadist import LeaseTicket, ParamInvalid, new_lease_name
+from aiodatadist.adapters import push_messages
+from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
+
+NOT_ONE = [True, 1.0, "1"]
+"""Each of which pydantic takes for 1 unless it is told not to."""
+TICKET = {"cluster_id": 1, "lease": new_lease_name(), "cache_id": 1, "blocks": [1], "seconds": 1.0}
+WORKER = {"cluster_id": 1, "host": "127.0.0.1", "port": 1, "cache_ids": [1], "layout": {"dtype": "uint8", "heads": 1}}
+OFFER = {
+    "do_remote_prefill": True,
+    "remote_request_id": "r",
+    "remote_block_ids": [1],
+    "remote_num_tokens": 1,
+    "remote_block_size": 1,
+    "lease": new_lease_name(),
+    "lease_seconds": 1.0,
+    "workers": [{**WORKER, "shape": {"tokens": 1, "heads": 1, "axes": [["tokens", 1]]}}],
+}
+PUSHED = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"cluster_id": 1, "host": "127.0.0.1", "port": 1}}
+
+
+@pytest.fixture(scope="module")
+def offers() -> Iterator[ModuleType]:
+    """The module alone: its package needs vLLM."""
+    path = Path(aiodatadist.__file__).parent / "adapters/vllm/offer.py"
+    spec = spec_from_file_location("offer_without_vllm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where pydantic looks its names up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("name", ["cluster_id", "cache_id", "seconds", "blocks"])
+@pytest.mark.parametrize("wrong", NOT_ONE, ids=repr)
+def test_a_ticket_takes_nothing_for_a_number(name: str, wrong: Any) -> None:
+    if name == "seconds" and isinstance(wrong, float):
+        return
+    given = {**TICKET, name: [0, wrong, wrong] if name == "blocks" else wrong}
+    where = f"blocks: number 1 is {wrong!r}: a block number is an int" if name == "blocks" else f"{name} is {wrong!r}:"
+    with pytest.raises(ParamInvalid) as refused:
+        LeaseTicket.of(given)
+    assert str(refused.value).startswith(f"ticket: {where}")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ([0, -1], "number 1 is -1"),
+        ([2**63], f"number 0 is {2**63}"),
+        ([1, 2**5000], "number 1 is an int of 5001 bits"),
+        ([[1]], r"number 0 is \[1\]"),
+        (["\x1b" * 999], "number 0 is '.{1,80}: a block number"),
+        ([], "0 block numbers: there have to be 1 to 65536"),
+        ([0] * (MAX_TICKET_BLOCKS + 1), "65537 block numbers: there have to be 1 to 65536"),
+        ({1: 2}, "it has to be a list"),
+        ("12", "it has to be a list"),
+    ],
+    ids=["negative", "large", "huge", "list", "text", "none", "many", "mapping", "string"],
+)
+def test_a_ticket_says_what_is_wrong_with_its_blocks(blocks: Any, said: str) -> None:
+    with pytest.raises(ParamInvalid, match=f"ticket: blocks: {said}"):
+        LeaseTicket.of({**TICKET, "blocks": blocks})
+
+
+def test_a_ticket_goes_through_json_and_back() -> None:
+    ticket = LeaseTicket.of({**TICKET, "blocks": [0, 2**63 - 1], "seconds": 1})
+    assert ticket.blocks == (0, 2**63 - 1)
+    assert LeaseTicket.of(ticket.model_dump(mode="json")) == ticket
+    assert LeaseTicket.model_validate_json(ticket.model_dump_json()) == ticket
+
+
+@pytest.mark.parametrize("wrong", NOT_ONE, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("remote_block_ids: number 0", lambda wrong: {"remote_block_ids": [wrong]}),
+        ("remote_num_tokens", lambda wrong: {"remote_num_tokens": wrong}),
+        ("remote_block_size", lambda wrong: {"remote_block_size": wrong}),
+        ("workers.0.cluster_id", lambda wrong: {"workers": [{**WORKER, "cluster_id": wrong}]}),
+        ("workers.0.port", lambda wrong: {"workers": [{**WORKER, "port": wrong}]}),
+        ("workers.0.cache_ids.0", lambda wrong: {"workers": [{**WORKER, "cache_ids": [wrong]}]}),
+        (
+            "workers.0.shape.tokens",
+            lambda wrong: {"workers": [{**WORKER, "shape": {"tokens": wrong, "heads": 1, "axes": [[1]]}}]},
+        ),
+    ],
+)
+def test_an_offer_takes_nothing_for_a_number(
+    offers: ModuleType, caplog: pytest.LogCaptureFixture, name: str, change: Any, wrong: Any
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert offers.offer_of("r", {**OFFER, **change(wrong)}, 1) is None
+    assert f"request r: kv_transfer_params: {name} is {wrong!r}:" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0], ids=repr)
+def test_a_layout_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
+    """``"1"`` is a word there, and not equal to 1."""
+    worker = {**WORKER, "layout": {"dtype": "uint8", "heads": wrong}}
+    assert offers.offer_of("r", {**OFFER, "workers": [worker]}, 1) is None
+
+
+@pytest.mark.parametrize("wrong", NOT_ONE, ids=repr)
+def test_a_pushed_request_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
+    for name in ("cluster_id", "port"):
+        prefill = {"cluster_id": 1, "host": "127.0.0.1", "port": 1, name: wrong}
+        assert offers.offer_of("r", {**PUSHED, "prefill": prefill}, 1) is None
+
+
+def test_offers_go_through_json_and_back(offers: ModuleType) -> None:
+    offer = offers.offer_of("r", OFFER, 1)
+    assert offer.remote_block_ids == (1,)
+    assert offer.workers[0].shape.axes == (("tokens", 1),)
+    assert offers.offer_of("r", offer.model_dump(mode="json"), 1) == offer
+    pushed = offers.offer_of("r", PUSHED, 1)
+    assert offers.offer_of("r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}, 1) == pushed
+
+
+@pytest.mark.parametrize("wrong", ["true", "1.0", '"1"'])
+def test_a_want_takes_nothing_for_a_number(wrong: str) -> None:
+    want = '{"kind":"want","transfer":"t","first":%s,"into":[%s],"count":%s,"caches":%s,"layout":{}}'
+    assert push_messages.decode((want % ("1", "1", "1", "1")).encode())
+    for at in range(4):
+        values = ["1"] * 4
+        values[at] = wrong
+        with pytest.raises(ValueError, match="integer"):
+            push_messages.decode((want % tuple(values)).encode())
