@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from aiodatadist import (
     CacheDesc,
+    CacheNotFound,
     DataType,
     LeaseEnd,
     LeaseTicket,
@@ -111,6 +112,30 @@ async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(m
         await anyio.sleep(0.05)
         pair.lease(name=lease_name)
         await task
+
+
+async def test_a_peer_that_releases_what_there_is_not_makes_no_others_word_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_leases, "MAX_REMEMBERED", 8)
+    async with pair_of() as pair:
+        leases, liar, names = pair.two.datadist._running().block_leases, object(), [new_lease_name() for _ in range(3)]
+        taken = pair.lease()
+        ticket = taken.ticket()
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
+        await ended(taken)
+        await pair.puller.release_lease(ticket.model_copy(update={"lease": names[0]}))
+        await pair.one.datadist.notify(2, b"behind it")
+        await anext(pair.two.datadist.notifications())
+        for _ in range(20):
+            leases.unclaim(liar, 0, new_lease_name(), LeaseEnd.RELEASED)
+        leases.unclaim(liar, 0, names[1], LeaseEnd.RELEASED)
+        leases.peer_gone(liar)
+        leases.unclaim(object(), 0, names[2], LeaseEnd.RELEASED)
+        with anyio.fail_after(10), pytest.raises(CacheNotFound, match="keeps no blocks"):  # and not after its patience
+            await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=60_000)
+        assert [pair.lease(name=name).ended for name in names] == [LeaseEnd.RELEASED] * 3
+        assert pair.lease().ended is None
 
 
 def test_a_ticket_of_a_million_wrong_blocks_is_refused_at_its_first() -> None:

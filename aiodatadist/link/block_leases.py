@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 4096
-"""Leases that ended, whose claims are refused at once."""
+"""Leases that ended, whose claims are refused at once; and as many of each peer that it released before they came to be."""
 MAX_EARLY = 4096
 """One peer's claims of leases that are not known yet: further ones are refused at once."""
 
@@ -241,6 +241,9 @@ class BlockLeases:
         self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
+        self._released: dict[
+            object, OrderedDict[str, None]
+        ] = {}  # by peer, before they came to be; None: by those gone
         self._early: dict[object, dict[PeerClaim, str]] = {}  # by peer
 
     def __len__(self) -> int:
@@ -256,7 +259,7 @@ class BlockLeases:
         lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds, self._check_here)
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
-        if name in self._past:  # its peer released it before it came to be
+        if self._is_past(name):  # its peer released it before it came to be
             lease.unclaim(None, 0, LeaseEnd.RELEASED)
         for claim in [claim for each in self._early.values() for claim, wanted in each.items() if wanted == name]:
             self._forget(claim)
@@ -267,19 +270,17 @@ class BlockLeases:
         if lease.ended is not None:
             self._totals.leases_ended[lease.ended.value] += 1
         self._lasting.pop(lease.name, None)
-        self._remember(lease.name)
+        _remember(self._past, lease.name)
 
-    def _remember(self, name: str) -> None:
-        self._past[name] = None
-        if len(self._past) > MAX_REMEMBERED:
-            self._past.popitem(last=False)
+    def _is_past(self, name: str) -> bool:
+        return name in self._past or any(name in names for names in self._released.values())
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
         """``patience``: seconds in which a lease that is not known may come to be."""
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
-        elif name in self._past or not patience or len(self._early.get(claim.peer, ())) >= MAX_EARLY:
+        elif self._is_past(name) or not patience or len(self._early.get(claim.peer, ())) >= MAX_EARLY:
             claim.answer(False)
         else:
             self._early.setdefault(claim.peer, {})[claim] = name
@@ -297,11 +298,13 @@ class BlockLeases:
         if lease is not None:
             lease.unclaim(peer, call, why)
         elif why is not None:
-            self._remember(name)
+            _remember(self._released.setdefault(peer, OrderedDict()), name)
 
     def peer_gone(self, peer: object) -> None:
         """Nothing of that peer's pulls any more."""
         self._forget_all(peer)
+        for name in self._released.pop(peer, ()):
+            _remember(self._released.setdefault(None, OrderedDict()), name)
         for lease in list(self._lasting.values()):
             lease.peer_gone(peer)
 
@@ -323,3 +326,10 @@ class BlockLeases:
             self._forget_all(peer)
         for lease in list(self._lasting.values()):
             lease.end()
+
+
+def _remember(names: OrderedDict[str, None], name: str) -> None:
+    """The oldest is forgotten for it."""
+    names[name] = None
+    if len(names) > MAX_REMEMBERED:
+        names.popitem(last=False)
