@@ -12,12 +12,12 @@ are for serving engines, ``telemetry`` shows what ``counting`` counts, and ``tes
 import logging
 
 from aiodatadist.cache.pool import PoolUsage
-from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.link_changes import LinkChange, LinkChanges, LinkPhase
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
 from aiodatadist.datadist import LLMDataDist, Statistics
-from aiodatadist.device import empty, torch_empty
+from aiodatadist.device import TransferReport, empty, torch_empty
 from aiodatadist.errors import (
     AuthError,
     CacheNotFound,

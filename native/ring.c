@@ -367,22 +367,23 @@ int ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, u
     return status;
 }
 
-int ring_run_blocks(ring *r, uint64_t id, ring_step *step, const uint64_t *local, const uint64_t *remote, uint32_t count,
-                    const uint64_t *limits, int64_t timeout_ms, ring_completion *ran)
+int ring_run_blocks(ring_blocks *b, uint32_t count)
 {
     program fresh;
-    if (ring_first_outside(local, count, limits[0]) < count || ring_first_outside(remote, count, limits[1]) < count)
+    ring *r = b->on;
+    const uint64_t *local = b->numbers, *remote = b->numbers + count;
+    if (ring_first_outside(local, count, b->local_limit) < count || ring_first_outside(remote, count, b->remote_limit) < count)
         return RING_OUTSIDE;
-    step->grid.local_index = local;
-    step->grid.remote_index = remote;
-    step->grid.blocks = count;
-    if (!program_init(&fresh, &r->stream, RING_NORMAL, id, step, 1, timeout_ms) || !fresh.may_run_inline)
+    b->step->grid.local_index = local;
+    b->step->grid.remote_index = remote;
+    b->step->grid.blocks = count;
+    if (!program_init(&fresh, &r->stream, RING_NORMAL, b->id, b->step, 1, b->timeout_ms) || !fresh.may_run_inline)
         return RING_LATER;
     pthread_mutex_lock(&r->lock);
     ring_entry *e = is_free_now(r) ? take_free(r, &fresh) : NULL;
     r->running = e ? e : r->running;
     pthread_mutex_unlock(&r->lock);
-    return e ? run_inline(r, e, ran) : RING_LATER;
+    return e ? run_inline(r, e, &b->ran) : RING_LATER;
 }
 
 int ring_cancel(ring *r, uint64_t id)

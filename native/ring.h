@@ -147,13 +147,22 @@ int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, i
 int  ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms,
                     ring_completion *ran);
 
-/* For small transfers: blocks by number, in every tensor of the step's grid, of which the rest is set. `limits`: how many blocks
- * there are at the local and at the remote side. RING_RAN, or RING_QUEUED if the device is not done yet: then all of it must not
- * move or change, as above. Or nothing was done: RING_OUTSIDE: a number is not below its limit; RING_LATER: it cannot run in
- * this call, so submit it. */
+/* For small transfers that are made again and again, each time of other blocks, in every tensor of the step's grid, of which the
+ * rest is set. */
+typedef struct ring_blocks {
+    ring      *on;
+    ring_step *step;
+    uint64_t  *numbers;                   /* of blocks: so many of the local side, then as many of the remote side */
+    uint64_t   local_limit, remote_limit; /* how many blocks there are */
+    uint64_t   id;
+    int64_t    timeout_ms;
+    ring_completion ran;
+} ring_blocks;
+
+/* RING_RAN, and `ran` says how; or RING_QUEUED if the device is not done yet: then all of it must not move or change, as above.
+ * Or nothing was done: RING_OUTSIDE: a number is not below its limit; RING_LATER: it cannot run in this call, so submit it. */
 enum { RING_OUTSIDE = -5, RING_LATER = -6 };
-int  ring_run_blocks(ring *r, uint64_t id, ring_step *step, const uint64_t *local, const uint64_t *remote, uint32_t count,
-                     const uint64_t *limits, int64_t timeout_ms, ring_completion *ran);
+int  ring_run_blocks(ring_blocks *b, uint32_t count);
 
 int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
 uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */

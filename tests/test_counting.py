@@ -192,7 +192,7 @@ def test_sizes_are_counted_at_powers_of_two_and_below() -> None:
 
     def cell(nbytes: int) -> int:
         flow = Flow()
-        flow.ran(Ran(nbytes))
+        flow.ran(nbytes, 1, 0.0)
         return flow.figures().by_bytes.index(1)
 
     sizes: Sequence[int] = [1, 2, 3, 4, 5, 1 << 20, (1 << 20) + 1, 1 << 63]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,11 +15,14 @@ from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
+    CacheTask,
     DataType,
     DeviceError,
     LLMException,
+    LLMStatusCode,
     NotLinked,
 )
+from aiodatadist.device.block_run import MOST_BLOCKS
 from aiodatadist.link.session import Session
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.strict.marks import STRICT
@@ -43,8 +48,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
-    async with linked_pair(DESC) as (prompt, decoder, source, target):
+async def pair(monkeypatch: pytest.MonkeyPatch, desc: CacheDesc = DESC) -> AsyncIterator[Pair]:
+    async with linked_pair(desc) as (prompt, decoder, source, target):
         made = Pair(prompt, decoder, source, target)
         submit = Session.submit
 
@@ -83,6 +88,45 @@ async def test_so_is_the_third_push(monkeypatch: pytest.MonkeyPatch) -> None:
         verify(p.prompt.memory(p.source), p.source, at)
         assert p.long == 2
         assert p.decoder.datadist.statistics().links[0].pushed_bytes == BLOCKS * 4096
+
+
+@short
+async def test_what_ended_in_its_call_answers_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(monkeypatch) as p:
+        for _ in range(3):
+            await p.manager.pull_blocks(KEY, p.target, [1], [1])
+        assert p.long == 2
+        told: list[CacheTask] = []
+        task = p.manager.pull_blocks(KEY, p.target, array("Q", [4, 6]), range(5, 7))
+        assert (p.long, task.peer, task.done(), task.cancelled(), task.exception()) == (2, 1, True, False, None)
+        assert repr(task) == f"<CacheTask pull_blocks peer 1: {KEY}, 2 blocks, all layers, 8192 bytes, done>"
+        task.add_done_callback(told.append)
+        assert told == [task]
+        assert not task.cancel()
+        report = task.result()
+        assert report == await task == await task
+        assert (report.bytes, report.ranges) == (8192, 8)
+        assert report.transfer_seconds > 0 <= report.queue_seconds
+        assert await task.get_results() == [LLMStatusCode.LLM_SUCCESS]
+        assert await task.synchronize(1) is LLMStatusCode.LLM_SUCCESS
+        assert [done async for done in task.progress()] == []
+        with pytest.raises(LLMException, match="event loop"):
+            await asyncio.to_thread(task.cancel)
+        p.check({1: 1, 5: 4, 6: 6})
+
+
+@short
+async def test_many_blocks_take_the_long_way_and_move_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = MOST_BLOCKS + 1
+    async with pair(monkeypatch, CacheDesc(1, [2 * many, 16], DataType.DT_UINT8)) as p:
+        for _ in range(2):
+            await p.manager.pull_blocks(KEY, p.target, [0], [0])
+        for count, long in ((MOST_BLOCKS, 2), (many, 3)):
+            even, odd = range(0, 2 * count, 2), range(1, 2 * count, 2)
+            assert (await p.manager.pull_blocks(KEY, p.target, odd, even)).bytes == count * 16
+            assert p.long == long
+        at = [(0, i, 2, i) if i % 2 else (0, i, 1, i + 1) for i in range(2 * many)]
+        verify(p.decoder.memory(p.target), p.target, at)
 
 
 WRONG: dict[str, tuple[Any, Any]] = {

@@ -19,9 +19,10 @@ import anyio
 import anyio.lowlevel
 
 from aiodatadist.blocking.stats import Counters
-from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.cache.task import CacheTask
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.device import TransferReport
 from aiodatadist.errors import DataCorrupted, LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096

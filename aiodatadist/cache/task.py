@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
+from aiodatadist.cache.names import Key
+from aiodatadist.concurrency.loop_time import LoopTime
 from aiodatadist.concurrency.origin import Origin
-from aiodatadist.device import TransferCompletion, TransferState
+from aiodatadist.device import RanAtOnce, TransferCompletion, TransferReport, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
 
-
-class TransferReport(NamedTuple):
-    """What a transfer did.
-
-    Attributes:
-        bytes: how many landed.
-        ranges: pieces that the device was asked for, neighbours merged.
-        queue_seconds: waiting for earlier transfers of the same link.
-        transfer_seconds: from the first piece to the last byte in place.
-    """
-
-    bytes: int
-    ranges: int
-    queue_seconds: float
-    transfer_seconds: float
+BLOCKS = "{}, {} blocks, all layers"
+"""What a transfer that took a shortcut says of itself, once it is asked: key and number of blocks."""
 
 
 class CacheTask:
@@ -74,10 +63,6 @@ class CacheTask:
         elif self._transfer.holds_loop():
             yield
         return self.result()
-
-    def __del__(self) -> None:
-        if not self._is_told:
-            self._transfer.drop(f"{self._operation} with cluster {self.peer}", self._origin)
 
     def done(self) -> bool:
         """It has ended, one way or another."""
@@ -164,6 +149,88 @@ class CacheTask:
         about = f"{about}, " if about else ""
         transfer = self._transfer
         return f"<CacheTask {self._operation} peer {self.peer}: {about}{transfer.nbytes} bytes, {transfer.state.value}>"
+
+
+class StartedTask(CacheTask):
+    """One that may fail, and says so where no caller asks."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if not self._is_told:
+            self._transfer.drop(f"{self._operation} with cluster {self.peer}", self._origin)
+
+
+class AtOnce:
+    """What tasks have in common that ended well in the call that made them: transfers of blocks between two caches."""
+
+    __slots__ = ("check_here", "loop_time", "operation", "peer")
+
+    def __init__(self, operation: str, peer: int, check_here: Callable[[], None], loop_time: LoopTime) -> None:
+        self.operation = operation
+        self.peer = peer
+        self.check_here = check_here
+        self.loop_time = loop_time
+
+
+class _Late:
+    """A slot of the base class's that is filled when it is first asked for."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = CacheTask.__dict__[name]
+
+    def __get__(self, task: EndedTask, owner: type | None = None) -> Any:
+        try:
+            return self._slot.__get__(task)
+        except AttributeError:
+            task.fill()
+            return self._slot.__get__(task)
+
+    def __set__(self, task: EndedTask, value: object) -> None:
+        self._slot.__set__(task, value)
+
+
+class EndedTask(CacheTask):
+    """One of them. What its caller asks for seldom is made when it is asked for."""
+
+    __slots__ = ("_common", "_count", "_key", "_report")
+
+    _about: Any = _Late()
+    _check_here: Any = _Late()
+    _is_told: Any = _Late()
+    _operation: Any = _Late()
+    _origin: Any = _Late()
+    _transfer: Any = _Late()
+    peer: Any = _Late()
+
+    def __init__(self, common: AtOnce, report: TransferReport, key: Key, count: int) -> None:
+        self._common = common
+        self._report = report
+        self._key = key
+        self._count = count
+
+    def fill(self) -> None:
+        """Make what :class:`CacheTask` has."""
+        common, about = self._common, (BLOCKS, self._key, self._count)
+        super().__init__(common.operation, common.peer, self.completion, common.check_here, about)
+
+    @property
+    def completion(self) -> TransferCompletion:
+        """What others see of it."""
+        return RanAtOnce(self._report, self._common.loop_time)
+
+    def __await__(self) -> Generator[Any, None, TransferReport]:
+        common = self._common
+        common.check_here()
+        if common.loop_time.is_over:
+            yield
+        return self._report
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> TransferReport:
+        return self._report
 
 
 def _status(state: TransferState, error: LLMException | None) -> LLMStatusCode:

@@ -9,7 +9,7 @@ from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.cache.plan import inside, plan
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.table import Entry
-from aiodatadist.cache.task import CacheTask
+from aiodatadist.cache.task import CacheTask, StartedTask
 from aiodatadist.cache_manager.arguments import check_blocks_key
 from aiodatadist.concurrency.origin import Origin
 from aiodatadist.counting import Call, Ended, Observer, tell
@@ -173,13 +173,17 @@ class Caches:
         """What the caller of a transfer gets. From here on it is counted, and observed."""
         engine, origin = self._engine, None
         if transfer.state is TransferState.DONE:
-            self._flows[what].ran(transfer)
+            self._flows[what].ran(transfer.nbytes, transfer.ranges, transfer.transfer_seconds)
         else:
             engine.totals.begun(what, transfer)
             origin = Origin()
-        if engine.observer is not None:
-            _observe(engine.observer, Call("transfer", what, engine.cluster_id, peer, None, transfer.elapsed), transfer)
-        return CacheTask(what, peer, transfer, engine.check_here, about, origin)
+        self._observe(what, peer, transfer)
+        return StartedTask(what, peer, transfer, engine.check_here, about, origin)
+
+    def _observe(self, what: str, peer: int, transfer: TransferCompletion) -> None:
+        observer, me = self._engine.observer, self._engine.cluster_id
+        if observer is not None:
+            _observe(observer, Call("transfer", what, me, peer, None, transfer.elapsed), transfer)
 
     # ---- looking into them ----
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aiodatadist.cache.names import Key
 from aiodatadist.cache.plan import check_below
 from aiodatadist.cache.table import Entry
-from aiodatadist.cache.task import CacheTask
+from aiodatadist.cache.task import BLOCKS, CacheTask, EndedTask
 from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
 from aiodatadist.cache_manager.caches import Caches
-from aiodatadist.device import TransferCompletion, TransferState, give_way
+from aiodatadist.device import TransferCompletion, give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.link import AwaitedLink, BlockLease, LayerReceiver, TransferSpec
+from aiodatadist.link import CALLS, AwaitedLink, BlockLease, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.grid import indexes
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller says otherwise."""
-_BLOCKS: Final = "{}, {} blocks, all layers"
-"""What a transfer that took a shortcut says of itself, once it is asked."""
-_LISTS: Final = frozenset({list, tuple, range})
+_LISTS: Final = frozenset({list, tuple, range, array})
 """Of block numbers. Others take the long way."""
 
 
@@ -102,9 +100,7 @@ class CacheManager(Caches):
         blocks hold is undefined; all other blocks are untouched.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once(
-                "pull_blocks", "get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum, priority, deadline
-            )
+            task = self._at_once("get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum, priority, deadline)
             if task is not None:
                 return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
@@ -174,7 +170,6 @@ class CacheManager(Caches):
 
     def _at_once(
         self,
-        what: str,
         direction: str,
         key: Any,
         cache: Any,
@@ -186,31 +181,32 @@ class CacheManager(Caches):
     ) -> CacheTask | None:
         """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong, and
         is the only one that compares checksums."""
-        if type(key) is not BlocksCacheKey or type(cache) is not Cache or type(priority) is not TransferPriority:
+        engine, count = self._engine, len(mine) if type(mine) in _LISTS else 0
+        if (
+            not count
+            or type(theirs) not in _LISTS
+            or len(theirs) != count
+            or type(key) is not BlocksCacheKey
+            or type(cache) is not Cache
+            or type(priority) is not TransferPriority
+            or (engine.transfer_checksum if checksum is None else checksum is not False)
+        ):
             return None
-        engine = self._engine
-        is_checked = checksum is not False and (checksum is not None or engine.transfer_checksum)
-        if is_checked or type(mine) not in _LISTS or type(theirs) not in _LISTS or not mine or len(mine) != len(theirs):
-            return None
-        if deadline is not None:
-            check_deadline(deadline)
         link = engine.peek_link(key.cluster_id)
         if link is None or not link.is_owned:
             return None
+        if deadline is not None:
+            check_deadline(deadline)
         engine.check_here()
-        try:
-            blocks, is_critical = (array("Q", mine), array("Q", theirs)), priority is TransferPriority.CRITICAL
-            transfer = link.at_once(direction, key.model_id, cache, *blocks, is_critical)
-        except (TypeError, OverflowError):  # no number of a block
+        made = link.at_once(direction, key, cache, mine, theirs, count, priority)
+        if isinstance(made, EndedTask):
+            if engine.observer is not None:
+                self._observe(CALLS[direction], link.cluster_id, made.completion)
+            return made
+        if made is None:
             return None
-        if (
-            transfer is not None and engine.observer is None and transfer.state is TransferState.DONE
-        ):  # what _task() does then, without the call
-            self._flows[what].ran(transfer)
-            return CacheTask(what, link.cluster_id, transfer, engine.check_here, (_BLOCKS, key, len(mine)))
-        if transfer is not None:
-            self._limit(transfer, deadline)
-        return None if transfer is None else self._task(what, link.cluster_id, transfer, (_BLOCKS, key, len(mine)))
+        self._limit(made, deadline)
+        return self._task(CALLS[direction], link.cluster_id, made, (BLOCKS, key, count))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
@@ -391,9 +387,7 @@ class CacheManager(Caches):
         Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once(
-                "push_blocks", "put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum, priority, deadline
-            )
+            task = self._at_once("put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum, priority, deadline)
             if task is not None:
                 return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))

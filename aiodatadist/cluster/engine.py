@@ -158,6 +158,7 @@ class Engine:
         self._owner = owner
         self._config = config
         self._links: dict[int, Link] = {}
+        self.peek_link = self._links.get
         self.relinker = Relinker(config.relink_policy, self, self.changes)
         self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
         self._linked = Signal()
@@ -730,9 +731,6 @@ class Engine:
             logger.debug("cluster %d, finalizing: %s", self.cluster_id, error)
 
     # ---- questions ----
-
-    def peek_link(self, cluster_id: int) -> Link | None:
-        return self._links.get(cluster_id)
 
     def find_link(self, cluster_id: int) -> Link:
         """One that may be used. Raises as :meth:`any_link`; NotLinked: it is the peer's alone."""

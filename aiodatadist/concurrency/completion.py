@@ -24,7 +24,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
@@ -150,6 +150,22 @@ class Completion(ABC):
 
     def __repr__(self) -> str:
         return f"<{self._what()} {self.state.value}>"
+
+
+class TransferReport(NamedTuple):
+    """What a transfer did.
+
+    Attributes:
+        bytes: how many landed.
+        ranges: pieces that the device was asked for, neighbours merged.
+        queue_seconds: waiting for earlier transfers of the same link.
+        transfer_seconds: from the first piece to the last byte in place.
+    """
+
+    bytes: int
+    ranges: int
+    queue_seconds: float
+    transfer_seconds: float
 
 
 class TransferCompletion(Completion):

@@ -54,12 +54,11 @@ class Flow:
         self._by_queue = [0] * (len(SECONDS) + 1)
         self._by_bytes = [0] * 65
 
-    def ran(self, done: Done) -> None:
+    def ran(self, nbytes: int, ranges: int, seconds: float) -> None:
         """One was over, well, before its caller had it: it waited for nothing. A quarter of a microsecond."""
-        nbytes, seconds = done.nbytes, done.transfer_seconds
         self._ran += 1
         self._bytes += nbytes
-        self._ranges += done.ranges
+        self._ranges += ranges
         self._seconds += seconds
         self._by_seconds[bisect_left(SECONDS, seconds)] += 1
         self._by_bytes[(nbytes - 1).bit_length()] += 1
@@ -68,7 +67,7 @@ class Flow:
         """One that was running."""
         self.running -= 1
         if done.status == SUCCESS:
-            self.ran(done)
+            self.ran(done.nbytes, done.ranges, done.transfer_seconds)
             self._ran -= 1
             self._waited(done.queue_seconds)
         else:

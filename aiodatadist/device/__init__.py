@@ -5,18 +5,20 @@ interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, p
 thread; streams belong to the event loop they were opened on.
 """
 
-from aiodatadist.concurrency.completion import TransferCompletion, TransferState
+from aiodatadist.concurrency.completion import TransferCompletion, TransferReport, TransferState
 from aiodatadist.concurrency.loop_time import give_way
+from aiodatadist.device.block_run import BlockRun, RanAtOnce
 from aiodatadist.device.device import Device
 from aiodatadist.device.gate import Gate, open_gates
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
 from aiodatadist.device.shareable import empty, torch_empty
-from aiodatadist.device.stream import CLEAN_SECONDS, RanAtOnce, Stream, StreamLimits, StreamTransfer
+from aiodatadist.device.stream import CLEAN_SECONDS, Stream, StreamLimits, StreamTransfer
 
 __all__ = [
            "CLEAN_SECONDS",
            "MAX_COPY_SECONDS",
+           "BlockRun",
            "CopyKind",
            "Device",
            "Gate",
@@ -28,6 +30,7 @@ __all__ = [
            "StreamLimits",
            "StreamTransfer",
            "TransferCompletion",
+           "TransferReport",
            "TransferState",
            "empty",
            "first_unusable",

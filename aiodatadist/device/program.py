@@ -54,16 +54,13 @@ class Program:
 
     Attributes:
         nbytes: bytes that its steps move.
-        limits, steps: as C reads them, of a program whose only step is run with other blocks each time.
     """
 
-    __slots__ = ("_keep", "_steps", "limits", "nbytes", "steps")
+    __slots__ = ("_keep", "_steps", "nbytes")
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
-        self.limits: Handle = ffi.NULL
-        self.steps: Handle = ffi.NULL
         self.nbytes = 0
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
@@ -117,11 +114,6 @@ class Program:
     def is_one_sided(self) -> bool:
         """All that it does goes through a communicator."""
         return all(op in {ring.RING_GET, ring.RING_PUT} for op, *_ in self._steps)
-
-    def limit_blocks(self, local: int, remote: int) -> None:
-        """Its only step, which it has by now, may be run with other blocks, of which there are so many at either side."""
-        self.limits = ffi.new("uint64_t[2]", [local, remote])
-        self.steps, _ = self.assemble()
 
     def keep(self, *values: Any) -> None:
         """C may read these, too, as long as this object lives."""

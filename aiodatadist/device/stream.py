@@ -10,7 +10,6 @@ import os
 import resource
 import time
 import warnings
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from aiodatadist._native.runtime import Runtime, acl_error, completion_error
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.completion import TransferCompletion, TransferState
-from aiodatadist.concurrency.loop_time import LoopTime, loop_time
+from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -74,8 +73,6 @@ CLEAN_SECONDS = 60.0
 _stuck: list[StreamTransfer] = []
 """Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
 
-
-_uint64s = partial(ffi.from_buffer, ffi.typeof("uint64_t[]"))
 
 Clean = Callable[["StreamTransfer", LLMException | None, Callable[[], None]], object]
 """Does away with the requests that a transfer, which failed with this, left in its communicator, and then calls the function,
@@ -189,40 +186,12 @@ class StreamTransfer(TransferCompletion):
         return f"Transfer {self._id} on {self._stream.name}"
 
 
-class RanAtOnce(TransferCompletion):
-    """A program that was over before its caller had it."""
-
-    __slots__ = ("_loop_time",)
-
-    def __init__(self, completion: Any, loop_time: LoopTime) -> None:
-        self.state = TransferState.DONE  # and not the base's: no task waits for it
-        self.error = None
-        self.nbytes = completion.bytes
-        self.ranges = completion.ranges
-        started = completion.started_ns
-        self.queue_seconds = (started - completion.submitted_ns) / 1e9
-        self.transfer_seconds = (completion.finished_ns - started) / 1e9
-        self._loop_time = loop_time
-
-    def holds_loop(self) -> bool:
-        return self._loop_time.is_over
-
-    @property
-    def quiesce_seconds(self) -> float:
-        return 0.0
-
-    def _cancel(self) -> bool:
-        return False
-
-    def _let_go(self) -> None:
-        """It kept nothing."""
-
-    def _what(self) -> str:
-        return "Transfer"
-
-
 class Stream:
-    """An ordered queue of work on a device. Belongs to the event loop it is opened on."""
+    """An ordered queue of work on a device. Belongs to the event loop it is opened on.
+
+    Attributes:
+        ring: as C knows it; None when it was given back.
+    """
 
     def __init__(self, runtime: Runtime, context: Handle, name: str, limits: StreamLimits) -> None:
         self.name = name
@@ -239,11 +208,11 @@ class Stream:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._reaped = ffi.new("ring_completion *")
-        self._ring = self._open(context)
+        self.ring = self._open(context)
         self._closed = False
         self._holds = 0
         self._pid = os.getpid()
-        self._loop.add_reader(ring.ring_fd(self._ring), self._drain)
+        self._loop.add_reader(ring.ring_fd(self.ring), self._drain)
 
     def _open(self, context: Handle) -> Handle:
         options = ffi.new("ring_options *")
@@ -306,32 +275,19 @@ class Stream:
             self._start(transfer)
         return transfer
 
-    def run_blocks(
-        self, program: Program, local: array[int], remote: array[int], timeout_ms: int
-    ) -> StreamTransfer | RanAtOnce | None:
-        """Run a program's only step with other blocks: these numbers at either side, as many, each below the program's limit.
+    @property
+    def may_run_at_once(self) -> bool:
+        """Nothing is under way, and nothing waits."""
+        return not (self._pending or self._waiting or self._holds or self._closed)
 
-        Returns:
-            What it did; or a transfer under way, or one that failed, which keep what C reads; or None: it cannot run at
-            once, or a number is not below its limit, and nothing was done.
-        """
-        if self._pending or self._waiting or self._holds or self._closed:
-            return None
-        number, ran = next(self._numbers), self._ran
-        status = ring.ring_run_blocks(
-            *(self._ring, number, program.steps, _uint64s(local), _uint64s(remote), len(local)),
-            *(program.limits, timeout_ms, ran),
-        )
-        if status == ring.RING_RAN:
-            if ran.finished_ns > self.loop_time.limit:
-                self.loop_time.passed(ran.submitted_ns, ran.finished_ns)
-            if ran.state == ring.RING_DONE:
-                return RanAtOnce(ran, self.loop_time)
-        elif status != ring.RING_QUEUED:
-            return None
-        program.keep(local, remote)
+    def new_number(self) -> int:
+        """For a program of this stream's."""
+        return next(self._numbers)
+
+    def take_up(self, program: Program, number: int, timeout_ms: int, ran: Handle | None) -> StreamTransfer:
+        """A program of a :class:`BlockRun` did not succeed at once: it ended so, or is under way (``ran`` is None)."""
         transfer = StreamTransfer(self, number, program, None)
-        if status == ring.RING_RAN:
+        if ran is not None:
             transfer._complete(ran)
         else:
             self._pending[number] = transfer
@@ -347,7 +303,7 @@ class Stream:
             self._put_back(transfer)
             return False
         steps, count = program.assemble()
-        status = ring.ring_submit_as(self._ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
+        status = ring.ring_submit_as(self.ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
         if status == ring.RING_RAN:
             ran = self._ran
             if ran.finished_ns > self.loop_time.limit:
@@ -384,7 +340,7 @@ class Stream:
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             self._look_within(self.limits.patience + 2 * self.limits.grace)
-            return bool(ring.ring_cancel(self._ring, transfer._id))
+            return bool(ring.ring_cancel(self.ring, transfer._id))
         if transfer.is_failing:
             return True
         transfer._end_waiting(TransferState.CANCELLED, None)  # its backlog skips it when its turn comes
@@ -393,7 +349,7 @@ class Stream:
     def _watch(self, transfer: StreamTransfer) -> int:
         if transfer._id not in self._pending:
             return 0
-        return int(ring.ring_watch(self._ring, transfer._id))
+        return int(ring.ring_watch(self.ring, transfer._id))
 
     def _drain(self) -> None:
         """The eventfd is readable: take all completions, resolve their transfers, start what waits.
@@ -401,7 +357,7 @@ class Stream:
         One at a time: what a callback submits must not end before those that C has still to tell of.
         """
         completion = self._reaped
-        while ring.ring_reap(self._ring, completion, 1):
+        while ring.ring_reap(self.ring, completion, 1):
             if completion.state == ring.RING_UNDER_WAY:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
@@ -456,7 +412,7 @@ class Stream:
     def _look(self) -> None:
         """A call of the vendor's that does not return holds the worker: the transfer ends all the same, as stuck, and those
         behind it as not begun. Nothing says when the device lets go of its memory."""
-        number = ring.ring_overdue(self._ring, self._left)
+        number = ring.ring_overdue(self.ring, self._left)
         if (transfer := self._pending.pop(number, None)) is not None:
             transfer.stick(StuckError("a call of the device's library has not returned in time"))
         elif self._left[0] >= 0:
@@ -473,17 +429,17 @@ class Stream:
         self._closed = True
         self._cancel_waiting()
         self._silence()
-        self._loop.remove_reader(ring.ring_fd(self._ring))
+        self._loop.remove_reader(ring.ring_fd(self.ring))
         wait_ms = round(1000 * self.limits.quiesce)
         answers: list[int] = []
         try:
-            await in_thread(lambda: answers.append(ring.ring_close(self._ring, wait_ms)), gives_back=True)
+            await in_thread(lambda: answers.append(ring.ring_close(self.ring, wait_ms)), gives_back=True)
         finally:  # also when cancelled: the call is over then, too
             self._settle_all()
             if answers == [0]:
-                ring.ring_free(self._ring)
-                self._ring = None
-        if self._ring is not None:
+                ring.ring_free(self.ring)
+                self.ring = None
+        if self.ring is not None:
             raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
 
     def _cancel_waiting(self) -> None:

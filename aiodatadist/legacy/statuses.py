@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from aiodatadist.cache.task import CacheTask, TransferReport
+from aiodatadist.cache.task import CacheTask, StartedTask
+from aiodatadist.device import TransferReport
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 V1: Final = {
@@ -49,7 +50,7 @@ def busy(what: str, other: str, cluster_id: int) -> LLMException:
     )
 
 
-class KvTask(CacheTask):
+class KvTask(StartedTask):
     """A :class:`~aiodatadist.CacheTask` whose statuses are v1's: ``LLM_WAIT_PROCESS_TIMEOUT`` where that has ``LLM_TIMEOUT``.
 
     Args:

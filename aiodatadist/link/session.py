@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,9 +12,10 @@ import anyio
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key
+from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.device import Program, RanAtOnce, Stream, StreamTransfer, TransferCompletion, TransferState
+from aiodatadist.device import Program, Stream, StreamTransfer, TransferReport, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     LinkClosed,
@@ -73,6 +73,8 @@ _CAUSES: dict[type[LinkError], str] = {
 LINK_CAUSES = (*_CAUSES.values(), "heartbeats_missed", "device_error", "other")
 
 _DONE = {"get": "pulled", "put": "pushed"}
+CALLS = {"get": "pull_blocks", "put": "push_blocks"}
+"""What callers call it that moves blocks."""
 
 
 def _is_suspect(error: LLMException | None) -> bool:
@@ -224,7 +226,9 @@ class Session:
         if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.is_rdma:
             return
         stream = self.stream(_lane("ours", spec.priority))
-        made = shortcut(spec.direction, spec.entry, known[0], known[2], stream, spec.seconds)
+        flow = self._host.totals.transfers[CALLS[spec.direction]]
+        common = AtOnce(CALLS[spec.direction], self.cluster_id, self._host.check_here, stream.loop_time)
+        made = shortcut(spec.direction, spec.entry, known[0], known[2], stream, spec.seconds, flow, common)
         if made is not None:
             if len(self._shortcuts) >= SHORTCUTS:
                 self._shortcuts.clear()
@@ -234,18 +238,20 @@ class Session:
     def at_once(
         self,
         direction: str,
-        model_id: int,
+        key: BlocksCacheKey,
         cache: Cache,
-        mine: array[int],
-        theirs: array[int],
-        is_critical: bool = False,
-    ) -> TransferCompletion | None:
-        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; both are as long.
+        mine: Sequence[int],
+        theirs: Sequence[int],
+        count: int,
+        priority: TransferPriority,
+    ) -> EndedTask | StreamTransfer | None:
+        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; ``count`` of both.
 
         Mostly it is over then, and nothing was leased for it: nothing else happens meanwhile. None: it was not done, and
         takes the long way, also for saying what is wrong.
         """
-        way = self._shortcuts.get((direction, model_id, cache.cache_id, is_critical))
+        is_critical = priority is TransferPriority.CRITICAL
+        way = self._shortcuts.get((direction, key.model_id, cache.cache_id, is_critical))
         if (
             way is None
             or way.entry.cache is not cache
@@ -255,15 +261,19 @@ class Session:
             or not way.link_channel.is_current
         ):
             return None
-        transfer = way.stream.run_blocks(way.program, mine, theirs, way.timeout_ms)
-        if isinstance(transfer, RanAtOnce):
+        done = way.blocks.run(mine, theirs, count)
+        if type(done) is TransferReport:
+            nbytes, ranges, _, seconds = done
             if not is_critical or not self._transfers:  # else it shared the device, and says nothing of what it costs
-                self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
-            self.counters.ran(_DONE[direction], transfer.nbytes, transfer.transfer_seconds)
-        elif transfer is not None:
-            self._shortcuts.clear()  # C may still read the program: the next transfer makes a new one
-            self._watch_over(transfer, way.program, _DONE[direction], way.link_channel, way.entry, way.remote)
-        return transfer
+                self.estimate.add(nbytes, seconds)
+            self.counters.ran(_DONE[direction], nbytes, seconds)
+            way.flow.ran(nbytes, ranges, seconds)
+            return EndedTask(way.common, done, key, count)
+        if type(done) is StreamTransfer:
+            self._shortcuts.clear()  # it is spent
+            self._watch_over(done, way.blocks.program, _DONE[direction], way.link_channel, way.entry, way.remote)
+            return done
+        return None
 
     def submit(
         self,

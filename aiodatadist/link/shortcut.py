@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.device import Program, Stream
+from aiodatadist.cache.task import AtOnce
+from aiodatadist.counting import Flow
+from aiodatadist.device import BlockRun, Program, Stream
 from aiodatadist.values.grid import Grid
 
 if TYPE_CHECKING:
@@ -23,15 +25,19 @@ class Shortcut:
     """Gets, or puts, of whole blocks of all tensors between a cache of this end and one of the peer's, over one channel.
 
     Made when such a transfer took the long way, where everything was checked that does not change.
+
+    Attributes:
+        flow: where they are counted.
+        common: what their tasks have in common.
     """
 
     direction: Literal["get", "put"]
     entry: Entry
     remote: RemoteCache
     link_channel: LinkChannel
-    stream: Stream
-    program: Program
-    timeout_ms: int
+    blocks: BlockRun
+    flow: Flow
+    common: AtOnce
 
 
 def shortcut(
@@ -41,6 +47,8 @@ def shortcut(
     link_channel: LinkChannel,
     stream: Stream,
     seconds: float,
+    flow: Flow,
+    common: AtOnce,
 ) -> Shortcut | None:
     """None: the channel does not move bytes by itself; within a process they are copied otherwise."""
     stride = entry.stride
@@ -48,7 +56,7 @@ def shortcut(
     program = Program()
     add = link_channel.channel.add_get if direction == "get" else link_channel.channel.add_put
     add(program, one_block)
-    program.limit_blocks(entry.pieces, remote.pieces)
-    timeout_ms = max(1, round(seconds * 1000))
-    made = Shortcut(direction, entry, remote, link_channel, stream, program, timeout_ms)
-    return made if program.is_one_sided else None
+    if not program.is_one_sided:
+        return None
+    blocks = BlockRun(stream, program, entry.pieces, remote.pieces, max(1, round(seconds * 1000)))
+    return Shortcut(direction, entry, remote, link_channel, blocks, flow, common)

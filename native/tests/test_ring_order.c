@@ -319,28 +319,34 @@ TEST(test_nonsense_is_refused)
 
 TEST(test_blocks_run_at_once_or_nothing_is_done)
 {
-    static const uint64_t mine[] = { 3, 5 }, theirs[] = { 1, 2 }, limits[] = { 6, 3 };
-    ring_completion ran;
+    uint64_t numbers[] = { 3, 5, 1, 2 };
     script s = { 0 }, big = { 0 };
     fake_reset();
     script_move(&s, RING_COPY, ACL_MEMCPY_DEVICE_TO_DEVICE, 1, 1, 8);
     script_copy(&big, 2, 4, 4096);
     ring *r = open_ring(4, 1 << 20, 64, 1000);
-    CHECK_EQ(ring_run_blocks(r, 7, s.steps, mine, theirs, 2, limits, 1000, &ran), RING_RAN);
-    CHECK_DONE(ran, 7, RING_DONE, 16, 2);
+    ring_blocks b = { .on = r, .step = s.steps, .numbers = numbers, .local_limit = 6, .remote_limit = 3, .id = 7, .timeout_ms = 1000 };
+    CHECK_EQ(ring_run_blocks(&b, 2), RING_RAN);
+    CHECK_DONE(b.ran, 7, RING_DONE, 16, 2);
     CHECK_EQ(s.steps[0].grid.blocks, 2);
-    uint64_t logged = fake.logged, low[] = { 6, 2 }, high[] = { 5, 3 };
-    CHECK_EQ(ring_run_blocks(r, 8, s.steps, mine, theirs, 2, low, 1000, &ran), RING_OUTSIDE);
-    CHECK_EQ(ring_run_blocks(r, 8, s.steps, mine, theirs, 2, high, 1000, &ran), RING_OUTSIDE);
-    CHECK_EQ(ring_run_blocks(r, 8, big.steps, mine, theirs, 2, limits, 1000, &ran), RING_LATER);     /* too much */
+    uint64_t logged = fake.logged;
+    ring_blocks low = b, high = b, large = b;
+    low.remote_limit = 2;
+    high.local_limit = 5;
+    large.step = big.steps;
+    CHECK_EQ(ring_run_blocks(&low, 2), RING_OUTSIDE);
+    CHECK_EQ(ring_run_blocks(&high, 2), RING_OUTSIDE);
+    CHECK_EQ(ring_run_blocks(&large, 2), RING_LATER);   /* too much */
     CHECK_EQ(fake.logged, logged);
     script_copy(&big, 3, 4, 4096);
     CHECK_EQ(submit(r, 9, &big, 1000), RING_QUEUED);
-    CHECK_EQ(ring_run_blocks(r, 10, s.steps, mine, theirs, 2, limits, 1000, &ran), RING_LATER);      /* ends are told in order */
+    b.id = 10;
+    CHECK_EQ(ring_run_blocks(&b, 2), RING_LATER);       /* ends are told in order */
     ring_completion told = next_completion(r);
     CHECK_EQ(told.id, 9);
-    CHECK_EQ(ring_run_blocks(r, 11, s.steps, mine, theirs, 2, limits, 1000, &ran), RING_RAN);
-    CHECK_EQ(ran.id, 11);
+    b.id = 11;
+    CHECK_EQ(ring_run_blocks(&b, 2), RING_RAN);
+    CHECK_EQ(b.ran.id, 11);
     close_ring(r);
 }
 
