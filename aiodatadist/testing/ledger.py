@@ -64,6 +64,9 @@ class MisplacedError(AssertionError):
     """A block holds what it must not. The message says which, what it should hold, and what it does."""
 
 
+RECLAIMED = 2**32 - 1
+"""The generation of what :meth:`BlockLedger.reclaim` writes: no cache has it."""
+
 Expected = BlockStamp | int
 """A stamp, or the checksum of bytes that may be anything and have to stay."""
 
@@ -71,9 +74,11 @@ Expected = BlockStamp | int
 class BlockLedger:
     """The blocks of one cache, and what each has to hold.
 
-    Every block is in one of three states: *open*, since :meth:`begin`, when a transfer may write there and nothing is
-    expected; *stamped*, since :meth:`write` or :meth:`landed`; or *settled*, since :meth:`settle`: a transfer failed and
-    left anything there, and from then on no byte changes. :meth:`wrong` says which blocks are not as they have to be.
+    Every block is in one of four states: *open*, since :meth:`begin`, when a transfer may write there and nothing is
+    expected; *stamped*, since :meth:`write` or :meth:`landed`; *settled*, since :meth:`settle`: a transfer failed and left
+    anything there, and from then on no byte changes; or *reclaimed*, since :meth:`reclaim`: the same, but its caller has
+    written there since, so that a late byte shows also where it is the same as one that came in time. :meth:`wrong` says
+    which blocks are not as they have to be, :meth:`strays` which of the reclaimed ones.
 
     Args:
         cache: of memory that this process can address, and as long as it has it.
@@ -87,6 +92,8 @@ class BlockLedger:
         self._owner, self._generation = owner, generation
         self._views = [*(views if views is not None else _views(cache))]
         self._expected: dict[tuple[int, int], Expected] = {}
+        self._reclaimed: dict[tuple[int, int], None] = {}
+        self._reclaims = 0
         self.blocks = range(cache.cache_desc.shape[0])
         self.tensors = range(cache.cache_desc.num_tensors)
         self.checked = 0
@@ -104,14 +111,21 @@ class BlockLedger:
     def write_as(self, block: int, owner: int, source: int, version: int = 0) -> None:
         """Stamp a block as another one's: what is computed again holds the same bytes."""
         for tensor in self.tensors:
-            stamp = BlockStamp(owner, self._generation, tensor, source, version)
-            self.piece(tensor, block)[:] = stamp.content(self._stride)
-            self._expected[tensor, block] = stamp
+            self._write((tensor, block), BlockStamp(owner, self._generation, tensor, source, version))
+
+    def _write(self, place: tuple[int, int], stamp: BlockStamp) -> None:
+        self.piece(*place)[:] = stamp.content(self._stride)
+        self._expect(place, stamp)
+
+    def _expect(self, place: tuple[int, int], expected: Expected) -> None:
+        self._reclaimed.pop(place, None)
+        self._expected[place] = expected
 
     def begin(self, blocks: Iterable[int], tensors: range | None = None) -> None:
         """A transfer may write into these blocks from now on."""
         for place in self._places(blocks, tensors):
             self._expected.pop(place, None)
+            self._reclaimed.pop(place, None)
 
     def landed(
         self, blocks: Sequence[int], owner: int, sources: Sequence[int], tensors: range | None = None
@@ -135,7 +149,7 @@ class BlockLedger:
             wanted = replace(first or stamp, owner=owner, tensor=tensor, block=source)
             if stamp != wanted:
                 raise MisplacedError(f"block {block} of tensor {tensor}: expected {wanted}, found {stamp}")
-            self._expected[place] = stamp
+            self._expect(place, stamp)
             first = first or stamp
         assert first is not None, "a cache has a tensor"
         return first
@@ -151,21 +165,39 @@ class BlockLedger:
     def settle(self, blocks: Iterable[int], tensors: range | None = None) -> None:
         """A transfer into these blocks ended without success: whatever they hold stays from now on."""
         for place in self._places(blocks, tensors):
-            self._expected[place] = zlib.crc32(self.piece(*place))
+            self._expect(place, zlib.crc32(self.piece(*place)))
+
+    def reclaim(self, blocks: Iterable[int], tensors: range | None = None) -> None:
+        """These blocks are their caller's again, whatever became of a transfer into them: write them over, each time with
+        another content, and from then on no byte changes."""
+        self._reclaims += 1
+        for place in self._places(blocks, tensors):
+            tensor, block = place
+            self._write(place, BlockStamp(self._owner, RECLAIMED, tensor, block, self._reclaims))
+            self._reclaimed[place] = None
+
+    def strays(self, blocks: Iterable[int] | None = None) -> list[str]:
+        """Reclaimed blocks into which something was written, in words."""
+        places = self._reclaimed if blocks is None else self._places(blocks, None)
+        return self._told(place for place in places if place in self._reclaimed)
 
     def settle_open(self) -> None:
         """The same of all blocks that are open: nothing is under way, and no byte changes."""
         for place in self._places(self.blocks, None):
             if place not in self._expected:
-                self._expected[place] = zlib.crc32(self.piece(*place))
+                self._expect(place, zlib.crc32(self.piece(*place)))
 
     def wrong(self, blocks: Iterable[int] | None = None) -> list[str]:
         """Blocks that do not hold what they have to, in words. Open ones are left out."""
+        return self._told(self._places(self.blocks if blocks is None else blocks, None))
+
+    def _told(self, places: Iterable[tuple[int, int]]) -> list[str]:
         found = []
-        for place in self._places(self.blocks if blocks is None else blocks, None):
+        for place in places:
             expected = self._expected.get(place)
             if expected is not None and (words := self._unlike(place, expected)):
-                found.append(f"block {place[1]} of tensor {place[0]}: {words}")
+                given_back = "it was given back, and written into: " if place in self._reclaimed else ""
+                found.append(f"block {place[1]} of tensor {place[0]}: {given_back}{words}")
         return found
 
     def _unlike(self, place: tuple[int, int], expected: Expected) -> str:

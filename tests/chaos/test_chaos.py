@@ -31,6 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         at_night("hccs,roce,request-roce"),
         at_night("redis,mooncake"),
         at_night("checksum,relink"),
+        at_night("v1,ranks"),
     ],
 )
 def test_no_rule_is_broken(profiles: str) -> None:

@@ -93,6 +93,34 @@ def test_what_is_open_may_be_anything_and_what_is_settled_stays() -> None:
     assert words.startswith("block 1 of tensor 0: it was settled, and has changed")
 
 
+def test_what_is_reclaimed_is_written_over_and_a_stray_byte_is_told_apart() -> None:
+    books, views = ledger()
+    books.write(range(BLOCKS))
+    before = bytes(views[0])
+    books.begin([1, 2])
+    books.reclaim([1, 2])
+    assert bytes(views[0][BLOCK : 2 * BLOCK]) != before[BLOCK : 2 * BLOCK]
+    assert books.wrong() == books.strays() == []
+    once = bytes(views[0])
+    books.reclaim([1])
+    assert bytes(views[0]) != once, "bytes of the last time are strays as well"
+    views[0][BLOCK : 2 * BLOCK] = once[BLOCK : 2 * BLOCK]
+    views[0][0] ^= 1
+    (words,) = books.strays()
+    assert words.startswith("block 1 of tensor 0: it was given back, and written into: expected")
+    assert books.strays([0, 2, 3]) == []
+    assert set(books.wrong()) > {words}
+    assert len(books.wrong()) == 2
+    books.begin([1])
+    assert books.strays() == []
+    for again in (books.write, books.settle):
+        books.reclaim([2])
+        again([2])
+        views[1][2 * BLOCK] ^= 1
+        assert books.strays() == [], "its caller wrote there, or a transfer may have"
+        assert any(each.startswith("block 2 of tensor 1: ") for each in books.wrong())
+
+
 def test_tensors_of_some_layers_alone() -> None:
     books, views = ledger()
     books.write(range(BLOCKS))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
 
+from aiodatadist import TransferPriority
 from aiodatadist.cli.chaos.profiles import PROFILES
 from aiodatadist.cli.chaos.program import FAULTS as NAMES
 from aiodatadist.cli.chaos.program import Step, program
+from aiodatadist.cli.chaos.terms import Terms, some_terms
 
 LANES = PROFILES["one-sided"].lanes
 FAULTS = {
@@ -40,6 +43,17 @@ def test_all_faults_are_those_of_the_lanes() -> None:
     engine = {step.name for step in steps(1, "engine", "redis")}
     flips = {step.name for step in steps(1, "devices", "checksum")}
     assert set(NAMES) == engine.union(flips, *FAULTS.values())
+
+
+def test_terms_come_of_the_seed_and_where_nothing_may_fail_no_deadline_is_short() -> None:
+    def drawn(profile: str, seed: int) -> list[Terms]:
+        chance = random.Random(seed)
+        return [some_terms(chance, PROFILES[profile]) for _ in range(200)]
+
+    assert drawn("one-sided", 1) == drawn("one-sided", 1) != drawn("one-sided", 2)
+    assert {terms.priority for terms in drawn("one-sided", 1)} == set(TransferPriority)
+    assert {terms.deadline for terms in drawn("one-sided", 1)} == {None, 0.002, 0.02, 0.2, 2.0}
+    assert {terms.deadline for terms in drawn("calm", 1)} == {None, 30.0}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

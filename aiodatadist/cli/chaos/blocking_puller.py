@@ -23,6 +23,7 @@ from aiodatadist.cli.chaos.sizes import (
     LINK_MILLIS,
     PATCH,
     PULLER,
+    PULLER_DEVICE,
     SOURCE,
     SOURCE_MODEL,
     config,
@@ -45,7 +46,7 @@ class BlockingPuller(Side):
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
         self.peers: dict[int, Peer] = {}
         self.datadist = blocking.LLMDataDist(LLMRole.DECODER, PULLER)
-        await anyio.to_thread.run_sync(self.datadist.init, config(self.profile, 7, None).generate_options())
+        await anyio.to_thread.run_sync(self.datadist.init, config(self.profile, PULLER_DEVICE, None).generate_options())
         try:
             self._targets = [await self._target(cluster) for cluster in self.settings.clusters]
             yield {}
@@ -139,7 +140,7 @@ class BlockingTarget:
         stamped: list[int] | None = None,
     ) -> list[int] | None:  # fmt: skip
         """The versions that came; None: none."""
-        patch.ledger.begin(targets)
+        self._side.open(patch.ledger, targets)
         began, key = time.monotonic(), BlocksCacheKey(self._cluster, model)
         if chance.random() < 0.5:
             call = partial(self._manager.pull_blocks, key, patch.cache, sources, targets)
@@ -148,7 +149,7 @@ class BlockingTarget:
             submit = partial(self._manager.submit_pull_blocks, key, patch.cache, sources, targets)
             status = await self._submitted("submit_pull_blocks", submit, chance)
         if status != GOOD:
-            patch.ledger.settle(targets)
+            patch.ledger.reclaim(targets)
             return None
         stamps = patch.ledger.landed(targets, owner, sources if stamped is None else stamped)
         if owner == self._cluster:

@@ -14,11 +14,13 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cli.chaos.blocking_puller import BlockingPuller
+from aiodatadist.cli.chaos.legacy_owner import LegacyOwner
+from aiodatadist.cli.chaos.legacy_puller import LegacyPuller
 from aiodatadist.cli.chaos.linked_run import LinkedRun
 from aiodatadist.cli.chaos.messages import SideSettings
 from aiodatadist.cli.chaos.owner import Owner
 from aiodatadist.cli.chaos.pooled_run import PooledRun, engine
-from aiodatadist.cli.chaos.profiles import PROFILES, Profile
+from aiodatadist.cli.chaos.profiles import PROFILES, Door, Profile
 from aiodatadist.cli.chaos.program import FAULTS
 from aiodatadist.cli.chaos.puller import Puller
 from aiodatadist.cli.chaos.report import as_json, lines
@@ -102,14 +104,21 @@ def _write(file: Path, text: str) -> None:
         raise CommandError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
+def sides_of(door: Door) -> dict[str, type[Side]]:
+    """The processes of a run, by name."""
+    if door == "context":
+        return {"saver-1": Saver, "saver-2": Saver}
+    if door == "v1":
+        return {"owner": LegacyOwner, "puller": LegacyPuller}
+    return {"owner": Owner, "puller": BlockingPuller if door == "blocking" else Puller}
+
+
 def run_side(text: str) -> int:
     """The life of one of the processes."""
     die_with_parent()
     settings = SideSettings.model_validate_json(text)
     profile = PROFILES[settings.profile]
-    puller = BlockingPuller if profile.door == "blocking" else Puller
-    kinds: dict[str, type[Side]] = {"owner": Owner, "puller": puller, "saver-1": Saver, "saver-2": Saver}
-    side = kinds[settings.name](settings)
+    side = sides_of(profile.door)[settings.name](settings)
     uvloop = profile.loop == "uvloop"
     anyio.run(side.run, backend_options={"use_uvloop": uvloop})
     return 0

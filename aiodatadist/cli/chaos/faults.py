@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
-from aiodatadist import Cache, CacheDesc, DataType, LLMDataDist, LLMException, OutOfMemory
+from aiodatadist import Cache, CacheDesc, CacheManager, DataType, LLMDataDist, LLMException, OutOfMemory, legacy
 from aiodatadist.cli.chaos.messages import Fault
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -85,7 +85,7 @@ class OwnFaults:
         finally:
             with anyio.CancelScope(shield=True), suppress(LLMException):  # bounded: no transfer uses them
                 for datadist, cache in filled:
-                    await datadist.cache_manager.deallocate_blocks_cache(cache)
+                    await _give_back(datadist, cache)
 
     @staticmethod
     async def _soft(fault: Fault) -> None:
@@ -100,10 +100,22 @@ async def _fill(datadist: LLMDataDist) -> list[Cache]:
     caches: list[Cache] = []
     with suppress(OutOfMemory):
         while True:
-            usage = next(iter(datadist.cache_manager.pool_usage().values()))
+            usage = next(iter(datadist.figures().pools.values()))
             desc = CacheDesc(1, [1, max(usage.largest, 1)], DataType.DT_UINT8)
-            caches.append(await datadist.cache_manager.allocate_blocks_cache(desc))
+            caches.append(await _manager(datadist).allocate_blocks_cache(desc))
     return caches
+
+
+def _manager(datadist: LLMDataDist) -> CacheManager | legacy.KvCacheManager:
+    return datadist.kv_cache_manager if isinstance(datadist, legacy.LLMDataDist) else datadist.cache_manager
+
+
+async def _give_back(datadist: LLMDataDist, cache: Cache) -> None:
+    if isinstance(cache, legacy.KvCache):
+        assert isinstance(datadist, legacy.LLMDataDist)
+        await datadist.kv_cache_manager.deallocate_cache(cache)
+    else:
+        await datadist.cache_manager.deallocate_blocks_cache(cache)
 
 
 class Hog(threading.Thread):

@@ -22,6 +22,8 @@ from aiodatadist.testing import soft_counters
 Say = Callable[[str, str], None]
 """Is told the rule that was broken, and what happened. From any thread."""
 
+POOLED = ("AnyIO worker", "aiodatadist checksums")
+"""Threads of pools of a size, which start when they are needed and stay."""
 LOOK = 0.5
 """Seconds between two looks at what is under way."""
 
@@ -138,20 +140,19 @@ class Belongings:
     comms: int
     imported: int
     device_bytes: int
+    pool_bytes: int = 0
 
     @classmethod
-    def now(cls) -> Belongings:
-        """On the event loop, or where there is none."""
+    def now(cls, pool_bytes: int = 0) -> Belongings:
+        """On the event loop, or where there is none. ``pool_bytes``: of all pools, what is not free."""
         gc.collect()
         soft = soft_counters()
         names = ("streams", "events", "comms", "imported", "device_bytes")
-        return cls(
-            sum(1 for _ in Path("/proc/self/fd").iterdir()),
-            len([thread for thread in threading.enumerate() if "AnyIO worker" not in thread.name]),
-            _tasks(),
-            Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:"),
-            *(soft[name] for name in names),
-        )
+        files = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        threads = sum(not thread.name.startswith(POOLED) for thread in threading.enumerate())
+        mappings = Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:")
+        numbers = {name: soft[name] for name in names}
+        return cls(files, threads, _tasks(), mappings, **numbers, pool_bytes=pool_bytes)
 
     def more_than(self, other: Belongings) -> list[str]:
         """What there is more of, in words."""

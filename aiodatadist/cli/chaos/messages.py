@@ -114,6 +114,7 @@ class SideSettings(_Message):
         life: how often it was started before.
         clusters: of the owner's.
         url: of the pool, for a context cache.
+        group: what communicators of this run are called, for links by rank table.
         belongings: what the process had in its first life, at rest.
     """
 
@@ -123,4 +124,5 @@ class SideSettings(_Message):
     life: int = 0
     clusters: list[int]
     url: str = ""
+    group: str = ""
     belongings: dict[str, int] = {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
 
-from aiodatadist import Cache, CacheDesc, CacheTask, DataType, LLMDataDist, OutOfMemory, Placement
+from aiodatadist import Cache, CacheDesc, CacheTask, DataType, LLMDataDist, LLMException, OutOfMemory, Placement
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import BLOCK, desc, some
 from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.cli.chaos.user_memory import UserBlocks
 from aiodatadist.testing import BlockLedger
 
 BLOCKS = 16
@@ -24,6 +27,8 @@ class OwnCopies:
         self._cluster_id = datadist.cluster_id
         self._caches: dict[Placement, Cache] = {}
         self._ledgers: dict[Placement, BlockLedger] = {}
+        shape = CacheDesc(TENSORS, [BLOCKS // 2, BLOCK], DataType.DT_UINT8, Placement.HOST)
+        self._user = UserBlocks(side, datadist, f"user copies {datadist.cluster_id}", shape)
 
     async def open(self) -> None:
         for placement in (Placement.DEVICE, Placement.HOST):
@@ -36,7 +41,7 @@ class OwnCopies:
 
     async def one(self, chance: random.Random) -> None:
         """One operation."""
-        await chance.choice((self._copy, self._swap, self._come_and_go))(chance)
+        await chance.choice((self._copy, self._swap, self._come_and_go, self._give_back))(chance)
 
     async def _copy(self, chance: random.Random) -> None:
         sources, targets = _pairs(chance)
@@ -69,9 +74,9 @@ class OwnCopies:
     ) -> None:
         source, target, sources, targets = what
         ledger = self._ledgers[target]
-        ledger.begin(targets)
+        self._side.open(ledger, targets)
         if await self._side.outcome(operation, begin, chance) != GOOD:
-            ledger.settle(targets)
+            ledger.reclaim(targets)
             return
         stamps = ledger.landed(targets, self._cluster_id, sources)
         if any(stamp.generation != source.value for stamp in stamps):
@@ -96,6 +101,25 @@ class OwnCopies:
             self._side.violated("I6", f"a cache that came and went: {words}")
         await self._manager.deallocate_blocks_cache(cache)
         self._side.tally.ended("deallocate", GOOD)
+
+    async def _give_back(self, chance: random.Random) -> None:
+        """Memory of the host's that no peer hears of, and that is taken back while blocks are copied into it, perhaps."""
+        cache = await self._user.lend()
+        if cache is None:
+            return
+        sources = chance.sample(range(BLOCKS // 2), BLOCKS // 2)
+        self._user.ledger.begin(self._user.ledger.blocks)
+        pairs = dict(zip(sources, self._user.ledger.blocks, strict=True))
+        task = self._manager.swap_blocks(self._caches[Placement.DEVICE], cache, pairs)
+        if chance.random() < 0.5:
+            task.cancel()
+        if not await self._user.take_back():
+            self._side.violated("I5", "no peer knows of memory of the host's, and it is not given back")
+        if not task.done():
+            self._side.violated("I2", f"the memory is given back, and there is {task!r}")
+        with suppress(CancelledError, LLMException):
+            await task
+        self._user.check()
 
 
 def _pairs(chance: random.Random) -> tuple[list[int], list[int]]:

@@ -24,6 +24,7 @@ from aiodatadist import (
 from aiodatadist.cli.chaos.mail import Content, Mail
 from aiodatadist.cli.chaos.messages import Peer, SideSettings
 from aiodatadist.cli.chaos.own_copies import OwnCopies
+from aiodatadist.cli.chaos.rank_links import RankLinks
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
@@ -40,7 +41,12 @@ from aiodatadist.cli.chaos.sizes import (
     config,
     desc,
 )
+from aiodatadist.cli.chaos.terms import some_terms
+from aiodatadist.cli.chaos.user_target import UserSource
 from aiodatadist.testing import BlockLedger, MisplacedError
+
+FULL = 10.0
+"""Seconds for a cache behind a pool that is full, which is a fault and ends."""
 
 
 class Owner(Side):
@@ -66,6 +72,9 @@ class Owner(Side):
             group.start_soon(cluster.mail.read)
             group.start_soon(self.work, f"renew {cluster.cluster_id}", cluster.renew, 0.3)
             group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
+            group.start_soon(self.work, f"user {cluster.cluster_id}", cluster.user.one)
+            if self.profile.by_ranks:
+                group.start_soon(self.work, f"link {cluster.cluster_id}", cluster.ranks.one)
 
     async def meet(self, peers: dict[int, Peer]) -> None:
         """It is the owner itself that is met."""
@@ -79,11 +88,16 @@ class Owner(Side):
     async def resumed(self) -> None:
         for cluster in self._clusters:
             cluster.open_inbox()
+            await cluster.user.lend()
 
     async def part(self) -> None:
         for datadist in self.datadists:
             with suppress(NotLinked):
                 await datadist.wait_link_closed(PULLER)
+        for cluster in self._clusters:
+            await cluster.ranks.end()
+            if not await cluster.user.take_back():
+                self.violated("I5", f"cluster {cluster.cluster_id} has no link, and does not give memory back")
 
 
 class OwnerCluster:
@@ -96,6 +110,8 @@ class OwnerCluster:
         self.cluster_id = datadist.cluster_id
         self.mail = Mail(side, datadist, self._answer)
         self.copies = OwnCopies(side, datadist)
+        self.user = UserSource(side, datadist)
+        self.ranks = RankLinks(side, datadist, datadist.cluster_id)
         self.leases: dict[BlockLease, None] = {}
         self._generation = side.settings.life * LIVES
         self._versions = dict.fromkeys(range(LEASED), 0)
@@ -131,7 +147,7 @@ class OwnerCluster:
         """Without a key it is filled; peers find it only when it is complete."""
         key = BlocksCacheKey(self.cluster_id, SOURCE_MODEL)
         self._generation += 1
-        self._source = await self._manager.allocate_blocks_cache(desc(SOURCE), key)
+        self._source = await self._manager.allocate_blocks_cache(desc(SOURCE), key, timeout=FULL)
         self._ledger("source", self._source, self._generation).write(range(SOURCE))
 
     async def renew(self, chance: random.Random) -> None:
@@ -185,14 +201,18 @@ class OwnerCluster:
             else TransferConfig(puller, question["addresses"], layers)
         )
         source, target_blocks = question["sources"], question["targets"]
+        terms = some_terms(chance, self._side.profile)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(_compute, synchronizer, chance)
+            group.start_soon(compute_layers, synchronizer, chance)
             status = await self._side.outcome(
-                "layers",
-                lambda: self._manager.transfer_cache_async(self._source, synchronizer, [target], source, target_blocks),
+                terms.named("layers"),
+                lambda: self._manager.transfer_cache_async(
+                    self._source, synchronizer, [target], source, target_blocks, **terms.arguments
+                ),
                 chance,
                 may_fail=True,
+                deadline=terms.deadline,
             )
             group.cancel_scope.cancel()
         return status
@@ -213,7 +233,7 @@ class OwnerCluster:
         return f"expected version {question['version']}, found {wrong}" if wrong else ""
 
 
-async def _compute(synchronizer: AwaitableLayerSynchronizer, chance: random.Random) -> None:
+async def compute_layers(synchronizer: AwaitableLayerSynchronizer, chance: random.Random) -> None:
     """Layers become final one after the other; now and then one does not."""
     for layer in range(LAYERS):
         await anyio.sleep(chance.choice((0, 0.0005, 0.01)) * chance.random())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Door = Literal["await", "blocking", "context"]
+Door = Literal["await", "blocking", "v1", "context"]
 Strictness = Literal["", "hccs", "roce"]
 
 
@@ -14,7 +14,8 @@ class Profile:
     """One kind of run.
 
     Attributes:
-        door: whose calls are made: of ``aiodatadist``, of ``aiodatadist.blocking``, or of a context cache.
+        door: whose calls are made: of ``aiodatadist``, its ``blocking``, its ``legacy``, or of a context
+            cache.
         one_sided: or request/response.
         loop: ``asyncio`` or ``uvloop``.
         strict: ``SOFTNPU_STRICT``.
@@ -22,6 +23,7 @@ class Profile:
         is_calm: no faults; then nothing may fail.
         is_checked: pulls and pushes have checksums, and bits flip in what moves.
         relinks: links that broke are made again by the library.
+        by_ranks: links are by rank table: both ends ask for them, and no proxy is between them.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Profile:
     is_calm: bool = False
     is_checked: bool = False
     relinks: bool = False
+    by_ranks: bool = False
 
     @property
     def patience(self) -> float:
@@ -54,6 +57,8 @@ class Profile:
             return ()
         if self.door == "context":
             return ("processes", "engine") if self.engine else ("processes",)
+        if self.by_ranks:
+            return ("processes", "devices")
         return ("processes", "network", "devices")
 
 
@@ -69,7 +74,11 @@ PROFILES = {
         Profile("request-roce", "request/response mode, strict softnpu", one_sided=False, strict="roce"),
         Profile("checksum", "one-sided mode, with checksums and bits that flip", is_checked=True),
         Profile("relink", "one-sided mode, with links that come back by themselves", relinks=True),
+        Profile("ranks", "one-sided mode, with links by rank table", by_ranks=True),
         Profile("blocking", "one-sided mode, without await", door="blocking"),
+        Profile(
+            "v1", "v1: roles, keys that are consumed, links that do one thing at a time", door="v1", one_sided=False
+        ),
         Profile("context", "context caches, each with memory of its own", door="context"),
         Profile("redis", "context caches over Redis", door="context", engine="redis"),
         Profile("mooncake", "context caches over Mooncake", door="context", engine="mooncake"),

@@ -27,6 +27,7 @@ from aiodatadist.cli.chaos.mail import Content, Mail
 from aiodatadist.cli.chaos.messages import Peer, SideSettings
 from aiodatadist.cli.chaos.own_copies import OwnCopies
 from aiodatadist.cli.chaos.patch import Patch
+from aiodatadist.cli.chaos.rank_links import RankLinks
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
@@ -38,6 +39,7 @@ from aiodatadist.cli.chaos.sizes import (
     PATCH,
     PULLED_MODEL,
     PULLER,
+    PULLER_DEVICE,
     SLOTS,
     SOURCE,
     SOURCE_MODEL,
@@ -48,6 +50,8 @@ from aiodatadist.cli.chaos.sizes import (
     tensors_of,
 )
 from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.cli.chaos.terms import some_terms
+from aiodatadist.cli.chaos.user_target import UserTarget
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import BlockLedger
 
@@ -65,7 +69,7 @@ class Puller(Side):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
-        async with LLMDataDist(LLMRole.DECODER, PULLER, config(self.profile, 7, None)) as datadist:
+        async with LLMDataDist(LLMRole.DECODER, PULLER, config(self.profile, PULLER_DEVICE, None)) as datadist:
             self.datadists.append(datadist)
             self.mail = Mail(self, datadist, _no_answer)
             self.copies = OwnCopies(self, datadist)
@@ -94,10 +98,14 @@ class Puller(Side):
         """All that was asked for has been answered: operations wait for it."""
 
     async def part(self) -> None:
+        for target in self._targets:
+            await target.ranks.end()
         infos = [target.info for target in self._targets]
         status, each = await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
         if status is not LLMStatusCode.LLM_SUCCESS:
             self.violated("I3", f"nothing is under way, and unlinking says {[one.name for one in each]}")
+        for target in self._targets:
+            await target.user.give_back()
 
 
 async def _no_answer(_: int, __: Content) -> Content:
@@ -115,6 +123,8 @@ class Target:
         self._wants_link = True
         self._linked = Signal()
         self._patches: list[Patch] = []
+        self.user = UserTarget(side, datadist, cluster_id)
+        self.ranks = RankLinks(side, datadist, cluster_id)
 
     async def open(self) -> None:
         manager, wide = self._manager, 2 * PATCH + 1
@@ -156,6 +166,7 @@ class Target:
         group.start_soon(side.work, f"lease {name}", partial(self._lease, self._patches[TASKS]))
         group.start_soon(side.work, f"slots {name}", self._pull_slot)
         group.start_soon(side.work, f"layers {name}", self._receive)
+        group.start_soon(side.work, f"user {name}", self._user)
         if side.profile.one_sided:
             group.start_soon(side.work, f"push {name}", self._push)
 
@@ -167,6 +178,10 @@ class Target:
 
     async def _link(self, chance: random.Random) -> None:
         """Make one where there is none; end it now and then."""
+        if self._side.profile.by_ranks:
+            await self.ranks.one(chance)
+            self._linked.wake()
+            return
         try:
             closed = self._datadist.wait_link_closed(self._cluster_id)
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
@@ -202,15 +217,17 @@ class Target:
         targets, layers = some(chance, patch.blocks), some_layers(chance)
         sources = chance.sample(range(SOURCE), len(targets))
         note = self._side.mail.content({}) if chance.random() < 0.1 else None
-        patch.ledger.begin(targets, tensors_of(layers))
+        terms = some_terms(chance, self._side.profile)
+        self._side.open(patch.ledger, targets, tensors_of(layers))
         began = time.monotonic()
         status = await self._side.outcome(
-            "pull_blocks",
+            terms.named("pull_blocks"),
             lambda: self._manager.pull_blocks(
                 BlocksCacheKey(self._cluster_id, SOURCE_MODEL), patch.cache, sources, targets,
-                src_layer_range=layers, dst_layer_range=layers, notify=note,
+                src_layer_range=layers, dst_layer_range=layers, notify=note, **terms.arguments,
             ),
             chance,
+            deadline=terms.deadline,
         )  # fmt: skip
         await self._came(patch, sources, targets, layers, status, began)
         for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
@@ -220,7 +237,7 @@ class Target:
         self, patch: Patch, sources: list[int], targets: list[int], layers: range | None, status: str, began: float
     ) -> None:
         if status != GOOD:
-            await self._settle(patch, targets, tensors_of(layers))
+            await self._reclaim(patch, targets, tensors_of(layers))
             return
         stamps = patch.ledger.landed(targets, self._cluster_id, sources, tensors_of(layers))
         generations = {stamp.generation for stamp in stamps}
@@ -228,9 +245,13 @@ class Target:
             self._side.violated("I6", f"one pull from {self._cluster_id} brought generations {generations}")
         self._side.good(self._cluster_id, began, stamps[0].generation)
 
-    async def _settle(self, patch: Patch, targets: list[int], tensors: range | None = None) -> None:
+    async def _reclaim(self, patch: Patch, targets: list[int], tensors: range | None = None) -> None:
         await self._manager.wait_usable(patch.cache)
-        patch.ledger.settle(targets, tensors)
+        patch.ledger.reclaim(targets, tensors)
+
+    async def _user(self, chance: random.Random) -> None:
+        await self._until_linked()
+        await self.user.one(chance)
 
     async def _pull_slot(self, chance: random.Random) -> None:
         await self._until_linked()
@@ -238,15 +259,18 @@ class Target:
         if peer is None:
             return
         source, target = chance.randrange(SLOTS), 1 + 2 * chance.randrange(SLOTS)
-        self._slots_ledger.begin([target])
-        began = time.monotonic()
+        self._side.open(self._slots_ledger, [target])
+        began, terms = time.monotonic(), some_terms(chance, self._side.profile)
         key = CacheKeyByIdAndIndex(self._cluster_id, peer.slots, source)
         status = await self._side.outcome(
-            "pull_cache", lambda: self._manager.pull_cache(key, self._slots, target), chance
+            terms.named("pull_cache"),
+            lambda: self._manager.pull_cache(key, self._slots, target, **terms.arguments),
+            chance,
+            deadline=terms.deadline,
         )
         if status != GOOD:
             await self._manager.wait_usable(self._slots)
-            self._slots_ledger.settle([target])
+            self._slots_ledger.reclaim([target])
             return
         (stamp,) = self._slots_ledger.landed([target], self._cluster_id, [source])
         self._side.good(self._cluster_id, began, stamp.generation)
@@ -258,12 +282,14 @@ class Target:
         targets = chance.sample(range(1, 2 * PATCH, 2), len(sources))
         self._version += 1
         self._out_ledger.write(sources, self._version)
+        terms = some_terms(chance, self._side.profile)
         status = await self._side.outcome(
-            "push_blocks",
+            terms.named("push_blocks"),
             lambda: self._manager.push_blocks(
-                BlocksCacheKey(self._cluster_id, INBOX_MODEL), self._out, sources, targets
+                BlocksCacheKey(self._cluster_id, INBOX_MODEL), self._out, sources, targets, **terms.arguments
             ),
             chance,
+            deadline=terms.deadline,
         )
         if status != GOOD:
             return
@@ -289,16 +315,17 @@ class Target:
         if way < 0.3:
             await anyio.sleep(chance.uniform(0, 2 * millis / 1000))
         count = len(answer["versions"])
-        targets, began = targets[:count], time.monotonic()
-        patch.ledger.begin(targets)
+        targets, began, terms = targets[:count], time.monotonic(), some_terms(chance, self._side.profile)
+        self._side.open(patch.ledger, targets)
         status = await self._side.outcome(
-            "pull_leased",
-            lambda: self._manager.pull_leased(ticket, patch.cache, targets, timeout_in_millis=2000),
+            terms.named("pull_leased"),
+            lambda: self._manager.pull_leased(ticket, patch.cache, targets, timeout_in_millis=2000, **terms.arguments),
             chance,
             may_fail=True,  # it may have expired
+            deadline=terms.deadline,
         )
         if status != GOOD:
-            await self._settle(patch, targets)
+            await self._reclaim(patch, targets)
             return
         stamps = patch.ledger.landed(targets, self._cluster_id, ticket["blocks"][:count])
         found = [stamp.version for stamp in stamps]
@@ -322,7 +349,7 @@ class Target:
         patch, began = self._layers, time.monotonic()
         targets = some(chance, patch.blocks)
         sources = chance.sample(range(SOURCE), len(targets))
-        patch.ledger.begin(targets)
+        self._side.open(patch.ledger, targets)
         question = {
             "ask": "layers", "sources": sources, "targets": targets, "seed": chance.getrandbits(32),
             "addresses": patch.cache.tensor_addrs, "model": self._layers_key().model_id,
@@ -340,7 +367,7 @@ class Target:
         except* LLMException as errors:
             self._side.ended("receive_layers", _first(errors))
         if answer is None or answer["status"] != GOOD:
-            await self._settle(patch, targets)
+            await self._reclaim(patch, targets)
             return
         self._side.tally.ended("receive_layers", GOOD)
         (stamp, *_) = patch.ledger.landed(targets, self._cluster_id, sources)

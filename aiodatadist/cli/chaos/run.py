@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -88,8 +89,9 @@ class Run(ABC):
         self.profile = profile
         self.result = Result(profile.name, seed)
         self._programs = {lane: program(seed, profile, lane) for lane in profile.lanes}
+        group = f"chaos {os.getpid()}"
         settings = (
-            SideSettings(name=name, profile=profile.name, seed=seed, clusters=CLUSTERS, url=url)
+            SideSettings(name=name, profile=profile.name, seed=seed, clusters=CLUSTERS, url=url, group=group)
             for name in profile.sides
         )
         self.sides = {each.name: SideProcess(each, profile, self._take, logs) for each in settings}

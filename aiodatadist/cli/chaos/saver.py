@@ -103,7 +103,7 @@ class Saver(Side):
             self.violated("I1", f"beside a load: {words}")
 
     async def _load(self, patch: Patch, hashes: list[int], blocks: list[int], chance: random.Random) -> None:
-        patch.ledger.begin(blocks)
+        self.open(patch.ledger, blocks)
         began = time.monotonic()
         chunks = [[(TOKENS * block, TOKENS) for block in blocks]]
         result = await self._outcome(
@@ -112,7 +112,7 @@ class Saver(Side):
         loaded = 0 if result is None else result.success
         for number, block in zip(hashes[:loaded], blocks, strict=False):
             patch.ledger.landed([block], number, [0])
-        patch.ledger.settle(blocks[loaded:])
+        patch.ledger.reclaim(blocks[loaded:])
         self.tally.moved += loaded * 2 * LAYERS * TOKENS * TOKEN
         if loaded:
             self.good(0, began, 0)

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from typing import ClassVar, Protocol
@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol
 import anyio
 import anyio.abc
 
-from aiodatadist import CacheTask, LLMDataDist, LLMException, OutOfMemory, PoolUsage
+from aiodatadist import CacheTask, LLMDataDist, LLMException, LLMStatusCode, OutOfMemory, PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cli.chaos.faults import OwnFaults
 from aiodatadist.cli.chaos.lookout import Belongings, Lookout
@@ -50,14 +50,23 @@ from aiodatadist.errors import (
     TransferError,
 )
 from aiodatadist.testing import BlockLedger, MisplacedError
+from aiodatadist.testing.ledger import RECLAIMED
 
 TELL = 0.1
 """Seconds between two reports of what was done."""
+LATE_TURN, LATE_TURNS = 0.05, 40
+"""Seconds of a turn, and turns after a deadline in which a transfer has to end: more than a peer needs to be lost."""
 LINGER = 0.05
 """Seconds after the end of all links, in which no byte may land."""
 
 FORGIVEN = (TransferError, LinkError, NotLinked, CacheNotFound, OutOfMemory, DeviceError)
 """What a fault may come to. Anything else that is raised is a violation; a StuckError, too, though it is a DeviceError."""
+
+
+def _is_forgiven(error: Exception) -> bool:
+    """Also v1's answer where another call uses the link."""
+    is_busy = isinstance(error, LLMException) and error.status_code is LLMStatusCode.LLM_LINK_BUSY
+    return is_busy or isinstance(error, FORGIVEN)
 
 
 class Rounds:
@@ -162,9 +171,9 @@ class Side(ABC):
             elif isinstance(order, Peers):
                 await self.meet(order.peers)
             else:
-                group.start_soon(self._reach, order)
+                group.start_soon(self.reach, order)
 
-    async def _reach(self, stage: Stage) -> None:
+    async def reach(self, stage: Stage) -> None:
         with self.lookout.over(f"stage {stage.name} of the {self.settings.name}", self.profile.patience):
             try:
                 await self._STAGES[stage.name](self, stage)
@@ -242,15 +251,21 @@ class Side(ABC):
         is_forgiven = may_fail and type(error) is not InternalError and isinstance(error, LLMException)
         if isinstance(error, StuckError) or (error is not None and self.profile.is_calm and not is_forgiven):
             self.violated("I3", f"{operation}: {error!r}")
-        elif error is not None and not is_forgiven and not isinstance(error, FORGIVEN):
+        elif error is not None and not is_forgiven and not _is_forgiven(error):
             self.violated("I7", f"{operation}: {error!r}")
         self.tally.ended(operation, status)
         return status
 
     async def outcome(
-        self, operation: str, begin: Callable[[], CacheTask], chance: random.Random, may_fail: bool = False
+        self,
+        operation: str,
+        begin: Callable[[], CacheTask],
+        chance: random.Random,
+        may_fail: bool = False,
+        deadline: float | None = None,
     ) -> str:
-        """A transfer to its end, which now and then is a cancellation at a random moment; the status."""
+        """A transfer to its end, which now and then is a cancellation at a random moment; the status. ``deadline``: seconds
+        that it was given."""
         try:
             task = begin()
         except LLMException as error:
@@ -262,7 +277,11 @@ class Side(ABC):
             with suppress(LLMException):
                 await task
 
-        await to_its_end(task, wait, chance)
+        async with anyio.create_task_group() as group:
+            if deadline is not None:
+                group.start_soon(self._watch_deadline, operation, task, deadline)
+            await to_its_end(task, wait, chance)
+            group.cancel_scope.cancel()
         if not task.done() or len(ends) != 1:
             self.violated("I3", f"{operation}: after its end it is {task!r}, and {len(ends)} ends were told")
         if task.cancel():
@@ -275,8 +294,19 @@ class Side(ABC):
             self.tally.moved += task.result().bytes
         return status
 
+    async def _watch_deadline(self, operation: str, task: CacheTask, deadline: float) -> None:
+        """Late counts in turns of the event loop: it may have been blocked, or stopped with its process."""
+        await anyio.sleep(deadline)
+        for _ in range(LATE_TURNS):
+            if task.done():
+                return
+            await anyio.sleep(LATE_TURN)
+        self.violated("I3", f"{operation}: its deadline of {deadline} s has passed, and it is {task!r}")
+
     def good(self, cluster: int, began: float, generation: int) -> None:
         """A transfer that began then is here, and right."""
+        if generation == RECLAIMED:
+            self.violated("I6", f"a transfer from cluster {cluster} succeeded with bytes of memory that was given back")
         self.tally.saw(cluster, generation, began)
         now = time.monotonic()
         waiting = self._awaited.get(cluster, [])
@@ -307,7 +337,8 @@ class Side(ABC):
         for entry in self.entries():
             if entry.leases or entry.is_poisoned:
                 self.violated("I5", f"at rest cache {entry.cache_id} has {entry.leases} leases: {entry}")
-        found = Belongings.now()
+        pools = [usage for figures in self.figures() for usage in figures.pools.values()]
+        found = Belongings.now(sum(usage.total - usage.free for usage in pools))
         if stage.is_first or self._first is None:
             self._first = found
             return
@@ -328,11 +359,21 @@ class Side(ABC):
 
     _STAGES: ClassVar = {"drain": _drain, "part": _part, "audit": _audit, "resume": _resume}
 
+    def open(self, ledger: BlockLedger, blocks: Sequence[int], tensors: range | None = None) -> None:
+        """A transfer may write there from now on; until now nothing was written into what was given back."""
+        for words in ledger.strays(blocks):
+            self.violated("I2", f"{self.settings.name}: {words}")
+        ledger.begin(blocks, tensors)
+
     def look(self) -> None:
         """At every block."""
         for name, ledger in self.ledgers.items():
+            strays = ledger.strays()
+            for words in strays:
+                self.violated("I2", f"{name} cache of the {self.settings.name}: {words}")
             for words in ledger.wrong():
-                self.violated("I6", f"{name} cache of the {self.settings.name}: {words}")
+                if words not in strays:
+                    self.violated("I6", f"{name} cache of the {self.settings.name}: {words}")
 
     def figures(self) -> Iterable[Figures[PoolUsage]]:
         """Of all its clusters."""

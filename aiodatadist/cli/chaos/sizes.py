@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from aiodatadist import CacheDesc, DataType, LLMConfig
+from aiodatadist import CacheDesc, DataType, LLMConfig, Placement, legacy
 from aiodatadist.cli.chaos.profiles import Profile
 
 LAYERS = 4
@@ -18,15 +18,19 @@ SLOTS = 8
 PATCH = 16
 """Blocks that one task of the puller writes into, each between two that no transfer may touch."""
 LEASED = 16
-POOL, HOST_POOL = 96 << 20, 8 << 20
+USER = 17
+"""Blocks of memory that either side registers itself."""
+POOL, HOST_POOL, LEGACY_POOL = 96 << 20, 8 << 20, 96 << 20
 
-SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL = range(5)
-LIVES = 1000
+SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL = range(7)
+LIVES = 1_000_000
 """Generations that caches may have in one life of the owner's process."""
-PULLER = 101
+PULLER, PULLER_DEVICE = 101, 7
 """The puller's cluster."""
 
 LINK_MILLIS = 5000
+MEETING = 2
+"""Seconds in which the members of a communicator have to come."""
 TIMEOUT = 1000
 """Milliseconds of a transfer."""
 HEARTBEAT, MISSES = 200, 4
@@ -36,6 +40,10 @@ LOST = HEARTBEAT * (MISSES + 1) / 1000
 
 def desc(blocks: int, nbytes: int = BLOCK, tensors: int = TENSORS) -> CacheDesc:
     return CacheDesc(tensors, [blocks, nbytes], DataType.DT_UINT8)
+
+
+def user_desc(placement: Placement) -> CacheDesc:
+    return CacheDesc(TENSORS, [USER, BLOCK], DataType.DT_UINT8, placement)
 
 
 def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
@@ -51,9 +59,22 @@ def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
     }
     if profile.is_checked:
         options["transfer_checksum"] = True
+    if profile.by_ranks:
+        options["link_total_time"] = MEETING
     if profile.relinks:
         options["relink"] = {"duration": None, "wait": 0.5}
     return LLMConfig(**options)
+
+
+def legacy_config(device: int, listen: str | None) -> legacy.LLMConfig:
+    return legacy.LLMConfig(
+        device_id=device,
+        listen_ip_info=listen,
+        sync_kv_timeout=TIMEOUT,
+        mem_pool_cfg={"memory_size": LEGACY_POOL},
+        heartbeat_interval=HEARTBEAT,
+        heartbeat_misses=MISSES,
+    )
 
 
 def some(chance: random.Random, among: range | list[int], most: int = PATCH) -> list[int]:

@@ -1,0 +1,82 @@
+"""Memory of a process's own, which its cluster has as a cache for a while. Then it is the caller's again, and watched."""
+
+from __future__ import annotations
+
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, LLMDataDist, LLMException, LLMStatusCode, Placement
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.testing import BlockLedger
+
+PAGE = 2 << 20
+"""Where links can be over HCCS each tensor has pages of its own."""
+
+
+class UserBlocks:
+    """A blocks cache that is registered, and unregistered.
+
+    While it is not registered all of it is reclaimed: written over, and from then on no byte may change (I2).
+
+    Args:
+        key: under which peers find it.
+        desc: of what is registered each time.
+    """
+
+    def __init__(
+        self, side: Side, datadist: LLMDataDist, name: str, desc: CacheDesc, key: BlocksCacheKey | None = None
+    ) -> None:
+        self._side, self._manager = side, datadist.cache_manager
+        self._key, self._desc = key, desc
+        apart = -(-desc.size // PAGE) * PAGE
+        placement = Placement.HOST if desc.placement is Placement.HOST else Placement.DEVICE
+        self._memory = datadist.device.allocate(apart * desc.num_tensors, placement)
+        self._addresses = [self._memory.address + i * apart for i in range(desc.num_tensors)]
+        self._cluster_id, self._name = datadist.cluster_id, name
+        self._cache: Cache | None = None
+        self.ledger = self._new_ledger(0)
+        self.ledger.reclaim(self.ledger.blocks)
+
+    def _new_ledger(self, generation: int) -> BlockLedger:
+        memory = Cache(-1, self._desc, self._addresses, True)
+        ledger = self._side.ledgers[self._name] = BlockLedger(memory, self._cluster_id, generation)
+        return ledger
+
+    @property
+    def cache(self) -> Cache | None:
+        """None: the memory is not registered."""
+        return self._cache
+
+    async def lend(self, generation: int = 0, remote_accessible: bool | None = None) -> Cache | None:
+        """Register it, each block stamped as of this generation. None: that failed, and nothing may have been written."""
+        if self._cache is not None:
+            return self._cache
+        self.check()
+        self.ledger = self._new_ledger(generation)
+        self.ledger.write(self.ledger.blocks)
+        try:
+            register = self._manager.register_blocks_cache
+            self._cache = await register(self._desc, self._addresses, self._key, remote_accessible)
+        except LLMException as error:
+            self._side.ended("register", error)
+            self.ledger.reclaim(self.ledger.blocks)
+        else:
+            self._side.tally.ended("register", GOOD)
+        return self._cache
+
+    async def take_back(self) -> bool:
+        """Whether it is the caller's again: peers may still reach it through a link."""
+        if self._cache is None:
+            return True
+        try:
+            await self._manager.unregister_cache(self._cache.cache_id)
+        except LLMException as error:
+            self._side.ended("unregister", error, error.status_code is LLMStatusCode.LLM_EXIST_LINK)
+            return False
+        self._cache = None
+        self._side.tally.ended("unregister", GOOD)
+        self.ledger.reclaim(self.ledger.blocks)
+        return True
+
+    def check(self) -> None:
+        """Nothing was written since it was given back."""
+        for words in self.ledger.strays():
+            self._side.violated("I2", f"{self._name} of the {self._side.settings.name}: {words}")

@@ -1,0 +1,133 @@
+"""Pulls and pushes between memory that both ends registered themselves."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import anyio
+
+from aiodatadist import BlocksCacheKey, CacheTask, LLMClusterInfo, LLMDataDist, NotLinked, Placement
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.sizes import LINK_MILLIS, LIVES, PULLER, USER, USER_MODEL, some, user_desc
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.cli.chaos.terms import some_terms
+from aiodatadist.cli.chaos.user_memory import UserBlocks
+
+PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
+"""Of the puller's memory: blocks that are pulled into, and those that are pushed from."""
+
+
+class UserTarget:
+    """One cluster of the owner's, whose user memory is at the other end."""
+
+    def __init__(self, side: Side, datadist: LLMDataDist, cluster_id: int) -> None:
+        self._side, self._manager, self._cluster_id = side, datadist.cache_manager, cluster_id
+        self._memories = [
+            UserBlocks(side, datadist, f"user {place.name.lower()} {cluster_id}", user_desc(place))
+            for place in (Placement.DEVICE, Placement.HOST)
+        ]
+
+    async def one(self, chance: random.Random) -> None:
+        """One operation; memory that is not registered is registered before it."""
+        memory = chance.choice(self._memories)
+        if await memory.lend() is None:
+            return
+        if chance.random() < 0.05:  # most of the time there are links, and it is refused
+            await memory.take_back()
+        elif chance.random() < 0.3 and self._side.profile.one_sided and memory is self._memories[0]:
+            await self._push(memory, chance)
+        else:
+            await self._pull(memory, chance)
+
+    async def _pull(self, memory: UserBlocks, chance: random.Random) -> None:
+        targets = some(chance, list(PULLED))
+        sources = chance.sample(PUSHED, len(targets))
+        terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), memory.cache
+        assert cache is not None
+        self._side.open(memory.ledger, targets)
+        status = await self._side.outcome(
+            terms.named("pull_blocks user"),
+            lambda: self._manager.pull_blocks(self._key, cache, sources, targets, **terms.arguments),
+            chance,
+            deadline=terms.deadline,
+        )
+        if status != GOOD:
+            await self._manager.wait_usable(cache)
+            memory.ledger.reclaim(targets)
+            return
+        (stamp, *_) = memory.ledger.landed(targets, self._cluster_id, sources)
+        self._side.good(self._cluster_id, began, stamp.generation)
+
+    async def _push(self, memory: UserBlocks, chance: random.Random) -> None:
+        sources = some(chance, list(PUSHED), len(PULLED))
+        targets = chance.sample(PULLED, len(sources))
+        terms, cache = some_terms(chance, self._side.profile), memory.cache
+        assert cache is not None
+
+        def begin() -> CacheTask:
+            return self._manager.push_blocks(self._key, cache, sources, targets, **terms.arguments)
+
+        await self._side.outcome(terms.named("push_blocks user"), begin, chance, deadline=terms.deadline)
+
+    @property
+    def _key(self) -> BlocksCacheKey:
+        return BlocksCacheKey(self._cluster_id, USER_MODEL)
+
+    async def give_back(self) -> None:
+        """There is no link: all of it is the caller's again."""
+        for memory in self._memories:
+            if not await memory.take_back():
+                self._side.violated("I5", f"there is no link, and memory of {self._cluster_id} is not given back")
+
+
+class UserSource:
+    """What one of the owner's clusters has registered: even blocks are pulled from, odd ones are pushed into."""
+
+    def __init__(self, side: Side, datadist: LLMDataDist) -> None:
+        self._side, self._datadist = side, datadist
+        cluster_id = datadist.cluster_id
+        key = BlocksCacheKey(cluster_id, USER_MODEL)
+        self._memory = UserBlocks(side, datadist, f"user {cluster_id}", user_desc(Placement.DEVICE), key)
+        self._generation = 0
+
+    async def one(self, chance: random.Random) -> None:
+        """Register it; take it back when the link is gone, and leave it alone for a moment."""
+        await self.lend()
+        if self._side.profile.is_calm:
+            return
+        if not await self._is_parted(chance):
+            if chance.random() < 0.03:
+                results = await self._datadist.unlink_clusters([LLMClusterInfo(PULLER)], LINK_MILLIS)
+                self._side.ended("unlink", results.errors[0])
+        elif await self.take_back():
+            await anyio.sleep(chance.uniform(0, 0.3))
+            self._memory.check()
+
+    async def _is_parted(self, chance: random.Random) -> bool:
+        try:
+            with anyio.move_on_after(chance.uniform(0, 1)) as limit:
+                await self._datadist.wait_link_closed(PULLER)
+        except NotLinked:
+            return True
+        return not limit.cancelled_caught
+
+    async def lend(self) -> None:
+        if self._memory.cache is None:
+            self._generation += 1
+            if await self._memory.lend(self._lent) is not None:
+                self._memory.ledger.begin(PULLED)
+
+    @property
+    def _lent(self) -> int:
+        """The generation of what is registered, apart from those of caches that are allocated."""
+        return self._side.settings.life * LIVES + LIVES // 2 + self._generation
+
+    async def take_back(self) -> bool:
+        """Whether it is the caller's again."""
+        if self._memory.cache is None:
+            return True
+        if not await self._memory.take_back():
+            return False
+        self._side.tally.retired[f"{self._datadist.cluster_id}/{self._lent}"] = time.monotonic()
+        return True

@@ -1,0 +1,82 @@
+"""An owner and a puller of a chaos run in this process, without faults but those that a test plants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from aiodatadist.cli.chaos.command import sides_of
+from aiodatadist.cli.chaos.messages import Report, SideSettings, Stage, Violated
+from aiodatadist.cli.chaos.profiles import PROFILES
+from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.concurrency.signal import Signal
+
+LIMIT = 45.0
+"""Seconds that a defect may stay hidden: a busy machine does some hundred operations in that time."""
+
+
+class Both:
+    """The two sides, and what they say."""
+
+    def __init__(self, profile: str, name: str) -> None:
+        self.found: list[tuple[str, str]] = []
+        self.done: dict[tuple[str, str], int] = {}
+        self._said = Signal()
+        kinds = sides_of(PROFILES[profile].door)
+        self.owner, self.puller = (self._side(kinds[each], each, profile, name) for each in ("owner", "puller"))
+        self._looks = 0
+
+    def _side(self, kind: type[Side], side: str, profile: str, name: str) -> Side:
+        made = kind(SideSettings(name=side, profile=profile, seed=1, clusters=[1], group=name))
+        ended = made.tally.ended
+
+        def told(operation: str, status: str) -> None:
+            ended(operation, status)
+            self.done[operation, status] = self.done.get((operation, status), 0) + 1
+            self._said.wake()
+
+        made.tally.ended = told  # type: ignore[method-assign]
+        made.say = self._take  # type: ignore[method-assign]
+        return made
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Violated):
+            self.found.append((report.rule, report.what))
+            self._said.wake()
+
+    def good(self, operation: str) -> int:
+        return self.done.get((operation, GOOD), 0)
+
+    async def go_on(self) -> None:
+        for side in (self.owner, self.puller):
+            await side.reach(Stage(name="resume"))
+
+    async def until(self, is_enough: Callable[[], Any]) -> None:
+        """Or for as long as a test has patience."""
+        with anyio.move_on_after(LIMIT):
+            while not is_enough():
+                await self._said.wait()
+
+    async def look(self) -> None:
+        """At rest, at everything."""
+        for name in ("drain", "part", "audit"):
+            for side in (self.puller, self.owner):
+                await side.reach(Stage(name=name, is_first=not self._looks))
+        self._looks += 1
+
+
+@asynccontextmanager
+async def both(profile: str, name: str = "") -> AsyncIterator[Both]:
+    """Linked as soon as they go on."""
+    ends = Both(profile, name)
+    async with ends.owner.opened() as peers, ends.puller.opened():
+        await ends.puller.meet(peers)
+        async with anyio.create_task_group() as group:
+            ends.owner.start(group)
+            ends.puller.start(group)
+            yield ends
+            group.cancel_scope.cancel()

@@ -1,0 +1,195 @@
+"""A chaos run sees what it is there to see: each defect that is planted here is found, and without one nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiodatadist import Cache, CacheManager
+from aiodatadist.cache.registry import CacheRegistry
+from aiodatadist.cli.chaos import side
+from aiodatadist.cli.chaos.user_target import UserSource
+from aiodatadist.cluster.rank_groups import RankGroups
+from aiodatadist.concurrency.deadlines import Deadlines
+from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests.chaos.both import both
+from tests.profiles import at_night
+
+pytestmark = pytest.mark.timeout(120)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+LATE = 0.002
+"""Seconds after which a byte is written that must not be."""
+
+
+def poke(addresses: list[int]) -> None:
+    for address in addresses:
+        place = ctypes.c_ubyte.from_address(address)
+        place.value ^= 255
+
+
+POKES: list[asyncio.TimerHandle] = []
+"""That are cancelled before the memory is gone."""
+
+
+def poke_later(addresses: list[int]) -> None:
+    POKES.append(asyncio.get_running_loop().call_later(LATE, poke, addresses))
+
+
+def poke_no_more() -> None:
+    while POKES:
+        POKES.pop().cancel()
+
+
+def a_late_byte_in_unregistered_memory(patch: pytest.MonkeyPatch) -> None:
+    unregister = CacheManager.unregister_cache
+
+    async def and_write(self: CacheManager, cache_id: int) -> None:
+        entry = self._registry.table.find(cache_id)
+        await unregister(self, cache_id)
+        if entry is not None:
+            poke_later([entry.addresses[0]])
+
+    patch.setattr(CacheManager, "unregister_cache", and_write)
+
+
+def a_late_byte_behind_a_transfer_that_ended(patch: pytest.MonkeyPatch) -> None:
+    wait_usable = CacheRegistry.wait_usable
+
+    async def and_write(self: CacheRegistry, cache: Cache) -> None:
+        await wait_usable(self, cache)
+        desc = cache.cache_desc
+        poke_later([cache.tensor_addrs[0] + block * desc.stride for block in range(1, desc.shape[0], 2)])
+
+    patch.setattr(CacheRegistry, "wait_usable", and_write)
+
+
+async def _at_once(*_: object) -> None:
+    """Without a look at what is under way."""
+
+
+def memory_is_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CacheManager, "unregister_cache", _at_once)
+
+
+def memory_is_given_back_and_can_be_pulled(patch: pytest.MonkeyPatch) -> None:
+    async def always(*_: object) -> bool:
+        return True
+
+    memory_is_given_back_too_early(patch)
+    patch.setattr(UserSource, "_is_parted", always)
+
+
+def deadlines_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    a_device_that_hangs(patch)
+    patch.setattr(Deadlines, "add", lambda *_: None)
+
+
+def a_device_that_hangs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(side, "LATE_TURNS", 8)
+    soft_fault(";".join(f"HcclBatchGet:hang@{number}" for number in range(10, 100, 10)))
+
+
+def flipped_bits_of_gets(_: pytest.MonkeyPatch) -> None:
+    soft_fault(";".join(f"HcclBatchGet:flip=100@{number}" for number in range(1, 40)))
+
+
+def flipped_bits_of_puts(_: pytest.MonkeyPatch) -> None:
+    soft_fault(";".join(f"HcclBatchPut:flip=100@{number}" for number in range(1, 40)))
+
+
+def keys_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CacheRegistry, "consumed", lambda *_: None)
+
+
+def communicators_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RankGroups, "unlink", _at_once)
+
+
+FOUND: dict[str, tuple[str, Plant, str, str]] = {
+    "late byte, unregistered": ("one-sided", a_late_byte_in_unregistered_memory, "I2", "user"),
+    "late byte, ended": ("request", a_late_byte_behind_a_transfer_that_ended, "I2", "given back, and written into"),
+    "late byte, ended, v1": ("v1", a_late_byte_behind_a_transfer_that_ended, "I2", "given back, and written into"),
+    "given back too early": ("one-sided", memory_is_given_back_too_early, "I2", "the memory is given back, and there is"),
+    "given back, and pulled": ("one-sided", memory_is_given_back_and_can_be_pulled, "I6", "bytes of memory that was given"),
+    "no deadlines": ("one-sided", deadlines_are_forgotten, "I3", "its deadline of"),
+    "flips, user memory": ("one-sided", flipped_bits_of_gets, "I6", "task user 1"),
+    "flips, by ranks": ("ranks", flipped_bits_of_gets, "I6", "task pull 1"),
+    "flips, v1": ("v1", flipped_bits_of_puts, "I6", "task pull 1"),
+    "keys that stay, v1": ("v1", keys_are_not_consumed, "I8", "was consumed, and could be pulled once more"),
+    "communicators that stay": ("ranks", communicators_are_not_forgotten, "I5", "is unlinked, and OK"),
+}  # fmt: skip
+"""Profile, what is planted, and the rule and the words of what has to be found."""
+
+
+AT_NIGHT = {"late byte, ended, v1", "given back, and pulled", "flips, by ranks"}
+
+
+@pytest.mark.parametrize("defect", [at_night(each) if each in AT_NIGHT else each for each in FOUND])
+async def test_a_defect_is_found(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, plant, rule, words = FOUND[defect]
+    with soft_faults_cleared(), monkeypatch.context() as patch:
+        async with both(profile, f"checks {os.getpid()}") as ends:
+            plant(patch)
+            await ends.go_on()
+
+            def is_found() -> bool:
+                return any(found == rule and words in what for found, what in ends.found)
+
+            try:
+                await ends.until(is_found)
+            finally:
+                patch.undo()
+                poke_no_more()
+            assert is_found(), (ends.found, ends.done)
+
+
+ENOUGH: dict[str, tuple[str, ...]] = {
+    "one-sided": ("pull_blocks critical", "pull_blocks background", "pull_blocks user", "push_blocks user", "register"),
+    "request": ("pull_blocks critical", "pull_blocks user", "pull_leased", "layers"),
+    "v1": ("pull_blocks", "pull_cache", "get_cache_tensors", "receive_layers", "check_link_status"),
+    "ranks": ("link by ranks", "unlink by ranks", "pull_blocks", "pull_blocks user"),
+}
+"""Operations that each profile has to have done."""
+
+
+@pytest.mark.parametrize("profile", ["one-sided", at_night("request"), "v1", "ranks"])
+async def test_without_a_defect_nothing_is_found(profile: str) -> None:
+    async with both(profile, f"checks {os.getpid()}") as ends:
+        await ends.go_on()
+        await ends.until(lambda: ends.found or all(ends.good(each) for each in ENOUGH[profile]))
+        await ends.look()
+        await ends.go_on()
+        await ends.until(lambda: ends.found or all(ends.good(each) > 1 for each in ENOUGH[profile]))
+        await ends.look()
+    assert ends.found == []
+    assert all(ends.good(each) for each in ENOUGH[profile]), ends.done
+
+
+async def test_what_a_request_leaves_in_the_pool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget_nothing(*_: Any) -> None:
+        return
+
+    async with both("v1") as ends:
+        await ends.look()
+        with monkeypatch.context() as patch:
+            patch.setattr(CacheRegistry, "remove_key", forget_nothing)
+            patch.setattr(CacheRegistry, "consumed", lambda *_: None)
+            await ends.go_on()
+            await ends.until(lambda: ends.good("allocate request") > 2)
+            await ends.look()
+    assert any(rule == "I5" and what.startswith("pool_bytes: ") for rule, what in ends.found), ends.found
+
+
+async def test_a_device_that_hangs_holds_no_deadline_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with soft_faults_cleared(), monkeypatch.context() as patch:
+        async with both("one-sided") as ends:
+            a_device_that_hangs(patch)
+            await ends.go_on()
+            await ends.until(lambda: sum(n for (_, status), n in ends.done.items() if status == "LLM_TIMEOUT") > 4)
+            assert [what for _, what in ends.found if "its deadline" in what] == []
