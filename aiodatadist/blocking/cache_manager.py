@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any, NamedTuple
 
 from aiodatadist import cache_manager as awaitable
 from aiodatadist.blocking.block_lease import BlockLease
@@ -129,16 +130,11 @@ class CacheManager:
         sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
         _check_blocks(targets, dst_cache, "dst_cache", "dst_blocks", "destination")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        urgency, left = check_priority(priority), _time_left(deadline)
-
-        def start() -> awaitable_task.CacheTask:
-            return self._inner.pull_blocks(
-                src_cache_key, dst_cache, sources, targets, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
-                checksum=checksum, priority=urgency, deadline=left(),
-            )  # fmt: skip
-
-        return self._submit("pull_blocks", start, targets, tag, notify)
+        args = (
+            self._inner.pull_blocks, src_cache_key, dst_cache, sources, targets, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, check_priority(priority), _end_of(deadline),
+        )  # fmt: skip
+        return self._submit("pull_blocks", _start, targets, tag, notify, args)
 
     def submit_pull_cache(
         self,
@@ -161,16 +157,11 @@ class CacheManager:
         checks.integer(size, "size", checks.INT64)
         _check_slot(cache, "cache", batch_index, "batch_index")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        urgency, left = check_priority(priority), _time_left(deadline)
-
-        def start() -> awaitable_task.CacheTask:
-            return self._inner.pull_cache(
-                cache_key, cache, batch_index, size, src_layer_range=src_layer_range,
-                dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer, notify=notify,
-                checksum=checksum, priority=urgency, deadline=left(),
-            )  # fmt: skip
-
-        return self._submit("pull_cache", start, (batch_index,), tag, notify)
+        args = (
+            self._inner.pull_cache, cache_key, cache, batch_index, size, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, check_priority(priority), _end_of(deadline),
+        )  # fmt: skip
+        return self._submit("pull_cache", _start, (batch_index,), tag, notify, args)
 
     def submit_push_blocks(
         self,
@@ -193,15 +184,11 @@ class CacheManager:
         sources, targets = blocks_to_push(src_blocks, dst_blocks)
         _check_blocks(sources, src_cache, "src_cache", "src_blocks", "source")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        urgency, left = check_priority(priority), _time_left(deadline)
-
-        def start() -> awaitable_task.CacheTask:
-            return self._inner.push_blocks(
-                dst_cache_key, src_cache, sources, targets, src_layer_range, dst_layer_range, tensor_num_per_layer,
-                notify=notify, checksum=checksum, priority=urgency, deadline=left(),
-            )  # fmt: skip
-
-        return self._submit("push_blocks", start, targets, tag, notify)
+        args = (
+            self._inner.push_blocks, dst_cache_key, src_cache, sources, targets, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, check_priority(priority), _end_of(deadline),
+        )  # fmt: skip
+        return self._submit("push_blocks", _start, targets, tag, notify, args)
 
     def submit_push_cache(
         self,
@@ -224,15 +211,11 @@ class CacheManager:
         checks.integer(size, "size", checks.INT64)
         _check_slot(src_cache, "src_cache", src_batch_index, "src_batch_index")
         layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
-        urgency, left = check_priority(priority), _time_left(deadline)
-
-        def start() -> awaitable_task.CacheTask:
-            return self._inner.push_cache(
-                dst_cache_key, src_cache, src_batch_index, src_layer_range, dst_layer_range, size,
-                tensor_num_per_layer, notify=notify, checksum=checksum, priority=urgency, deadline=left(),
-            )  # fmt: skip
-
-        return self._submit("push_cache", start, (dst_cache_key.batch_index,), tag, notify)
+        args = (
+            self._push_cache, dst_cache_key, src_cache, src_batch_index, size, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, check_priority(priority), _end_of(deadline),
+        )  # fmt: skip
+        return self._submit("push_cache", _start, (dst_cache_key.batch_index,), tag, notify, args)
 
     def submit_layers(
         self,
@@ -255,11 +238,11 @@ class CacheManager:
             checks.instance(config, f"transfer_configs[{i}]", kind)
         layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // 2
         handle = LayersHandle(self._submissions, layers, list(dst_block_indices or ()), tag)
-        urgency, left = check_priority(priority), _time_left(deadline)
+        urgency, end = check_priority(priority), _end_of(deadline)
         handle.start_with(
             lambda synchronizer: self._inner.transfer_cache_async(
                 src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size,
-                priority=urgency, deadline=left(),
+                priority=urgency, deadline=_time_left(end),
             )
         )  # fmt: skip
         self._submissions.submit(handle)
@@ -272,17 +255,24 @@ class CacheManager:
         """
         return self._submissions.drain(max_items)
 
+    def _push_cache(
+        self, key: CacheKeyByIdAndIndex, cache: Cache, slot: int, size: int, **terms: Any
+    ) -> awaitable_task.CacheTask:
+        """With its arguments in the order of the other calls."""
+        return self._inner.push_cache(key, cache, slot, size=size, **terms)
+
     def _submit(
         self,
         operation: str,
-        start: Callable[[], awaitable_task.CacheTask],
+        start: Callable[..., awaitable_task.CacheTask],
         blocks: Sequence[int],
         tag: object,
         notify: bytes | None,
+        args: tuple[Any, ...],
     ) -> Handle:
         if notify is not None:
             check_payload(notify)
-        handle = Handle(self._submissions, operation, start, blocks, tag)
+        handle = Handle(self._submissions, operation, start, blocks, tag, args)
         self._submissions.submit(handle)
         return handle
 
@@ -291,21 +281,48 @@ class CacheManager:
         return task
 
 
-def _time_left(deadline: float | None) -> Callable[[], float | None]:
-    """What is left of a deadline that counts from now. Raises TypeError, ParamInvalid: it is none; and, when it is called,
-    TransferTimeout: nothing is left."""
+def _start(
+    call: Callable[..., awaitable_task.CacheTask],
+    key: Key,
+    cache: Cache,
+    source: object,
+    target: object,
+    src_layers: range | None,
+    dst_layers: range | None,
+    tensors: int,
+    notify: bytes | None,
+    checksum: bool | None,
+    priority: TransferPriority,
+    end: _End | None,
+) -> awaitable_task.CacheTask:
+    """Call it, on the loop."""
+    return call(
+        key, cache, source, target, src_layer_range=src_layers, dst_layer_range=dst_layers, tensor_num_per_layer=tensors,
+        notify=notify, checksum=checksum, priority=priority, deadline=_time_left(end),
+    )  # fmt: skip
+
+
+class _End(NamedTuple):
+    """Of a deadline: when it is, and how many seconds after the call that was."""
+
+    at: float
+    seconds: float
+
+
+def _end_of(deadline: float | None) -> _End | None:
+    """Of one that counts from now. Raises TypeError, ParamInvalid: it is none."""
     seconds = check_deadline(deadline)
-    if seconds is None:
-        return lambda: None
-    end = monotonic() + seconds
+    return None if seconds is None else _End(monotonic() + seconds, seconds)
 
-    def left() -> float:
-        rest = end - monotonic()
-        if rest <= 0:
-            raise TransferTimeout(f"not begun within the deadline, {seconds:g} s from the call")
-        return rest
 
-    return left
+def _time_left(end: _End | None) -> float | None:
+    """Raises TransferTimeout: there is none."""
+    if end is None:
+        return None
+    rest = end.at - monotonic()
+    if rest <= 0:
+        raise TransferTimeout(f"not begun within the deadline, {end.seconds:g} s from the call")
+    return rest
 
 
 def _pieces(cache: Cache, name: str, blocks: bool) -> int:

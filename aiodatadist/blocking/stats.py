@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from aiodatadist.cache.task import CacheTask
 
@@ -50,33 +51,52 @@ class Stats:
 
 
 class Counters:
-    """The numbers as they come, on the loop. Other threads read :attr:`now`, which is replaced as a whole."""
+    """The numbers as they come, on the loop. They are replaced as a whole: other threads read those of one moment."""
 
     def __init__(self) -> None:
-        self.now = Stats()
+        self._all = _NOTHING
+
+    @property
+    def now(self) -> Stats:
+        """From any thread."""
+        now = Stats(*self._all)
+        return replace(now, failures=dict(now.failures))
 
     def watch(self, task: CacheTask) -> None:
         """A transfer began."""
-        self.now += Stats(started=1)
+        started, *rest = self._all
+        self._all = (started + 1, *rest)
         task.add_done_callback(self._ended)
 
     def refused(self, error: Exception) -> None:
         """A submitted one could not begin."""
-        self.now += Stats(started=1, failed=1, failures={_name(error): 1})
+        started, *rest = self._all
+        self._all = (started + 1, *rest)
+        self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        started, succeeded, failed, *rest, failures = self._all
+        name = _name(error)
+        self._all = (started, succeeded, failed + 1, *rest, {**failures, name: failures.get(name, 0) + 1})
 
     def _ended(self, task: CacheTask) -> None:
         error = task.exception()
         if error is not None:
-            self.now += Stats(failed=1, failures={_name(error): 1})
-        elif task.cancelled():
-            self.now += Stats(cancelled=1)
+            self._failed(error)
+            return
+        started, succeeded, failed, cancelled, nbytes, ranges, waited, moved, longest, failures = self._all
+        if task.cancelled():
+            cancelled += 1
         else:
             report = task.result()
-            seconds = report.transfer_seconds
-            self.now += Stats(
-                succeeded=1, bytes=report.bytes, ranges=report.ranges, queue_seconds=report.queue_seconds,
-                transfer_seconds=seconds, longest_seconds=seconds,
-            )  # fmt: skip
+            succeeded, nbytes, ranges = succeeded + 1, nbytes + report.bytes, ranges + report.ranges
+            waited, moved = waited + report.queue_seconds, moved + report.transfer_seconds
+            longest = max(longest, report.transfer_seconds)
+        self._all = (started, succeeded, failed, cancelled, nbytes, ranges, waited, moved, longest, failures)
+
+
+_NOTHING: tuple[Any, ...] = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, {})
+"""In the order of the fields of :class:`Stats`."""
 
 
 def _name(error: Exception) -> str:

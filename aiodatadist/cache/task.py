@@ -229,6 +229,16 @@ class EndedTask(CacheTask):
     def done(self) -> bool:
         return True
 
+    def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
+        self._common.check_here()
+        callback(self)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> LLMException | None:
+        return None
+
     def result(self) -> TransferReport:
         return self._report
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -330,7 +331,7 @@ class Told:
 def test_those_who_wait_are_told_on_the_loop_of_what_is_abandoned(pair: Pair, hung: Handle) -> None:
     """Neither an event nor the loop itself may be touched by another thread."""
     submissions, waiter, news = pair.target.manager._submissions, Told(), Told()
-    hung._waiters.append(waiter)  # type: ignore[arg-type]
+    hung._waiters = [waiter]  # type: ignore[list-item]
     submissions._news = news  # type: ignore[assignment]
     submissions.abandon()
     assert hung.poll() == "failed"
@@ -339,6 +340,29 @@ def test_those_who_wait_are_told_on_the_loop_of_what_is_abandoned(pair: Pair, hu
     assert pair.target.manager.drain() == [hung]
     with pytest.raises(LLMException, match="finalized"):
         submit(pair)
+
+
+def test_a_submission_makes_few_objects_that_the_garbage_collector_looks_after(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each thirtieth waits for a collection. The loop does not take these up, so that it makes none meanwhile."""
+    submissions, posted = pair.target.manager._submissions, list[object]()
+    monkeypatch.setattr(submissions, "post", posted.append)
+    handles = [submit(pair) for _ in range(2)]
+    gc.collect()
+    gc.disable()
+    try:
+        before, _, _ = gc.get_count()
+        handles += [submit(pair) for _ in range(50)]
+        after, _, _ = gc.get_count()
+    finally:
+        gc.enable()
+    monkeypatch.undo()
+    for begin in posted:
+        submissions.post(cast("Any", begin))
+    assert all(handle.wait(10) for handle in handles)
+    assert after - before <= 50 * 8
+    pair.target.manager.drain()
 
 
 # ---- figures ----
