@@ -19,12 +19,12 @@ BLOCK, BLOCKS = 1 << 20, 128
 THREADS = 2
 
 
-def ranges_of(source: int, target: int, pairs: list[tuple[int, int]]) -> Any:
+def ranges_of(source: int, target: int, pairs: list[tuple[int, int]], block: int = BLOCK) -> Any:
     made = ffi.new("HcclOneSideOpDesc[]", len(pairs))
     for each, (a, b) in zip(made, pairs, strict=True):
-        each.localAddr = ffi.cast("void *", target + b * BLOCK)
-        each.remoteAddr = ffi.cast("void *", source + a * BLOCK)
-        each.count = BLOCK
+        each.localAddr = ffi.cast("void *", target + b * block)
+        each.remoteAddr = ffi.cast("void *", source + a * block)
+        each.count = block
     return made
 
 

@@ -238,8 +238,8 @@ processes on one machine, every byte checked; another library's processes are st
 
 {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}; Python {machine.python},
 {machine.loop}; aiodatadist {machine.aiodatadist} on {ran.runtime} ({ran.strictness or "-"}), transport {ran.transport}.
-NIXL (over UCX) and process_vm (plain Python that calls `process_vm_readv`) run as they come. Their memory is private, as
-`user` memory is.
+NIXL (over UCX) and process_vm (plain Python that calls `process_vm_readv`) run as they come. Their memory is private, on
+pages of 4 KiB; so is `user` memory before it is registered, which moves it to pages of 2 MiB.
 
 ## Many blocks at a time
 
@@ -272,10 +272,17 @@ event loop, which inline work may keep for a millisecond: the 99th percentile is
 {table(["what", "here", "goal", "command"], others)}
 
 Where a goal is missed: an awaited pull is some 40 calls of Python around one of C, which this processor needs 10 to 16 us
-for; memory of the caller's is private, so the kernel copies it, with stores that go through the cache (`aiodatadist.empty`
-gives arrays that are shared to begin with); links cost threads and handshakes, some milliseconds of processor time at each
-end; a first pull is two turns of two event loops; and a call of the facade waits for the interpreter's lock while the loop's
-thread has it, and then for the kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
+for; links cost threads and handshakes, some milliseconds of processor time at each end; a first pull is two turns of two
+event loops; and a call of the facade waits for the interpreter's lock while the loop's thread has it, and then for the
+kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
+
+Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
+that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
+smaller the blocks are (`python -m benchmarks.pages`). Neither two copiers, more ranges in a call, the other direction nor a
+buffer in the cache in between makes up for small pages. So softnpu moves a region of at most 256 MiB to huge pages when it
+is registered; numpy's arrays from 4 MiB up have them already. Larger regions of others, and all of them before Linux 6.1 or
+where the machine has no 2 MiB in one piece left, stay below the goal. `aiodatadist.empty` and `torch_empty` give arrays and
+tensors that are shared to begin with: these have a pool's speed.
 
 ## Where others are faster
 
