@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LinkError
-from aiodatadist.testing import Cluster, linked_pair, soft_counters, soft_fault, soft_faults_cleared
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LinkError, LLMStatusCode
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_counters,
+    soft_fault,
+    soft_faults_cleared,
+    verify,
+)
 from tests.strict.marks import STRICT
 
 DESC = CacheDesc(4, [16, 256], DataType.DT_UINT8)
@@ -92,3 +101,25 @@ async def test_a_further_channel_that_cannot_be_opened_fails_what_needs_it_and_n
                 await pull(BlocksCacheKey(other), late, [1], [1])
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [1])
         await pull(BlocksCacheKey(other), late, [1], [1])
+
+
+async def test_memory_that_is_being_given_back_is_no_part_of_a_link_that_is_made_meanwhile() -> None:
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        manager = decoder.datadist.cache_manager
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:hang")
+            copy = manager.copy_blocks(cache, {0: [1]})
+            given_back = asyncio.create_task(manager.unregister_cache(cache.cache_id))
+            await asyncio.sleep(0)
+            linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+            assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
+            assert not given_back.done(), "the copy uses it"
+            copy.cancel()
+            await given_back
+        with pytest.raises(asyncio.CancelledError):
+            await copy
+        again = await manager.register_blocks_cache(DESC, cache.tensor_addrs)
+        await manager.pull_blocks(BlocksCacheKey(1), again, [2], [3])
+        verify(decoder.memory(cache), again, [(tensor, 3, 1, 2) for tensor in range(4)])

@@ -444,6 +444,8 @@ class CacheRegistry:
                     status_code=LLMStatusCode.LLM_EXIST_LINK,
                     hint="unlink_clusters() first",
                 )
+            if entry.is_known:  # a link that is made while it waits does not bind it
+                self._transport.withdraw(entry.regions())
             self._start_deallocation(entry)
         if (deallocation := self._deallocations.get(cache_id)) is not None:
             await deallocation.wait()
@@ -550,7 +552,7 @@ class CacheRegistry:
             try:
                 await self._make_unknown(entry)
             except LLMException:
-                entry.is_live = True
+                entry.is_live, entry.epoch = True, self._transport.epoch
                 raise
             self.table.remove(entry)
             entry.keep.clear()

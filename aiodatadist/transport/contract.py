@@ -163,6 +163,10 @@ class Transport(ABC):
             ParamInvalid: one overlaps another region without being the same.
         """
 
+    def withdraw(self, regions: Sequence[Region]) -> None:  # noqa: B027 - who binds nothing has nothing to leave out
+        """They will be unregistered, once each: channels that are opened from now on do not cover what is not registered
+        besides. Registering them once more, or an ``unregister`` that fails, undoes it."""
+
     @abstractmethod
     async def unregister(self, regions: Sequence[Region]) -> None:
         """Forget regions, also when cancelled. No open channel may cover them.

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -92,6 +93,7 @@ class HcclTransport(Transport):
         super().__init__(device, resource, rdma)
         self._runtime = device.runtime
         self._regions: dict[Region, tuple[Handle, int]] = {}
+        self._leaving: Counter[Region] = Counter()
         self._endpoint = self._describe(resource)
 
     def _describe(self, resource: str | None) -> Endpoint:
@@ -118,7 +120,7 @@ class HcclTransport(Transport):
             self._look_at_host([region for region in fresh if region.placement is Placement.HOST])
         handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
         self._regions.update({region: (handle, 0) for region, handle in handles.items()})
-        self.epoch += bool(handles)
+        self.epoch += bool(handles) or not all(map(self._is_offered, set(regions) - set(fresh)))
         for region in regions:
             handle, count = self._regions[region]
             self._regions[region] = (handle, count + 1)
@@ -160,7 +162,15 @@ class HcclTransport(Transport):
             raise
         return handles
 
+    def withdraw(self, regions: Sequence[Region]) -> None:
+        self._leaving.update(regions)
+
+    def _is_offered(self, region: Region) -> bool:
+        """A channel that is opened now covers it."""
+        return self._leaving[region] < self._regions[region][1]
+
     async def unregister(self, regions: Sequence[Region]) -> None:
+        self._leaving -= Counter(regions)
         last: dict[Region, Handle] = {}
         for region in regions:
             handle, count = self._regions.get(region, (None, 0))
@@ -173,6 +183,7 @@ class HcclTransport(Transport):
             await in_thread(self._deregister_all, last, gives_back=True)
         except LLMException:
             self._regions.update({region: (handle, 1) for region, handle in last.items()})
+            self.epoch += bool(last)
             raise
 
     def _deregister_all(self, handles: dict[Region, Handle]) -> None:
@@ -191,7 +202,7 @@ class HcclTransport(Transport):
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         self._check_peer(offer.endpoints[offer.peer_rank])
-        handles = [handle for handle, _ in self._regions.values()]
+        handles = [handle for region, (handle, _) in self._regions.items() if self._is_offered(region)]
         comm = Communicator(self.device)
         with failing_as_link():
             return await in_thread(
