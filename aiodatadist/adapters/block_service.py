@@ -33,7 +33,7 @@ from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist.adapters.order_tasks import OrderTasks
-from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
@@ -403,7 +403,9 @@ class _Life:
             tell,
             self._break,
         )
-        self.outgoing = OutgoingPushes(sending, layout, settings.lease_seconds, tasks, self._post, tell)
+        self.outgoing = OutgoingPushes(
+            sending, layout, settings.lease_seconds, tasks, self._links.current, self._post, tell
+        )
         self.incoming = IncomingPushes(
             self._first_name,
             layout,
@@ -438,9 +440,10 @@ class _Life:
 
     # ---- what workers say to each other ----
 
-    async def _post(self, cluster: int, message: PushMessage) -> None:
+    async def _post(self, peer: LinkedPeer, message: PushMessage) -> None:
+        """Over the peer's own link. Raises PeerLost, LinkError: it is over."""
         for each in push_messages.split(message):
-            await self._datadist.notify(cluster, push_messages.encode(each))
+            await self._links.current(peer).notify(push_messages.encode(each))
 
     async def _listen(self) -> None:
         async for note in self._datadist.notifications():
@@ -449,24 +452,23 @@ class _Life:
             except ValueError as error:
                 logger.warning("cluster %d said what is no message: %s", note.cluster_id, error)
             else:
-                self._tasks.start_soon(self._heard, note.cluster_id, message)
+                self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 
-    async def _heard(self, cluster: int, message: PushMessage) -> None:
+    async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
+        """What is asked over a link that is over by now its peer does not want any more."""
         match message:
-            case More():
-                self._links.watch(cluster)
-                self.outgoing.more(cluster, message)
-            case Want():
-                self._links.watch(cluster)
-                await self.outgoing.want(cluster, message)
+            case More() if self._links.hears(peer):
+                self.outgoing.more(peer, message)
+            case Want() if self._links.hears(peer):
+                await self.outgoing.want(peer, message)
             case Drop():
-                await self.outgoing.drop(cluster, message.transfer)
+                await self.outgoing.drop(peer, message.transfer)
             case Sent() | Refused():
-                self.incoming.settle(cluster, message)
+                self.incoming.settle(peer, message)
 
-    def _lost(self, cluster: int) -> None:
-        self.outgoing.lost(cluster)
-        self.incoming.lost(cluster)
+    def _lost(self, peer: LinkedPeer) -> None:
+        self.outgoing.lost(peer)
+        self.incoming.lost(peer)
 
     def cancel(self, request: str) -> None:
         self.leased.cancel(request)

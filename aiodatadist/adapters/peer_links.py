@@ -1,4 +1,8 @@
-"""Links to other engines' workers: made when they are first needed, and made again when they are needed after they broke."""
+"""Links to other engines' workers: made when they are first needed, and made again when they are needed after they broke.
+
+A link that broke takes time to be given back, and until then the peer may write through it. Meanwhile there may be another
+one to the same cluster. So what a peer asks, and what it is asked, belongs to one link, and ends with that.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import NamedTuple
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.datadist import LLMDataDist
-from aiodatadist.errors import LinkTimeout, LLMException, LLMStatusCode
+from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, PeerLost
+from aiodatadist.link.link import Link
 from aiodatadist.values.cluster_info import LLMClusterInfo
 
 logger = logging.getLogger(__name__)
@@ -35,6 +41,13 @@ class PeerAddress(BaseModel):
         return f"{self.host}:{self.port}"
 
 
+class LinkedPeer(NamedTuple):
+    """A peer at the other end of one link; at the end of the next one it is another. ``generation``: of that link."""
+
+    cluster_id: int
+    generation: int
+
+
 @dataclass
 class _Attempt:
     """To make a link."""
@@ -47,26 +60,71 @@ class PeerLinks:
     """One worker's.
 
     Args:
-        seconds: that making a link may take.
-        on_closed: called with the cluster id of a link that was used and is gone.
+        seconds: that making a link may take, and ending one in good order.
+        on_closed: called with the peer of a link that was used and is given back: nothing lands through it any more.
     """
 
-    def __init__(self, datadist: LLMDataDist, tasks: Spawner, seconds: float, on_closed: Callable[[int], None]) -> None:
+    def __init__(
+        self, datadist: LLMDataDist, tasks: Spawner, seconds: float, on_closed: Callable[[LinkedPeer], None]
+    ) -> None:
         self._datadist = datadist
+        self._engine = datadist._running()
         self._tasks = tasks
         self._seconds = seconds
         self._on_closed = on_closed
         self._attempts: dict[tuple[int, str], _Attempt] = {}
-        self._watched: set[int] = set()
+        self._watched: dict[LinkedPeer, Link] = {}
 
-    async def link(self, peer: PeerAddress) -> None:
-        """Until there is a link. All who want one at the same time share an attempt.
+    async def link(self, peer: PeerAddress) -> LinkedPeer:
+        """Until there is a link that can be used: one that broke is given back first. All who want one at the same time share
+        an attempt.
 
         Raises:
             LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
         """
-        if peer.cluster_id in self._watched:
+        link = self._ready(peer.cluster_id)
+        if link is None:
+            await self._make(peer)
+            link = self._ready(peer.cluster_id)
+        if link is None:
+            raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was made")
+        return self._watch(link)
+
+    def current(self, peer: LinkedPeer) -> Link:
+        """The peer's link. Raises PeerLost: it is over."""
+        link = self._ready(peer.cluster_id)
+        if link is None or link.generation != peer.generation:
+            raise PeerLost(f"the link over which cluster {peer.cluster_id} was asked, or asked, is over")
+        return link
+
+    def hears(self, peer: LinkedPeer) -> bool:
+        """A peer said something: its link is watched from here on. False: it is over by now."""
+        try:
+            self._watch(self.current(peer))
+        except PeerLost:
+            return False
+        return True
+
+    async def end(self, peer: LinkedPeer) -> None:
+        """No byte lands through its link any more, whether the peer answers within ``seconds`` or not, unless the caches say
+        that it is being written to (:meth:`~aiodatadist.CacheManager.wait_usable`)."""
+        link = self._watched.get(peer)
+        if link is None:
             return
+        try:
+            await link.disconnect("its peer did not answer", self._seconds)
+        except LinkTimeout:
+            await link.abandon(LinkClosed(f"cluster {peer.cluster_id} did not answer"))
+        except LinkError as error:
+            logger.debug("the link to cluster %d was over: %s", peer.cluster_id, error)
+
+    # ---- making one ----
+
+    def _ready(self, cluster_id: int) -> Link | None:
+        link = self._engine.peek_link(cluster_id)
+        return link if link is not None and link.is_ready else None
+
+    async def _make(self, peer: PeerAddress) -> None:
         key = peer.cluster_id, peer.place
         attempt = self._attempts.get(key)
         if attempt is None:
@@ -83,7 +141,6 @@ class PeerLinks:
             status, _ = await self._datadist.link_clusters([await self._info(peer)], millis)
             if status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
                 attempt.error = None
-                self.watch(peer.cluster_id)
             else:
                 attempt.error = LinkTimeout(f"no link to {peer.place}: {status.name}", status_code=status)
         except LLMException as error:
@@ -94,23 +151,19 @@ class PeerLinks:
             del self._attempts[peer.cluster_id, peer.place]
             attempt.over.set()
 
-    async def end(self, peer: PeerAddress) -> None:
-        """No byte lands through it any more, whether the peer answers within ``seconds`` or not."""
-        await self._datadist.unlink_clusters([LLMClusterInfo(peer.cluster_id)], round(1000 * self._seconds))
+    # ---- until it is over ----
 
-    def watch(self, number: int) -> None:
-        """Also of a link that the peer made."""
-        if number not in self._watched:
-            self._watched.add(number)
-            self._tasks.start_soon(self._watch, number)
+    def _watch(self, link: Link) -> LinkedPeer:
+        peer = LinkedPeer(link.cluster_id, link.generation)
+        if peer not in self._watched:
+            self._watched[peer] = link
+            self._tasks.start_soon(self._until_closed, peer, link)
+        return peer
 
-    async def _watch(self, number: int) -> None:
-        try:
-            await self._datadist.wait_link_closed(number)
-        except LLMException:  # it was over already
-            logger.debug("the link to cluster %d was over before it was watched", number)
-        self._watched.discard(number)
-        self._on_closed(number)
+    async def _until_closed(self, peer: LinkedPeer, link: Link) -> None:
+        await link.wait_closed()
+        del self._watched[peer]
+        self._on_closed(peer)
 
     @staticmethod
     async def _info(peer: PeerAddress) -> LLMClusterInfo:

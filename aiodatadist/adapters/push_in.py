@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import anyio
 
 from aiodatadist.adapters.ended import Ended, Tell
-from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -49,10 +50,9 @@ class ExpectOrder:
 
 @dataclass
 class _Arrival:
-    """What the peer answered. ``is_asked``: it knows where the blocks belong."""
+    """What the peer answered. ``peer``: it may know where the blocks belong; None: it was not asked yet."""
 
-    cluster: int
-    is_asked: bool = False
+    peer: LinkedPeer | None = None
     answer: Sent | Refused | None = None
     over: Signal = field(default_factory=Signal)
 
@@ -81,7 +81,7 @@ class IncomingPushes:
         patience: float,
         links: PeerLinks,
         tasks: Spawner,
-        post: Callable[[int, PushMessage], Awaitable[None]],
+        post: Callable[[LinkedPeer, PushMessage], Awaitable[None]],
         tell: Tell,
         wait_usable: Callable[[], Awaitable[None]],
         lose: Callable[[LLMException], object],
@@ -124,15 +124,15 @@ class IncomingPushes:
 
     # ---- what peers say ----
 
-    def settle(self, cluster: int, answer: Sent | Refused) -> None:
+    def settle(self, peer: LinkedPeer, answer: Sent | Refused) -> None:
         arrival = self._arrivals.get(answer.transfer)
-        if arrival is not None and arrival.cluster == cluster:
+        if arrival is not None and arrival.peer == peer:
             arrival.settle(answer)
 
-    def lost(self, cluster: int) -> None:
-        """There is no link to this cluster any more: nothing lands from it."""
+    def lost(self, peer: LinkedPeer) -> None:
+        """This peer's link is over: nothing lands through it any more."""
         for transfer, arrival in self._arrivals.items():
-            if arrival.cluster == cluster and arrival.is_asked:
+            if arrival.peer == peer:
                 arrival.settle(Refused(transfer=transfer, reason="the link to the prefill engine is gone"))
 
     # ---- one request ----
@@ -140,7 +140,7 @@ class IncomingPushes:
     async def _expect(self, order: ExpectOrder, scope: Scope) -> None:
         """Whatever happens, the request comes out."""
         began, is_here, outcome = perf_counter(), False, "push_cancelled"
-        arrival = _Arrival(order.source.cluster_id)
+        arrival = _Arrival()
         try:
             with scope:
                 await self._arrive(order, arrival)
@@ -155,7 +155,7 @@ class IncomingPushes:
                 del self._scopes[order.request]
                 missing = () if is_here else order.into
                 self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
-        if outcome == "push_cancelled" and not arrival.is_asked:
+        if outcome == "push_cancelled" and arrival.peer is None:
             await self._decline(order.source, order.transfer)
 
     @staticmethod
@@ -170,8 +170,7 @@ class IncomingPushes:
             raise ParamInvalid(f"transfer_id is {order.transfer!r}: another request of this engine has it")
         self._arrivals[order.transfer] = arrival
         with anyio.move_on_after(self._seconds):
-            await self._links.link(order.source)
-            arrival.is_asked = True
+            peer = arrival.peer = await self._links.link(order.source)
             want = Want(
                 transfer=order.transfer,
                 first=order.first,
@@ -181,7 +180,7 @@ class IncomingPushes:
                 aux=order.aux,
                 layout=self._layout,
             )
-            await self._post(arrival.cluster, want)
+            await self._post(peer, want)
             await arrival.over.wait()
         if arrival.answer is None:
             raise TransferTimeout(f"the blocks are not here after {self._seconds:g} seconds")
@@ -193,30 +192,28 @@ class IncomingPushes:
         if self._arrivals.get(order.transfer) is not arrival or self._is_closed:
             return
         try:
-            if arrival.is_asked and arrival.answer is None:
+            if arrival.peer is not None and arrival.answer is None:
                 with anyio.CancelScope(shield=True):
-                    await self._drop(order, arrival)
-            if arrival.is_asked and not isinstance(arrival.answer, Sent):
+                    await self._drop(order, arrival, arrival.peer)
+            if arrival.peer is not None and not isinstance(arrival.answer, Sent):
                 await self._wait_usable()
         except LLMException as error:
             self._lose(error)
         finally:
             del self._arrivals[order.transfer]
 
-    async def _drop(self, order: ExpectOrder, arrival: _Arrival) -> None:
+    async def _drop(self, order: ExpectOrder, arrival: _Arrival, peer: LinkedPeer) -> None:
+        """Until the peer has answered, or its link is given back."""
         with anyio.move_on_after(self._patience):
-            try:
-                await self._post(arrival.cluster, Drop(transfer=order.transfer))
-            except LLMException:
-                return  # there is no link any more
+            with suppress(LLMException):  # its link is over, and may still be written through
+                await self._post(peer, Drop(transfer=order.transfer))
             await arrival.over.wait()
         if arrival.answer is None:
             logger.warning("request %s: %s does not answer: its link ends", order.request, order.source.place)
-            await self._links.end(order.source)
+            await self._links.end(peer)
 
     async def _decline(self, source: PeerAddress, transfer: str) -> None:
         try:
-            await self._links.link(source)
-            await self._post(source.cluster_id, Drop(transfer=transfer))
+            await self._post(await self._links.link(source), Drop(transfer=transfer))
         except LLMException as error:
             logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, transfer, error)

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiodatadist.adapters.ended import Tell
+from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_messages import More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
@@ -38,8 +39,11 @@ MAX_BEGUN = 1 << 22
 """Numbers of blocks in wants, whole ones and others, that are under way."""
 MAX_ANSWERS = 4096
 """To one peer, that wait until it takes those before them; further ones it does not get."""
-Post = Callable[[int, PushMessage], Awaitable[None]]
-"""Tells a cluster something. Raises LLMException: it cannot."""
+Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
+"""Tells a peer something. Raises LLMException: it cannot."""
+
+
+NO_PEER = LinkedPeer(0, 0)
 
 
 @dataclass
@@ -48,7 +52,7 @@ class _Push:
 
     portions: deque[Portion] = field(default_factory=deque)
     want: Want | None = None
-    cluster: int = 0
+    peer: LinkedPeer = NO_PEER
     request: str | None = None
     aux: int | None = None
     scope: Scope = field(default_factory=Scope)
@@ -75,6 +79,7 @@ class OutgoingPushes:
         sending: how portions travel.
         layout: what a peer's cache has to be like.
         seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
+        check: raises LLMException: the peer's link is over, and its blocks may be another request's.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class OutgoingPushes:
         layout: dict[str, str | int],
         seconds: float,
         tasks: Spawner,
+        check: Callable[[LinkedPeer], object],
         post: Post,
         tell: Tell,
     ) -> None:
@@ -90,11 +96,12 @@ class OutgoingPushes:
         self._layout = layout
         self._seconds = seconds
         self._tasks = tasks
+        self._check_linked = check
         self._post = post
         self._tell = tell
         self._pushes: dict[str, _Push] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
-        self._begun: dict[tuple[int, str], list[int]] = {}
+        self._begun: dict[tuple[LinkedPeer, str], list[int]] = {}
         self._numbers = 0  # in those, and in wants
         self._answers: Counter[int] = Counter()  # under way, by cluster
 
@@ -131,58 +138,58 @@ class OutgoingPushes:
 
     # ---- what peers say ----
 
-    def more(self, cluster: int, more: More) -> None:
+    def more(self, peer: LinkedPeer, more: More) -> None:
         """Of a want that follows."""
-        key = cluster, more.transfer
+        key = peer, more.transfer
         has_room = key in self._begun or len(self._begun) < MAX_PUSHES
         if has_room and self._numbers + len(more.into) <= MAX_BEGUN:
             self._begun.setdefault(key, []).extend(more.into)
             self._numbers += len(more.into)
 
-    def _take_begun(self, key: tuple[int, str]) -> list[int]:
+    def _take_begun(self, key: tuple[LinkedPeer, str]) -> list[int]:
         begun = self._begun.pop(key, [])
         self._numbers -= len(begun)
         return begun
 
-    async def want(self, cluster: int, want: Want) -> None:
-        want = want.model_copy(update={"into": (*self._take_begun((cluster, want.transfer)), *want.into)})
+    async def want(self, peer: LinkedPeer, want: Want) -> None:
+        want = want.model_copy(update={"into": (*self._take_begun((peer, want.transfer)), *want.into)})
         if len(want.into) != want.count or self._numbers + len(want.into) > MAX_BEGUN:
             reason = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
-            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
             return
         if want.transfer not in self._pushes and len(self._pushes) >= MAX_PUSHES:
             reason = f"{len(self._pushes)} other transfers are under way"
-            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
             return
         push = self._find(want.transfer)
         if push is None:
             reason = f"it is over: {self._over[want.transfer]}"
-            await self._answer(cluster, Refused(transfer=want.transfer, reason=reason))
+            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
         elif push.want is not None:
-            await self._answer(cluster, Refused(transfer=want.transfer, reason="another request has this name"))
+            await self._answer(peer, Refused(transfer=want.transfer, reason="another request has this name"))
         else:
-            push.want, push.cluster = want, cluster
+            push.want, push.peer = want, peer
             self._numbers += len(want.into)
             push.scope.deadline = math.inf
             push.news.wake()
             self._tell(lambda ended: ended.wanted.add(want.transfer))
 
-    async def drop(self, cluster: int, transfer: str) -> None:
+    async def drop(self, peer: LinkedPeer, transfer: str) -> None:
         """Answered in any case: the peer waits for it."""
-        self._take_begun((cluster, transfer))
+        self._take_begun((peer, transfer))
         push = self._find(transfer)
-        is_answered = push is not None and push.want is not None and push.cluster == cluster
+        is_answered = push is not None and push.want is not None and push.peer == peer
         if push is not None and (push.want is None or is_answered):
             push.stop(LLMException("the decode engine dropped it"))
         if not is_answered:
-            await self._answer(cluster, Refused(transfer=transfer, reason="it was dropped"))
+            await self._answer(peer, Refused(transfer=transfer, reason="it was dropped"))
 
-    def lost(self, cluster: int) -> None:
-        """There is no link to this cluster any more."""
-        for key in [key for key in self._begun if key[0] == cluster]:
+    def lost(self, peer: LinkedPeer) -> None:
+        """This peer's link is over."""
+        for key in [key for key in self._begun if key[0] == peer]:
             self._take_begun(key)
         for push in self._pushes.values():
-            if push.want is not None and push.cluster == cluster:
+            if push.want is not None and push.peer == peer:
                 push.stop(LLMException("the link to the decode engine is gone"))
 
     # ---- one transfer ----
@@ -205,7 +212,7 @@ class OutgoingPushes:
         finally:
             self._end(transfer, push, how)
         if push.want is not None:
-            await self._answer(push.cluster, outcome)
+            await self._answer(push.peer, outcome)
 
     async def _outcome(self, transfer: str, push: _Push) -> tuple[PushMessage, str]:
         is_done = False
@@ -245,7 +252,7 @@ class OutgoingPushes:
         if missing:
             raise ParamInvalid(f"the peer wants {len(want.into)} blocks: {missing} of them were not computed here")
         if want.aux is not None and push.aux is not None:
-            await self._sending.send_aux(BlocksCacheKey(push.cluster, want.caches), push.aux, want.aux)
+            await self._sending.send_aux(self._caches_of(push, want), push.aux, want.aux, self._check_of(push))
 
     @staticmethod
     async def _wanted(push: _Push) -> Want:
@@ -268,18 +275,27 @@ class OutgoingPushes:
         if not places:
             return
         sources, targets = zip(*places.values(), strict=True)
-        nbytes = await self._sending.send(BlocksCacheKey(push.cluster, want.caches), portion, sources, targets)
+        check = self._check_of(push)
+        nbytes = await self._sending.send(self._caches_of(push, want), portion, sources, targets, check)
         push.sent.update(places)
         self._tell(lambda ended: ended.counters.update(pushed_blocks=len(places), pushed_bytes=nbytes))
 
-    async def _answer(self, cluster: int, message: PushMessage) -> None:
+    @staticmethod
+    def _caches_of(push: _Push, want: Want) -> BlocksCacheKey:
+        return BlocksCacheKey(push.peer.cluster_id, want.caches)
+
+    def _check_of(self, push: _Push) -> Callable[[], object]:
+        return lambda: self._check_linked(push.peer)
+
+    async def _answer(self, peer: LinkedPeer, message: PushMessage) -> None:
         """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
+        cluster = peer.cluster_id
         if self._answers[cluster] >= MAX_ANSWERS:
             logger.warning("cluster %d takes no answers: it does not hear of %s", cluster, message.transfer)
             return
         self._answers[cluster] += 1
         try:
-            await self._post(cluster, message)
+            await self._post(peer, message)
         except LLMException as error:
             logger.debug("cluster %d does not hear of %s: %s", cluster, message.transfer, error)
         finally:

@@ -14,6 +14,8 @@ from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache
 from aiodatadist.values.transfer_config import TransferWithCacheKeyConfig
 
+Check = Callable[[], object]
+
 
 @dataclass(frozen=True)
 class Portion:
@@ -32,15 +34,16 @@ class Sending(Protocol):
     """What an engine's kind of cache needs. Both raise LLMException: it cannot be sent.
 
     ``caches``: the name of the peer's first cache; the others' follow. It is new for each start of the peer, so nothing lands
-    in the memory of one that was started again under the same cluster id.
+    in the memory of one that was started again under the same cluster id. ``check`` is called in the turn of the event loop
+    in which a transfer begins, and what it raises keeps it from beginning.
     """
 
     async def send(
-        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int], check: Check
     ) -> int:
         """Blocks into a peer's; how many bytes that were."""
 
-    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int, check: Check) -> None:
         """What goes with a request."""
 
 
@@ -53,11 +56,12 @@ class LayeredSending:
         self._layers = range(layers)
 
     async def send(
-        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int], check: Check
     ) -> int:
         synchronizer = portion.synchronizer or self._all_there()
 
         async def send(number: int, cache: Cache) -> None:
+            check()
             config = TransferWithCacheKeyConfig(_name(caches, number), self._layers, self._layers)
             tensors = cache.cache_desc.num_tensors // len(self._layers)
             await self._manager.transfer_cache_async(
@@ -73,7 +77,7 @@ class LayeredSending:
             synchronizer.ready(layer)
         return synchronizer
 
-    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int, check: Check) -> None:
         raise ParamInvalid("a cache of layers has nothing that goes with a request")
 
 
@@ -86,17 +90,23 @@ class GroupedSending:
         self._aux = list(enumerate(aux, len(blocks)))
 
     async def send(
-        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int]
+        self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int], check: Check
     ) -> int:
-        return await self._push(self._blocks, caches, sources, targets)
+        return await self._push(self._blocks, caches, sources, targets, check)
 
-    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int) -> None:
-        await self._push(self._aux, caches, [source], [target])
+    async def send_aux(self, caches: BlocksCacheKey, source: int, target: int, check: Check) -> None:
+        await self._push(self._aux, caches, [source], [target], check)
 
     async def _push(
-        self, mine: Sequence[tuple[int, Cache]], theirs: BlocksCacheKey, sources: Sequence[int], targets: Sequence[int]
+        self,
+        mine: Sequence[tuple[int, Cache]],
+        theirs: BlocksCacheKey,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        check: Check,
     ) -> int:
         async def push(number: int, cache: Cache) -> None:
+            check()
             await self._manager.push_blocks(_name(theirs, number), cache, sources, targets, tensor_num_per_layer=1)
 
         await _for_each(mine, push)

@@ -284,8 +284,8 @@ class Engine:
         """The end that wants bytes moves them; else the peer is asked to."""
         return self._config.enable_remote_cache_accessible
 
-    def heard(self, cluster_id: int, payload: bytes, taken: Callable[[], None]) -> None:
-        self.notification_inbox.put(Notification(cluster_id, payload), taken)
+    def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:
+        self.notification_inbox.put(Notification(cluster_id, payload, generation), taken)
 
     # ---- peers that come to us ----
 

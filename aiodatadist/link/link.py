@@ -395,7 +395,7 @@ class Link(Session):
             if self.is_open:
                 self._wire.post(Taken())
 
-        self._host.heard(self.cluster_id, decode(message), taken)
+        self._host.heard(self.cluster_id, self.generation, decode(message), taken)
 
     # ---- until it ends ----
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
@@ -97,10 +97,12 @@ class Notification:
     Attributes:
         cluster_id: whose.
         payload: its bytes, at most 64 KiB.
+        generation: of the link over which it came: how many times the link to that cluster was made, from 1.
     """
 
     cluster_id: int
     payload: bytes
+    generation: int = field(default=0, compare=False)
 
 
 class NotificationInbox:

@@ -53,5 +53,5 @@ class LinkHost(Protocol):
         """Around what a peer asked us to write. Raises LLMException: not while something else is under way."""
         ...
 
-    def heard(self, cluster_id: int, payload: bytes, taken: Callable[[], None]) -> None:
-        """A notification of that peer's came."""
+    def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:
+        """A notification of that peer's came, over the link of this generation."""

@@ -39,12 +39,10 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
     assert life is not None
 
     async def lie() -> None:
-        await life._links.link(prefill.address)
+        peer = await life._links.link(prefill.address)
         for number in range(30):
-            await life._post(prefill.address.cluster_id, More(transfer=f"{number}", into=()))
-        await life._post(
-            prefill.address.cluster_id, Want(transfer="last", first=0, into=(0, 1), count=2, caches=0, layout={})
-        )
+            await life._post(peer, More(transfer=f"{number}", into=()))
+        await life._post(peer, Want(transfer="last", first=0, into=(0, 1), count=2, caches=0, layout={}))
 
     decode.service._thread.call(lie)
     prefill.until(lambda ended: "last" in ended.wanted)
@@ -60,8 +58,7 @@ def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[E
     assert life is not None
 
     async def begin() -> None:
-        await life._links.link(prefill.address)
-        await life._post(prefill.address.cluster_id, More(transfer="t", into=(1, 2)))
+        await life._post(await life._links.link(prefill.address), More(transfer="t", into=(1, 2)))
 
     decode.service._thread.call(begin)
     prefill.until(lambda _: bool(pushes._begun))
@@ -92,7 +89,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     prefill, decode = ends
     life = decode.service._life
     assert life is not None
-    decode.service._thread.call(lambda: life._links.link(prefill.address))
+    peer = decode.service._thread.call(lambda: life._links.link(prefill.address))
     engine = life._datadist._engine
     assert engine is not None
     assert engine.has_links
@@ -101,8 +98,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr("aiodatadist.adapters.peer_links.anyio.getaddrinfo", not_found)
-    named = prefill.address.model_copy(update={"host": "prefill.example"})
-    decode.service._thread.call(lambda: life._links.end(named))
+    decode.service._thread.call(lambda: life._links.end(peer))
     assert not engine.has_links
 
 
@@ -114,9 +110,8 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
     monkeypatch.setattr(life._datadist._engine, "heard", lambda *words: None)  # and says that it took nothing
 
     async def ask() -> int:
-        await life._links.link(prefill.address)
+        to = await life._links.link(prefill.address)
         before = len(asyncio.all_tasks())
-        to = prefill.address.cluster_id
         for number in range(1000):
             await life._post(to, Drop(transfer=f"{number}"))
         await life._post(to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout={}))
