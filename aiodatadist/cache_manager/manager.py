@@ -542,7 +542,7 @@ class CacheManager(Caches):
         link.check_ready()
         receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
         try:
-            await link.ping()
+            await link.announce(receiver)
             yield receiver
         finally:
             link.layer_events.unwatch(entry.cache_id)

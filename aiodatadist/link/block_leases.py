@@ -30,6 +30,7 @@ from aiodatadist.counting import Totals
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.leases import SLACK_SECONDS
+from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class BlockLease:
         self._deadline = loop.time() + seconds
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
         self._claims: list[PeerClaim] = []
+        self._past: dict[tuple[object, int], None] = {}  # claims whose pull is over, by peer and number
         self._takers = self._taken = 0
         self._closed: LeaseEnd | None = None
         self.name = name
@@ -163,7 +165,14 @@ class BlockLease:
     # ---- by the peers ----
 
     def claim(self, claim: PeerClaim) -> None:
-        """As many pull at a time as have not taken the blocks yet."""
+        """As many pull at a time as have not taken the blocks yet. A claim that comes again is the same, and none after its
+        end."""
+        if any(known.is_of(claim.peer, claim.call) for known in self._claims):
+            claim.answer(True)
+            return
+        if (claim.peer, claim.call) in self._past:
+            claim.answer(False)
+            return
         takers = self._takers or claim.takers
         is_kept = self._closed is None and claim.takers == takers and self._taken + len(self._claims) < takers
         if is_kept:
@@ -179,8 +188,18 @@ class BlockLease:
             if claim.is_of(peer, call):
                 self._drop(claim, why)
                 return
+        if call and not self._is_first(peer, call):
+            return  # it says so again
         if why is not None and (not self._claims or self._takers > 1):
             self._close(why)
+
+    def _is_first(self, peer: object, call: int) -> bool:
+        """No claim of this number is known to be over. From now on one is."""
+        is_first = (peer, call) not in self._past
+        self._past[peer, call] = None
+        if len(self._past) > KNOWN:
+            del self._past[next(iter(self._past))]
+        return is_first
 
     def peer_gone(self, peer: object) -> None:
         for claim in [claim for claim in self._claims if claim.peer is peer]:
@@ -190,6 +209,7 @@ class BlockLease:
         """A pull is over. None: it failed, and may try again."""
         claim.settled()
         self._claims.remove(claim)
+        self._is_first(claim.peer, claim.call)
         if why is LeaseEnd.TAKEN:
             self._taken += 1
             if self._taken < self._takers:
@@ -280,11 +300,18 @@ class BlockLeases:
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
+        elif any(
+            wanted == name and known.is_of(claim.peer, claim.call) for known, wanted in self._early_of(claim.peer)
+        ):
+            return  # it comes again, and the first one waits
         elif self._is_past(name) or not patience or len(self._early.get(claim.peer, ())) >= MAX_EARLY:
             claim.answer(False)
         else:
             self._early.setdefault(claim.peer, {})[claim] = name
             claim.within(patience, lambda: self._too_early(claim))
+
+    def _early_of(self, peer: object) -> list[tuple[PeerClaim, str]]:
+        return list(self._early.get(peer, {}).items())
 
     def _too_early(self, claim: PeerClaim) -> None:
         self._forget(claim)

@@ -261,7 +261,9 @@ class Channels:
     async def _ask_for_one(self, mine: int, theirs: int) -> None:
         self._failure = ""
         with anyio.move_on_after(RENEWAL_TIMEOUT + RENEWAL_MARGIN):
-            await self._questions.ask(lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong)
+            await self._questions.ask(
+                lambda call: Outdated(call=call, mine=mine, yours=theirs), Pong, is_repeated=False
+            )
 
     async def _renew(self, mine: int, theirs: int) -> None:
         """The client's part. It is done in a task of its own, once for all callers, whichever of them is cancelled."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import anyio
+
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
-from aiodatadist.wire.messages import Landed, Message, Watch
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
+from aiodatadist.wire.messages import Landed, Message, Ping, Pong, Watch
 from aiodatadist.wire.reasons import printable
 
 MAX_WATCHED = 65536
@@ -20,6 +23,8 @@ class LayerReceiver:
     def __init__(self, layer_events: LayerEvents, cache_id: int, num_layers: int) -> None:
         self._layer_events = layer_events
         self._cache_id = cache_id
+        self._call = 0
+        self._asked_at = 0.0
         self._events = [Signal() for _ in range(num_layers)]
         self._failure: LLMException | None = None
 
@@ -41,13 +46,46 @@ class LayerReceiver:
         if not 0 <= layer_index < len(self._events):
             raise ParamInvalid(f"layer_index is {layer_index}: the cache has {len(self._events)} layers")
         event = self._events[layer_index]
+        pause = AGAIN_SECONDS
         while not event.is_set():
             if self._failure is not None:
                 raise type(self._failure)(*self._failure.args, status_code=self._failure.status_code)
-            await self._layer_events.wait_news()
+            if not await self._news_within(pause, event):
+                self._ask_again()
+                pause = min(2 * pause, MOST_AGAIN_SECONDS)
         await give_way()
 
+    async def _news_within(self, seconds: float, event: Signal) -> bool:
+        """Until this layer is here or none will be; False: it is not so far."""
+        with anyio.move_on_after(seconds):
+            while not event.is_set() and self._failure is None:
+                await self._layer_events.wait_news()
+            return True
+        return False
+
+    def _ask_again(self) -> None:
+        """What the peer told may have been lost; once for all that wait here."""
+        now = anyio.current_time()
+        if self._call and now - self._asked_at >= AGAIN_SECONDS:
+            self._asked_at = now
+            self._layer_events.ask_again(self.message(self._call))
+
+    def message(self, call: int, *, on: bool = True) -> Watch:
+        """What the peer is asked. ``call``: 0 where it knows none."""
+        return Watch(cache_id=self._cache_id, on=on, call=call)
+
+    def asked(self, call: int) -> Watch:
+        """The first time, by this number."""
+        self._call, self._asked_at = call, anyio.current_time()
+        return self.message(call)
+
+    def stopped(self) -> Watch:
+        """The peer need not tell any more."""
+        return self.message(self._call, on=False)
+
     def _take(self, message: Landed) -> None:
+        if message.watch not in (0, self._call):
+            return  # it is of a transfer before this
         for event in self._events[message.first : message.stop]:
             event.set()
         if message.reason:
@@ -64,14 +102,45 @@ class Sender(Protocol):
         """No new transfer starts on the link."""
 
 
+class _Watched:
+    """A cache of the peer's, of whose layers it wants to hear. ``call``: its number for this; what it was told since."""
+
+    def __init__(self, call: int) -> None:
+        self.call = call
+        self._ranges: list[tuple[int, int]] = []
+        self._failure: Landed | None = None
+
+    def told(self, message: Landed) -> None:
+        first, stop = message.first, message.stop
+        if message.reason:
+            self._failure = message
+        elif self._ranges and self._ranges[-1][1] == first:
+            self._ranges[-1] = (self._ranges[-1][0], stop)
+        elif not any(a <= first and stop <= b for a, b in self._ranges):
+            self._ranges.append((first, stop))
+
+    def again(self, cache_id: int) -> list[Landed]:
+        said = [Landed(cache_id=cache_id, first=a, stop=b, watch=self.call) for a, b in self._ranges]
+        return said if self._failure is None else [*said, self._failure]
+
+
 class LayerEvents:
     """Both sides of it: what this end watches, and what the peer watches here."""
 
-    def __init__(self, post: Callable[[Message], None], check_here: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        post: Callable[[Message], None],
+        check_here: Callable[[], None],
+        questions: PendingQuestions,
+        is_numbered: Callable[[], bool],
+    ) -> None:
+        """``is_numbered``: the peer knows the ``call`` of a ``watch``."""
         self._post = post
+        self._questions = questions
+        self._is_numbered = is_numbered
         self.check_here = check_here
         self._receivers: dict[int, LayerReceiver] = {}
-        self._watched: set[int] = set()
+        self._watched: dict[int, _Watched] = {}
         self._active: dict[Sender, int] = {}
         self._news = Signal()
 
@@ -82,12 +151,22 @@ class LayerEvents:
         if cache_id in self._receivers:
             raise ParamInvalid(f"layers of cache {cache_id} are being received already")
         receiver = self._receivers[cache_id] = LayerReceiver(self, cache_id, num_layers)
-        self._post(Watch(cache_id=cache_id, on=True))
         return receiver
 
+    async def announce(self, receiver: LayerReceiver) -> None:
+        """Until the peer knows of it. The caller sees to it that the link lasts."""
+        if self._is_numbered():
+            await self._questions.ask(receiver.asked, Pong)
+        else:
+            self._post(receiver.message(0))
+            await self._questions.ask(lambda call: Ping(call=call), Pong)
+
+    def ask_again(self, message: Watch) -> None:
+        self._post(message)
+
     def unwatch(self, cache_id: int) -> None:
-        if self._receivers.pop(cache_id, None) is not None:
-            self._post(Watch(cache_id=cache_id, on=False))
+        if (receiver := self._receivers.pop(cache_id, None)) is not None:
+            self._post(receiver.stopped())
 
     async def wait_news(self) -> None:
         await self._news.wait()
@@ -127,20 +206,36 @@ class LayerEvents:
 
     def tell(self, cache_id: int, first: int, stop: int, error: LLMException | None = None) -> None:
         """These layers are there; or, with an error, no more come. Costs nothing when the peer does not watch."""
-        if cache_id not in self._watched:
+        watched = self._watched.get(cache_id)
+        if watched is None:
             return
         status, reason = (0, "")
         if error is not None:
             status, reason = int(error.status_code), printable(error)
-        self._post(Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason))
+        landed = Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason, watch=watched.call)
+        watched.told(landed)
+        self._post(landed)
 
-    def on_watch(self, cache_id: int, on: bool) -> None:
-        if not on:
-            self._watched.discard(cache_id)
+    def on_watch(self, message: Watch) -> None:
+        """The same once more: what was told since the first time is told again. What was said before that comes late."""
+        cache_id, call = message.cache_id, message.call
+        known = self._watched.get(cache_id)
+        if not message.on:
+            if known is not None and call in (0, known.call):
+                del self._watched[cache_id]
             return
+        if call:
+            self._post(Pong(call=call))
+        if known is None or call == 0 or call > known.call:
+            self._begin_watching(cache_id, call)
+        elif call == known.call:
+            for landed in known.again(cache_id):
+                self._post(landed)
+
+    def _begin_watching(self, cache_id: int, call: int) -> None:
         if len(self._watched) >= MAX_WATCHED:
             raise ProtocolError(f"the peer watches more than {MAX_WATCHED} caches")
-        self._watched.add(cache_id)
+        self._watched[cache_id] = _Watched(call)
         for sender in [sender for sender, target in self._active.items() if target == cache_id]:
             for first, stop in sender.on_watched():
                 self.tell(cache_id, first, stop)

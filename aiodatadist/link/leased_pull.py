@@ -98,7 +98,7 @@ class LeasedPull(RemoteOperation):
             return
         with self.scope, self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
             self._call = question.number
-            await question.answered.wait()
+            await self._session.questions.persist(question, lambda call: claim(call=call))
             self._answered(question.answer)
 
     def _answered(self, answer: object) -> None:

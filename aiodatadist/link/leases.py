@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -39,15 +40,16 @@ class PeerLeases:
         self._spawn = spawn
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
-        self._revoked: dict[int, Signal] = {}
+        self._revoked: dict[int, tuple[Signal, int]] = {}
+        self._numbers = itertools.count(1)
 
     def is_settled(self, entry: Entry) -> bool:
         """It may be told of now: it is not being taken back."""
         return entry.cache_id not in self._revoked
 
     async def wait_settled(self, entry: Entry) -> None:
-        while (event := self._revoked.get(entry.cache_id)) is not None:
-            await event.wait()
+        while (revocation := self._revoked.get(entry.cache_id)) is not None:
+            await revocation[0].wait()
 
     def held(self, cache_id: int) -> Entry | None:
         """A cache that the peer was told of and has not given back."""
@@ -63,15 +65,15 @@ class PeerLeases:
     def revoke(self, entry: Entry) -> Signal:
         """Take it back, in bounded time; the event is set when that is done, or the link over."""
         if entry.cache_id in self._revoked:
-            return self._revoked[entry.cache_id]
-        event = self._revoked[entry.cache_id] = Signal()
-        self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds))
+            return self._revoked[entry.cache_id][0]
+        event, number = self._revoked[entry.cache_id] = Signal(), next(self._numbers)
+        self._post(Revoke(cache_id=entry.cache_id, seconds=self._seconds, number=number))
 
         async def watch() -> None:
             with anyio.move_on_after(self._seconds + SLACK_SECONDS / 2):
                 await event.wait()
             if not event.is_set():
-                self._post(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4))
+                self._post(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4, number=number))
                 with anyio.move_on_after(SLACK_SECONDS / 2):
                     await event.wait()
             if not event.is_set():
@@ -80,10 +82,12 @@ class PeerLeases:
         self._spawn(watch)
         return event
 
-    def on_revoked(self, cache_id: int) -> None:
-        """The peer gave it back. What it was not asked for is ignored."""
-        event = self._revoked.pop(cache_id, None)
-        if event is not None:
+    def on_revoked(self, cache_id: int, number: int = 0) -> None:
+        """The peer gave it back. What it was not asked for is ignored, and so is what it said of an earlier time: it may
+        have been told of the cache since. ``number``: 0 from an end that knows none."""
+        event, asked = self._revoked.get(cache_id, (None, 0))
+        if event is not None and number in (0, asked):
+            del self._revoked[cache_id]
             entry = self._held.pop(cache_id)
             event.set()
             entry.drop_holder(self._holder)
@@ -96,6 +100,6 @@ class PeerLeases:
             else:
                 settle(entry)
         self._held.clear()
-        for event in self._revoked.values():
+        for event, _ in self._revoked.values():
             event.set()
         self._revoked.clear()

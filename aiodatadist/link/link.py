@@ -27,13 +27,15 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
 from aiodatadist.link.checksums import check_peer
+from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
-from aiodatadist.link.notifications import check_payload, decode
-from aiodatadist.link.questions import Answer
+from aiodatadist.link.notifications import IncomingNotifications, check_payload
+from aiodatadist.link.questions import Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
+from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.link.session import Session
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.wire import Wire
@@ -115,7 +117,12 @@ class Link(Session):
         self._leaving = Signal()
         self._reason = ""
         self._patience = 0.0
-        self._untaken = 0
+        self._incoming = IncomingNotifications(
+            self._say_while_open,
+            lambda payload, taken: host.heard(self.cluster_id, self.generation, payload, taken),
+        )
+        self._given_back: dict[int, None] = {}  # numbers of the peer's latest revocations
+        self._own_heard = self._owned_heard = 0
         self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
         self.requester = Requester(self)
         self._responder = Responder(self, host.registry)
@@ -217,6 +224,10 @@ class Link(Session):
         if spec.checksum:
             self.requester.checks.want_peer()
 
+    def _say_while_open(self, message: Message) -> None:
+        if self.is_open:
+            self._wire.post(message)
+
     def release_lease(self, lease: str) -> None:
         """Blocks that the peer keeps are not wanted."""
         self._wire.post(Unclaim(call=0, lease=lease, end="released"))
@@ -229,6 +240,10 @@ class Link(Session):
             await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
+
+    async def announce(self, receiver: LayerReceiver) -> None:
+        """Until the peer knows that it is to tell of layers. Raises what ended the link."""
+        await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
 
     async def own(self) -> None:
         """It belongs to this end, too, from now on. Raises what ended the link. If cancelled, it does not."""
@@ -301,13 +316,13 @@ class Link(Session):
             Unclaim: self._on_unclaim,
             Grant: lambda message: self._hold(message.cache),
             Revoke: self._on_revoke,
-            Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id),
+            Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id, message.number),
             Pull: self._responder.begin,
             Stop: lambda message: self._responder.stop(message.call),
-            Note: self._on_note,
-            Watch: lambda message: self.layer_events.on_watch(message.cache_id, message.on),
+            Note: self._incoming.on_note,
+            Watch: self.layer_events.on_watch,
             Landed: self.layer_events.on_landed,
-            Taken: lambda _: self.notification_queue.taken(),
+            Taken: self.notification_queue.on_taken,
             Ping: lambda message: self._wire.post(Pong(call=message.call)),
             Renew: self.channels.on_renew,
             Renewed: self.channels.on_renewed,
@@ -319,8 +334,10 @@ class Link(Session):
         }
 
     def _on_own(self, message: Own) -> None:
-        """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer."""
-        self.is_peers = message.on
+        """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer. What
+        was said before something that was heard already is out of date."""
+        if message.call >= self._own_heard:
+            self._own_heard, self.is_peers = message.call, message.on
         if self.is_ready or not message.on:
             self._wire.post(Owned(call=message.call, on=self.is_owned))
 
@@ -343,13 +360,14 @@ class Link(Session):
     def _on_answer(self, message: Answer) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
         question = self.questions.find(message)
-        if isinstance(message, Owned):
+        if isinstance(message, Owned) and message.call >= self._owned_heard:
+            self._owned_heard = message.call
             self.is_peers = message.on
             if question is None and not self.is_owned and not self.is_peers:  # its last owner did not wait for this
                 self.spawn(self._end_without_owner)
-        if isinstance(message, Found) and message.cache is not None:
-            self._hold(message.cache, question.name if question is not None else None, message.slot)
         if question is not None and question.answer is None:  # the first one counts
+            if isinstance(message, Found) and message.cache is not None:
+                self._learn(question, message.cache, message.slot)
             question.answer = message
             question.answered.set()
 
@@ -358,6 +376,11 @@ class Link(Session):
         if not self.questions.refused(message.call):
             logger.warning("cluster %d does not know %r: it is of an older version", self.cluster_id, message.kind)
 
+    def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
+        """Not of one that the peer took back since it said so: who needs it asks again."""
+        if cache.cache_id not in question.revoked:
+            self._hold(cache, question.name, slot)
+
     def _hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
         if len(self.catalogue) >= MAX_HELD:
             raise ProtocolError(f"the peer told us of more than {MAX_HELD} caches")
@@ -365,9 +388,12 @@ class Link(Session):
 
     def _on_revoke(self, message: Revoke) -> None:
         """The peer takes a cache back: say so when no transfer of this end touches it. It may say so again, meanwhile or when
-        it was answered."""
-        if message.cache_id in self._withdrawing:
+        it was answered, which it hears again: it may have told of the cache anew since."""
+        if message.number in self._given_back:
+            self._wire.post(Revoked(cache_id=message.cache_id, number=message.number))
+        if message.cache_id in self._withdrawing or message.number in self._given_back:
             return
+        self.questions.revoked(message.cache_id)
         remote = self.catalogue.withdraw(message.cache_id)
         self._withdrawing.add(message.cache_id)
 
@@ -381,21 +407,13 @@ class Link(Session):
                 self.requester.take_back(remote)
                 await remote.wait_idle()
             self._withdrawing.discard(message.cache_id)
-            self._wire.post(Revoked(cache_id=message.cache_id))
+            if message.number:
+                self._given_back[message.number] = None
+                if len(self._given_back) > KNOWN:
+                    del self._given_back[next(iter(self._given_back))]
+            self._wire.post(Revoked(cache_id=message.cache_id, number=message.number))
 
         self.spawn(answer)
-
-    def _on_note(self, message: Note) -> None:
-        self._untaken += 1
-        if self._untaken > 64:
-            raise ProtocolError("the peer sends notifications faster than they are taken")
-
-        def taken() -> None:
-            self._untaken -= 1
-            if self.is_open:
-                self._wire.post(Taken())
-
-        self._host.heard(self.cluster_id, self.generation, decode(message), taken)
 
     # ---- until it ends ----
 
@@ -547,6 +565,7 @@ class Link(Session):
             self._end_peer_leases()
             self._host.block_leases.peer_gone(self)
             self.layer_events.end(self.copy_of_failure())
+            self.notification_queue.end()
             self._closed.set()
 
     async def _shut(self) -> bool:

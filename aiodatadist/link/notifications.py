@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections import deque
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid, ProtocolError
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist.values import checks
-from aiodatadist.wire.messages import MAX_NOTE, Message, Note
+from aiodatadist.wire.messages import MAX_NOTE, Message, Note, Taken
 
 WINDOW = 64
 """Notifications that the peer's user has not taken yet; further ones wait here."""
@@ -52,10 +54,17 @@ class PendingNotification:
 class NotificationQueue:
     """What a link's peer is to be notified of."""
 
-    def __init__(self, post: Callable[[Message], None]) -> None:
+    def __init__(self, post: Callable[[Message], None], is_numbered: Callable[[], bool] = lambda: False) -> None:
+        """``is_numbered``: the peer says which it heard, and is told again of those that it did not hear."""
         self._post = post
+        self._is_numbered = is_numbered
         self._pending: deque[PendingNotification] = deque()
-        self._window = WINDOW
+        self._sent = self._taken = 0
+        self._unheard: deque[Note] = deque()
+        self._repeated = 0
+        self._pause = AGAIN_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
         self._emptied = Signal()
 
     async def wait_empty(self) -> None:
@@ -69,12 +78,23 @@ class NotificationQueue:
         self._pending.append(pending)
         return pending
 
-    def taken(self) -> None:
-        """The peer's user took one."""
-        if self._window >= WINDOW:
+    def on_taken(self, message: Taken) -> None:
+        """The peer's user took one; or how many by now, and how many the peer heard. What it said earlier may come late."""
+        if not self._is_numbered():
+            message = Taken(count=self._taken + 1, heard=self._sent)
+        if not message.count <= message.heard <= self._sent:
             raise ProtocolError("the peer says that it took a notification that it was never sent")
-        self._window += 1
+        self._taken = max(self._taken, message.count)
+        while self._unheard and self._unheard[0].number <= message.heard:
+            self._unheard.popleft()
+        if self._repeated and self._unheard and self._unheard[0].number > self._repeated:
+            self._repeat()  # there is more that it did not hear
         self.advance()
+
+    @property
+    def _window(self) -> int:
+        """How many may be sent now."""
+        return WINDOW - (self._sent - self._taken)
 
     def advance(self) -> None:
         """Send what can be sent."""
@@ -83,11 +103,93 @@ class NotificationQueue:
             if not head.is_dropped:
                 if not head.is_ready or not self._window:
                     return
-                self._window -= 1
-                self._post(Note(payload=base64.b64encode(head.payload).decode()))
+                self._say(head.payload)
                 head.sent.set()
             self._pending.popleft()
         self._emptied.wake()
+
+    def _say(self, payload: bytes) -> None:
+        self._sent += 1
+        note = Note(payload=base64.b64encode(payload).decode(), number=self._sent)
+        self._post(note)
+        if self._is_numbered():
+            self._unheard.append(note)
+            self._look_again()
+
+    # ---- what the peer did not hear ----
+
+    def _look_again(self) -> None:
+        """In a while, unless that is to happen already."""
+        if self._timer is None and not self._is_over:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._pause, self._look, self._oldest, self._taken)
+
+    @property
+    def _oldest(self) -> int:
+        """The number of the first one that the peer may not have heard; 0: it heard all."""
+        return self._unheard[0].number if self._unheard else 0
+
+    def _look(self, oldest: int, taken: int) -> None:
+        """``oldest``, ``taken``: when the timer was set. The peer says nothing until its user takes one, so that what was
+        said once more is no sign of anything."""
+        self._timer = None
+        self._repeated = 0
+        stands_still = self._oldest == oldest and self._taken == taken
+        if stands_still and self._unheard:
+            self._repeat()
+        elif stands_still and self._pending:  # the room for them may have been told of
+            self._post(Note(payload="", number=self._sent))  # which was heard: it is answered, and nothing else
+        self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS) if stands_still else AGAIN_SECONDS
+        if self._unheard or (self._pending and not self._window):
+            self._look_again()
+
+    def _repeat(self) -> None:
+        self._repeated = self._unheard[0].number
+        self._post(self._unheard[0])
+
+    def end(self) -> None:
+        """The link is over: nothing is said any more."""
+        self._is_over = True
+        self._unheard.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class IncomingNotifications:
+    """What a link's peer sends: each once and in their order, whatever became of the messages on the way.
+
+    Args:
+        post: say something to the peer while it listens.
+        deliver: takes one, and what is to be called when the user took it.
+    """
+
+    def __init__(self, post: Callable[[Message], None], deliver: Callable[[bytes, Callable[[], None]], object]) -> None:
+        self._post = post
+        self._deliver = deliver
+        self._heard = self._taken = 0
+        self._early: dict[int, bytes] = {}  # behind one that has not come
+
+    def on_note(self, message: Note) -> None:
+        number = message.number or self._heard + 1
+        if number > self._taken + WINDOW:
+            raise ProtocolError("the peer sends notifications faster than they are taken")
+        if number != self._heard + 1:
+            if number > self._heard:
+                self._early[number] = decode(message)
+            self._answer()
+            return
+        payload: bytes | None = decode(message)
+        while payload is not None:
+            self._heard += 1
+            self._deliver(payload, self._took)
+            payload = self._early.pop(self._heard + 1, None)
+
+    def _took(self) -> None:
+        self._taken += 1
+        self._answer()
+
+    def _answer(self) -> None:
+        self._post(Taken(count=self._taken, heard=self._heard))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ from aiodatadist.cache.names import Name
 from aiodatadist.errors import FeatureNotEnabled, LLMStatusCode, ProtocolError
 from aiodatadist.wire.messages import Claimed, Digests, Found, Message, Owned, Pong, Pulled
 
+AGAIN_SECONDS = 1.0
+"""After which something is said again that was not answered: then after twice that, and so on."""
+MOST_AGAIN_SECONDS = 8.0
+
 Answer = Found | Pulled | Pong | Owned | Claimed | Digests
 
 
@@ -24,6 +28,7 @@ class Question:
         name: of the cache that it is about, if it is a lookup.
         checksums: how many of them an answer has that tells of success.
         answered, answer: set together; without an answer where the peer does not know such questions.
+        revoked: caches that the peer took back meanwhile: an answer that tells of one was said before that.
     """
 
     def __init__(self, number: int, kind: type[Answer], name: Name | None, checksums: int) -> None:
@@ -33,6 +38,7 @@ class Question:
         self.checksums = checksums
         self.answered = anyio.Event()
         self.answer: Answer | None = None
+        self.revoked: set[int] = set()
 
 
 class PendingQuestions:
@@ -66,19 +72,40 @@ class PendingQuestions:
             del self._open[call.number]
 
     async def ask(
-        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None = None
+        self,
+        question: Callable[[int], Message],
+        kind: type[Answer],
+        name: Name | None = None,
+        *,
+        is_repeated: bool = True,
     ) -> Answer | None:
-        """Say something and wait for the answer. The caller sets the deadline.
+        """Say something and wait for the answer. The caller sets the deadline. ``is_repeated``: it may be said again.
 
         Raises FeatureNotEnabled: the peer is of an older version, which does not know such questions.
         """
         with self.open(question, kind, name) as call:
-            await call.answered.wait()
+            await (self.persist(call, question) if is_repeated else call.answered.wait())
             if call.answer is None:
                 raise FeatureNotEnabled(
                     f"the peer's version does not know what {kind.__name__.lower()!r} answers", hint="update the peer"
                 )
             return call.answer
+
+    async def persist(self, call: Question, question: Callable[[int], Message]) -> None:
+        """Wait for the answer, and say it again now and then: it, or its answer, may have been lost."""
+        pause = AGAIN_SECONDS
+        while not call.answered.is_set():
+            with anyio.move_on_after(pause):
+                await call.answered.wait()
+            if not call.answered.is_set():
+                self._post(question(call.number))
+                pause = min(2 * pause, MOST_AGAIN_SECONDS)
+
+    def revoked(self, cache_id: int) -> None:
+        """The peer takes this cache back. What it said of it before may still come, late or once more."""
+        for call in self._open.values():
+            if call.kind is Found:
+                call.revoked.add(cache_id)
 
     def refused(self, number: int) -> bool:
         """The peer does not know the question of this number; whether there is one."""

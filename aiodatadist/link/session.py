@@ -146,8 +146,8 @@ class Session:
             transport, wire.post, self.questions, self.spawn, self._channel_name, self._on_out_of_use
         )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
-        self.notification_queue = NotificationQueue(wire.post)
-        self.layer_events = LayerEvents(wire.post, host.check_here)
+        self.notification_queue = NotificationQueue(wire.post, self._knows_numbers)
+        self.layer_events = LayerEvents(wire.post, host.check_here, self.questions, self._knows_numbers)
         self.counters = LinkCounters()
         self.estimate = Estimate()
 
@@ -194,6 +194,10 @@ class Session:
     def peer_minor(self) -> int:
         """The peer's minor version of the protocol: nothing newer is said to it."""
         return self._wire.peer_minor
+
+    def _knows_numbers(self) -> bool:
+        """The peer numbers notifications and revocations, and so may this end."""
+        return self.peer_minor >= 1
 
     def count_failure(self, cause: str) -> None:
         """A transfer fails for this reason, which its status does not tell."""

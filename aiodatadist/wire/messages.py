@@ -15,7 +15,8 @@ PROTOCOL = 4
 MINOR = 1
 """Raised when a message or a field is added that an older end may do without. Ends of all minors talk.
 
-1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``).
+1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), and numbers
+by which a message is noticed that is lost, comes twice or late (of ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
 """
 
 MAX_TENSORS = 4096
@@ -245,11 +246,13 @@ class Grant(_Message):
 
 
 class Revoke(_Message):
-    """Forget this cache of mine: let transfers of yours end, after ``seconds`` stop them, then say ``revoked``."""
+    """Forget this cache of mine: let transfers of yours end, after ``seconds`` stop them, then say ``revoked``. It is said
+    again, under its number, where no answer comes."""
 
     type: Literal["revoke"] = "revoke"
     cache_id: CacheId
     seconds: Seconds
+    number: Annotated[UInt63, Since(1)] = 0
 
 
 class Revoked(_Message):
@@ -257,6 +260,8 @@ class Revoked(_Message):
 
     type: Literal["revoked"] = "revoked"
     cache_id: CacheId
+    number: Annotated[UInt63, Since(1)] = 0
+    """Of the ``revoke``; 0: of the one that there is."""
 
 
 class PartNumbers(BaseModel):
@@ -387,29 +392,36 @@ class Unclaim(_Message):
 
 
 class Note(_Message):
-    """A notification; everything that was pushed before it is in place. ``payload`` is base64."""
+    """A notification; everything that was pushed before it is in place. ``payload`` is base64. ``number``: from 1; 0: the
+    next one. It is said again under its number where the receiver may not have heard it; one that was heard is answered."""
 
     type: Literal["note"] = "note"
     payload: Annotated[str, Field(max_length=(MAX_NOTE + 2) // 3 * 4, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+    number: Annotated[UInt63, Since(1)] = 0
 
 
 class Taken(_Message):
-    """The sender's user took one more notification of the receiver's."""
+    """The sender's user took one more notification of the receiver's; to an end of the same version it says how many by now,
+    and how many the sender has heard, without a gap."""
 
     type: Literal["taken"] = "taken"
+    count: Annotated[UInt63, Since(1)] = 0
+    heard: Annotated[UInt63, Since(1)] = 0
 
 
 class Watch(_Message):
-    """Tell me from now on, or no more, which layers of yours have landed in this cache of mine."""
+    """Tell me from now on, or no more, which layers of yours have landed in this cache of mine. With a ``call`` the receiver
+    answers ``pong``; the second time it tells again what it told since the first."""
 
     type: Literal["watch"] = "watch"
     cache_id: CacheId
     on: bool
+    call: Annotated[UInt63, Since(1)] = 0
 
 
 class Landed(_Message):
     """Layers ``first`` to ``stop`` of a cache of the receiver's hold what the sender's transfer put there. With a reason the
-    transfer failed, and no more come."""
+    transfer failed, and no more come. ``watch``: the call of the ``watch`` that it answers."""
 
     type: Literal["landed"] = "landed"
     cache_id: CacheId
@@ -417,6 +429,7 @@ class Landed(_Message):
     stop: UInt32
     status: Status = 0
     reason: Reason = ""
+    watch: Annotated[UInt63, Since(1)] = 0
 
 
 class Ping(_Message):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any, Literal
+from collections import Counter
+from typing import Any
 
 import anyio
 import pytest
@@ -27,76 +26,19 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.link.wire import Wire
 from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared
-from aiodatadist.wire.frames import Unknown
-from aiodatadist.wire.messages import Message
+from tests.faults.mishaps import Fate, Heard, Mishaps, installed, once
 from tests.profiles import at_night
-
-Fate = Literal["lost", "twice", "late"] | None
-Heard = Message | Unknown
 
 BLOCKS = CacheDesc(2, [64, 512], DataType.DT_UINT8)
 POOL = {"memory_size": 1 << 20, "page_shift": 12}
-LATE_SECONDS = 3.0
-"""That a late message waits for the next one, which it lets pass."""
 SHORT, LONG = 300, 20_000
 """Milliseconds for a pull that is not to succeed, and for one that is."""
 
 
-class Mishaps:
-    """What becomes of the messages that links hear, both ends' in this process; ``decide`` says it of each."""
-
-    def __init__(self, decide: Callable[[Heard], Fate]) -> None:
-        self.decide = decide
-        self.heard: list[str] = []
-        self._news = Signal()
-        self.happened: Counter[str] = Counter()
-        self._ready: dict[Wire, deque[Heard]] = {}
-        self._receive = Wire.receive
-
-    async def receive(self, wire: Wire) -> Heard:
-        ready = self._ready.setdefault(wire, deque())
-        while not ready:
-            message = await self._receive(wire)
-            fate = self.decide(message)
-            self.happened[f"{message.type} {fate}"] += 1
-            if fate == "late":
-                with anyio.move_on_after(LATE_SECONDS):
-                    ready.append(await self._receive(wire))
-            if fate != "lost":
-                ready.extend([message] * (2 if fate == "twice" else 1))
-        self.heard.append(ready[0].type)
-        self._news.wake()
-        return ready.popleft()
-
-    async def wait_heard(self, kind: str) -> None:
-        while kind not in self.heard:
-            await self._news.wait()
-
-
-def once(*mishaps: tuple[str, Fate]) -> Callable[[Heard], Fate]:
-    """Each of these happens to the first message of its kind, after those before it happened."""
-    left = deque(mishaps)
-
-    def decide(message: Heard) -> Fate:
-        if left and left[0][0] == message.type:
-            return left.popleft()[1]
-        return None
-
-    return decide
-
-
 @pytest.fixture
 def mishaps(monkeypatch: pytest.MonkeyPatch) -> Mishaps:
-    made = Mishaps(lambda _: None)
-
-    async def receive(wire: Wire) -> Heard:
-        return await made.receive(wire)
-
-    monkeypatch.setattr(Wire, "receive", receive)
-    return made
+    return installed(monkeypatch)
 
 
 def request_mode(milliseconds: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ async def test_cache_is_free_when_the_peer_gave_it_back() -> None:
     async with linked() as link:
         link.peer_leases.told(entry)
         link.peer_leases.revoke(entry)
-        assert link.said == [Revoke(cache_id=entry.cache_id, seconds=LONG)]
+        assert link.said == [Revoke(cache_id=entry.cache_id, seconds=LONG, number=1)]
         assert entry.holders == {link}, "it may still reach it"
         link.peer_leases.on_revoked(entry.cache_id)
         await quiet(entry)

@@ -22,7 +22,7 @@ from aiodatadist.link.notifications import (
     check_payload,
     decode,
 )
-from aiodatadist.wire.messages import MAX_NOTE, Message, Note
+from aiodatadist.wire.messages import MAX_NOTE, Message, Note, Taken
 from tests.profiles import examples
 
 
@@ -119,11 +119,11 @@ def test_peer_that_takes_none_gets_sixty_four() -> None:
     for i in range(WINDOW + 3):
         box.reserve(b"%d" % i).ready()
     assert len(sent) == WINDOW == 64
-    box.taken()
+    box.on_taken(Taken())
     assert len(sent) == WINDOW + 1
-    box.taken()
-    box.taken()
-    box.taken()
+    box.on_taken(Taken())
+    box.on_taken(Taken())
+    box.on_taken(Taken())
     assert sent == [b"%d" % i for i in range(WINDOW + 3)]
 
 
@@ -134,18 +134,18 @@ def test_dropped_ones_need_no_room_at_the_peer() -> None:
     waiting = box.reserve(b"dropped"), box.reserve(b"last")
     waiting[0].drop()
     waiting[1].ready()
-    box.taken()
+    box.on_taken(Taken())
     assert sent[WINDOW:] == [b"last"]
 
 
 def test_peer_cannot_take_what_it_was_not_sent() -> None:
     box, _ = notification_queue()
     with pytest.raises(ProtocolError, match="that it was never sent"):
-        box.taken()
+        box.on_taken(Taken())
     box.reserve(b"").ready()
-    box.taken()
+    box.on_taken(Taken())
     with pytest.raises(ProtocolError):
-        box.taken()
+        box.on_taken(Taken())
 
 
 class Sending(RuleBasedStateMachine):
@@ -184,7 +184,7 @@ class Sending(RuleBasedStateMachine):
     @precondition(lambda self: self.window < WINDOW)
     @rule()
     def taken(self) -> None:
-        self.box.taken()
+        self.box.on_taken(Taken())
         self.window += 1
         self.advance()
 
@@ -314,4 +314,4 @@ async def test_taker_that_is_cancelled_takes_nothing_with_it() -> None:
 def test_note_is_base64_on_the_wire() -> None:
     said: list[Message] = []
     NotificationQueue(said.append).reserve(b"\xfb\xff").ready()
-    assert said == [Note(payload=base64.b64encode(b"\xfb\xff").decode())]
+    assert said == [Note(payload=base64.b64encode(b"\xfb\xff").decode(), number=1)]

@@ -60,7 +60,12 @@ FIRST = {
     "unsupported": "kind call",
 }
 """The messages of version 4.0 and their fields, as they were: never edited, but for another major version."""
-NEWER: list[dict[str, str]] = [{"pull": "checksum priority", "pulled": "checksums", "digest": "", "digests": ""}]
+NEWER: list[dict[str, str]] = [
+    {
+        "pull": "checksum priority", "pulled": "checksums", "digest": "", "digests": "", "revoke": "number",
+        "revoked": "number", "note": "number", "taken": "count heard", "watch": "call", "landed": "watch",
+    }
+]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""
 PARTS: dict[type[BaseModel], str] = {
     EndpointInfo: "transport runtime host server_id device_id device_ip process super_device_id super_pod_id device_port "
