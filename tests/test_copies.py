@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from aiodatadist import (
     LLMStatusCode,
     ParamInvalid,
     Placement,
+    TransferPriority,
+    TransferTimeout,
 )
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared
 
@@ -224,6 +227,80 @@ async def test_a_copy_that_the_device_refuses_says_so_and_the_next_one_works() -
         assert caught.value.status_code is LLMStatusCode.LLM_DEVICE_MEM_ERROR
         await manager.copy_blocks(store.cache, {0: [1]})
         assert all((array[1] == array[0]).all() for array in store.tensors)
+
+
+# ---- what goes first, and until when ----
+
+CRITICAL, NORMAL, BACKGROUND = TransferPriority
+SLOW = "aclrtMemcpyAsync:delay=2@*"
+
+Copy = Callable[..., CacheTask]
+
+
+@asynccontextmanager
+async def three_copies() -> AsyncIterator[dict[str, Copy]]:
+    """Each of them of so many blocks, or of a slot, with further arguments."""
+    async with one_cluster() as (_, manager):
+        blocks = await make(manager, "array", [1024, 64], blocks=True, seed=13)
+        host = await make(manager, "host-array", [1024, 64], blocks=True, seed=14)
+        slots = await make(manager, "array", [1024, 64], blocks=False, seed=15)
+
+        def copy_cache(count: int, **options: Any) -> CacheTask:
+            return manager.copy_cache(slots.cache, slots.cache, 1, 0, **options)
+
+        def copy_blocks(count: int, **options: Any) -> CacheTask:
+            return manager.copy_blocks(blocks.cache, {2 * i: [2 * i + 1] for i in range(count)}, **options)
+
+        def swap_blocks(count: int, **options: Any) -> CacheTask:
+            return manager.swap_blocks(host.cache, blocks.cache, {2 * i: 2 * i for i in range(count)}, **options)
+
+        yield {"copy_cache": copy_cache, "copy_blocks": copy_blocks, "swap_blocks": swap_blocks}
+
+
+@pytest.mark.parametrize("priority", [CRITICAL, NORMAL])
+@pytest.mark.parametrize("what", ["copy_cache", "copy_blocks", "swap_blocks"])
+async def test_a_more_urgent_copy_passes(what: str, priority: TransferPriority) -> None:
+    ended: list[str] = []
+    async with three_copies() as calls:
+        with soft_faults_cleared():
+            soft_fault(SLOW)
+            first = calls["copy_blocks"](300, priority=BACKGROUND)
+            second = calls[what](1, priority=priority)
+            first.add_done_callback(lambda _: ended.append("background"))
+            second.add_done_callback(lambda _: ended.append("urgent"))
+            assert (await second).bytes == TENSORS * 64
+            assert (await first).bytes == TENSORS * 64 * 300
+    assert ended == ["urgent", "background"]
+
+
+@pytest.mark.parametrize("what", ["copy_cache", "copy_blocks", "swap_blocks"])
+async def test_a_copy_ends_at_its_deadline(what: str) -> None:
+    async with three_copies() as calls:
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:hang")
+            hangs = calls["copy_blocks"](1)
+            for priority in TransferPriority:
+                task = calls[what](1, priority=priority, deadline=0.05)
+                if priority is CRITICAL:
+                    assert (await task).bytes == TENSORS * 64, "beside the one that hangs"
+                else:
+                    with pytest.raises(TransferTimeout, match=r"0\.05 s from the call"):
+                        await task
+            hangs.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hangs
+        assert (await calls[what](1, deadline=60.0)).bytes == TENSORS * 64
+
+
+@pytest.mark.parametrize("what", ["copy_cache", "copy_blocks", "swap_blocks"])
+async def test_a_priority_or_a_deadline_that_is_none_is_refused(what: str) -> None:
+    async with three_copies() as calls:
+        with pytest.raises(TypeError, match="priority is"):
+            calls[what](1, priority=0)
+        with pytest.raises(TypeError, match="deadline is"):
+            calls[what](1, deadline="soon")
+        with pytest.raises(ParamInvalid, match="deadline is 0"):
+            calls[what](1, deadline=0)
 
 
 # ---- what is refused ----

@@ -132,7 +132,7 @@ async def test_blocks_are_not_swapped_with_another_cluster() -> None:
         manager = two.datadist.cache_manager
         mine = await manager.allocate_blocks_cache(DESC)
         for pair in ((theirs, mine), (mine, theirs)):
-            await refused(lambda pair=pair: manager.swap_blocks(*pair, {0: 1}), "is a cache of cluster 1")  # type: ignore[misc, call-arg]
+            await refused(lambda pair=pair: manager.swap_blocks(pair[0], pair[1], {0: 1}), "is a cache of cluster 1")  # type: ignore[misc]
 
 
 async def test_a_cache_ends_with_the_life_of_its_cluster() -> None:

@@ -1,31 +1,42 @@
-"""Copies between caches of this cluster, on a stream of its own."""
+"""Copies between caches of this cluster, on streams of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import MAX_COPY_SECONDS, CopyKind, Device, Program, Stream, StreamTransfer, TransferState
 from aiodatadist.values.grid import Grid
+from aiodatadist.values.transfer_priority import TransferPriority
 
 
 class LocalCopies:
-    """Copies run one after the other; each leases both of its caches."""
+    """Copies run one after the other, those that are critical beside them; each leases both of its caches."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._stream: Stream | None = None
+        self._streams: dict[bool, Stream] = {}
+
+    def _stream(self, is_critical: bool) -> Stream:
+        if is_critical not in self._streams:
+            self._streams[is_critical] = self._device.open_stream("copies, critical" if is_critical else "copies")
+        return self._streams[is_critical]
 
     def start(
-        self, source: Entry, target: Entry, grids: Sequence[Grid], seconds: float = MAX_COPY_SECONDS
+        self,
+        source: Entry,
+        target: Entry,
+        grids: Sequence[Grid],
+        seconds: float = MAX_COPY_SECONDS,
+        priority: TransferPriority = TransferPriority.NORMAL,
     ) -> StreamTransfer:
         """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``, within so many seconds."""
         program = Program()
         for grid in grids:
             program.copy(CopyKind(2 * source.placement + target.placement), grid)
-        if self._stream is None:
-            self._stream = self._device.open_stream("copies")
-        transfer = self._stream.submit(program, seconds)
+        stream = self._stream(priority is TransferPriority.CRITICAL)
+        transfer = stream.submit(program, seconds, priority=priority)
         entries = {source, target}
         for entry in entries:
             entry.lease()
@@ -47,5 +58,6 @@ class LocalCopies:
 
     async def aclose(self) -> None:
         """Cancel what is left and wait until the device let go."""
-        if self._stream is not None:
-            await self._stream.aclose()
+        async with AsyncExitStack() as stack:
+            for stream in self._streams.values():
+                stack.push_async_callback(stream.aclose)

@@ -30,6 +30,7 @@ from aiodatadist.values.descriptors import (
 )
 from aiodatadist.values.grid import Grid, indexes
 from aiodatadist.values.selection import Selection
+from aiodatadist.values.transfer_priority import TransferPriority, check_deadline, check_priority
 
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
@@ -292,6 +293,9 @@ class Caches:
         offset: int = 0,
         size: int = -1,
         req_id: int | None = None,
+        *,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
     ) -> CacheTask:
         """Copy one batch slot to another, in every tensor, within this cluster. Any placement to any.
 
@@ -299,10 +303,15 @@ class Caches:
             offset: bytes to skip at the start of both slots.
             size: bytes of each tensor; -1 is all that the source has from ``offset``.
             req_id: for diagnosis only.
+            priority: what goes first of this cluster's copies, as of :meth:`pull_blocks` on a link.
+            deadline: seconds from now, whatever it waits for; then it ends with ``LLM_TIMEOUT``. None: there is no limit.
 
         Raises:
             CacheNotFound: a cache is not known (any more).
             TypeError, ValueError, ParamInvalid: an argument is wrong, or the bytes do not fit. Nothing was started.
+
+        After failure, cancellation and a deadline that passed no byte lands any more, and what the destination holds is
+        undefined.
         """
         target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
         checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
@@ -316,12 +325,20 @@ class Caches:
         selection = Selection(
             src_slot=src_batch_index, dst_slot=dst_batch_index, nbytes=nbytes, offsets=(offset, offset)
         )
-        return self._copy("copy_cache", source, target, plan(selection, source, target))
+        return self._copy("copy_cache", source, target, plan(selection, source, target), priority, deadline)
 
-    def copy_blocks(self, cache: Cache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
+    def copy_blocks(
+        self,
+        cache: Cache,
+        copy_block_info: Mapping[int, Sequence[int]],
+        *,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
+    ) -> CacheTask:
         """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
 
-        The order between pairs that touch the same block is undefined. Errors as :meth:`copy_cache`.
+        The order between pairs that touch the same block is undefined. Priority, deadline, errors, failure and cancellation
+        as :meth:`copy_cache`.
         """
         entry = self._local(cache, "cache", remote=False)
         checks.instance(copy_block_info, "copy_block_info", dict)
@@ -330,13 +347,21 @@ class Caches:
             checks.sequence(targets, f"copy_block_info[{source}]", int)
         if not any(copy_block_info.values()):
             raise ParamInvalid("copy_block_info names no pair of blocks")
-        return self._copy("copy_blocks", entry, entry, inside(entry, copy_block_info))
+        return self._copy("copy_blocks", entry, entry, inside(entry, copy_block_info), priority, deadline)
 
-    def swap_blocks(self, src_cache: Cache, dst_cache: Cache, src_to_dst: Mapping[int, int]) -> CacheTask:
+    def swap_blocks(
+        self,
+        src_cache: Cache,
+        dst_cache: Cache,
+        src_to_dst: Mapping[int, int],
+        *,
+        priority: TransferPriority = TransferPriority.NORMAL,
+        deadline: float | None = None,
+    ) -> CacheTask:
         """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
 
         It copies, it does not exchange. One of the two may be ``Cache.create_cpu_cache(...)``; its memory has to stay until
-        the task is done. Errors as :meth:`copy_cache`.
+        the task is done. Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
         """
         source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
         if source.placement is target.placement:
@@ -347,19 +372,34 @@ class Caches:
         if not src_to_dst:
             raise ParamInvalid("src_to_dst names no pair of blocks")
         sources, targets = indexes(list(src_to_dst), "src_blocks"), indexes(list(src_to_dst.values()), "dst_blocks")
-        return self._copy(
-            "swap_blocks", source, target, plan(Selection(src_blocks=sources, dst_blocks=targets), source, target)
-        )
+        grid = plan(Selection(src_blocks=sources, dst_blocks=targets), source, target)
+        return self._copy("swap_blocks", source, target, grid, priority, deadline)
 
     def _swappable(self, cache: Cache, name: str) -> Entry:
         if checks.instance(cache, name, Cache).cache_id == -1:
             return Entry(cache, False, {}, None)
         return self._local(cache, name, remote=False)
 
-    def _copy(self, what: str, source: Entry, target: Entry, grid: Grid) -> CacheTask:
+    def _copy(
+        self,
+        what: str,
+        source: Entry,
+        target: Entry,
+        grid: Grid,
+        priority: TransferPriority,
+        deadline: float | None,
+    ) -> CacheTask:
+        check_priority(priority)
+        seconds = check_deadline(deadline)
         self._engine.check_here()
-        transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds)
+        transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds, priority)
+        self._limit(transfer, seconds)
         return self._task(what, self._engine.cluster_id, transfer, grid)
+
+    def _limit(self, transfer: TransferCompletion, deadline: float | None) -> None:
+        """From now on it has so many seconds."""
+        if deadline is not None and not transfer.is_done:
+            self._engine.deadlines.add(transfer, deadline)
 
     # ---- other ----
 

@@ -13,7 +13,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import BLOCKS, CacheTask, EndedTask
 from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
 from aiodatadist.cache_manager.caches import Caches
-from aiodatadist.device import TransferCompletion, give_way
+from aiodatadist.device import give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
@@ -214,11 +214,6 @@ class CacheManager(Caches):
         is_request, priority = not engine.one_sided, check_priority(terms.priority)
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority)
         return self._start(what, link, spec, terms)
-
-    def _limit(self, transfer: TransferCompletion, deadline: float | None) -> None:
-        """From now on it has so many seconds."""
-        if deadline is not None and not transfer.is_done:
-            self._engine.deadlines.add(transfer, deadline)
 
     def _is_checked(self, checksum: bool | None, selection: Selection) -> bool:
         """Whether checksums are to be compared. Raises TypeError, ParamInvalid: that cannot be."""
