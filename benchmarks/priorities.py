@@ -11,6 +11,9 @@ are under way while small ones of 16 and 64 KiB are made, one every 5 ms, from t
 Then the throughput of the large pulls, without small ones beside them and with a critical one every 5 ms. In each round all
 contenders take their turn, in another order each time; a throughput is that of one round's large pulls. Bars: at most 1 ms at
 the 99th percentile for `CRITICAL behind BACKGROUND`, and at most 3 % less of the background work.
+
+At last the share of the bytes that a BACKGROUND pull of 512 MiB has beside NORMAL ones of 512 MiB, or of 512 KiB, that follow
+each other without a pause. Bar: at least 10 %.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from benchmarks.common import Spread, arguments, now, percentile, report
 
 LARGE_BYTES, LARGE_BLOCK = 512 << 20, 2 << 20
 SMALL_BLOCK = 16 << 10
+LINES = 64
+"""Transfers that wait in line, so that there is no pause."""
 EVERY = 0.005
 """Seconds between two small pulls."""
 LARGE = CacheDesc(1, [2 * LARGE_BYTES // LARGE_BLOCK, LARGE_BLOCK], DataType.DT_UINT8)
@@ -46,11 +51,14 @@ class Link:
             BlocksCacheKey(1, 0), self._large, self._blocks, self._blocks, priority=priority
         )
 
+    def small(self, nbytes: int, priority: TransferPriority) -> CacheTask:
+        blocks = list(range(0, 2 * nbytes // SMALL_BLOCK, 2))
+        return self._manager.pull_blocks(BlocksCacheKey(1, 1), self._small, blocks, blocks, priority=priority)
+
     async def pull_small(self, nbytes: int, priority: TransferPriority) -> float:
         """Seconds from the call to the end."""
-        blocks = list(range(0, 2 * nbytes // SMALL_BLOCK, 2))
         start = now()
-        await self._manager.pull_blocks(BlocksCacheKey(1, 1), self._small, blocks, blocks, priority=priority)
+        await self.small(nbytes, priority)
         return now() - start
 
     async def small_beside(self, nbytes: int, priority: TransferPriority, under_way: CacheTask) -> list[float]:
@@ -90,6 +98,27 @@ async def throughput(link: Link, large: TransferPriority, pulls: int, *, passed:
     return pulls * LARGE_BYTES / seconds / 1e9
 
 
+async def share(link: Link, make: Callable[[], CacheTask]) -> float:
+    """Of the background work: of the bytes that were moved from its call to its end."""
+    under_way = [make() for _ in range(LINES)]
+    background, others = link.pull_large(BACKGROUND), 0
+    while not background.done():
+        others += (await under_way.pop(0)).bytes
+        under_way.append(make())
+    for task in under_way:
+        task.cancel()
+    await asyncio.gather(*under_way, return_exceptions=True)
+    done = (await background).bytes
+    return done / (done + others)
+
+
+def share_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    return [
+        {"512 MiB BACKGROUND": name, "of the bytes": str(Spread.of(shares)), "least": f"{min(shares):.3f}"}
+        for name, shares in found.items()
+    ]
+
+
 async def in_turns(contenders: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, list[Any]]:
     """What each gave, round by round."""
     choose = random.Random(1)
@@ -119,7 +148,7 @@ def throughput_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     return rows
 
 
-async def measure(rounds: int, pulls: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def measure(rounds: int, pulls: int) -> dict[str, list[dict[str, Any]]]:
     async with linked_pair(LARGE, sync_kv_timeout=60_000) as (prompt, decoder, _, large):
         await prompt.blocks(SMALL, 1)
         small = await decoder.blocks(SMALL, 1)
@@ -138,7 +167,15 @@ async def measure(rounds: int, pulls: int) -> tuple[list[dict[str, Any]], list[d
             for passed in (False, True):
                 name = f"{priority} {'beside CRITICAL' if passed else 'by itself'}"
                 rates[name] = lambda p=priority, w=passed: throughput(link, p, pulls, passed=w)  # type: ignore[misc]
-        return latency_rows(await in_turns(latencies, rounds)), throughput_rows(await in_turns(rates, rounds))
+        shares: dict[str, Callable[[], Awaitable[Any]]] = {
+            "beside NORMAL of 512 MiB": lambda: share(link, lambda: link.pull_large(NORMAL)),
+            "beside NORMAL of 512 KiB": lambda: share(link, lambda: link.small(32 * SMALL_BLOCK, NORMAL)),
+        }
+        return {
+            "latency of a small pull": latency_rows(await in_turns(latencies, rounds)),
+            "throughput of large pulls": throughput_rows(await in_turns(rates, rounds)),
+            "share of background work": share_rows(await in_turns(shares, max(1, rounds // 5))),
+        }
 
 
 def main() -> None:
@@ -146,9 +183,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pulls", type=int, default=5, help="large pulls of a round's throughput")
     args = parser.parse_args()
-    latencies, rates = asyncio.run(measure(args.rounds, args.pulls))
-    report("priorities: latency of a small pull", latencies, args.json)
-    report("priorities: throughput of large pulls", rates, None)
+    for name, rows in asyncio.run(measure(args.rounds, args.pulls)).items():
+        report(f"priorities: {name}", rows, args.json if name.startswith("latency") else None)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, 
     p->count = count;
     p->priority = priority;
     p->timeout_ms = timeout_ms;
+    p->total = total;
     p->window_bytes = window_bytes;
     if (priority == RING_BACKGROUND && on->options.background_bytes && on->options.background_bytes < window_bytes)
         p->window_bytes = on->options.background_bytes;
@@ -258,6 +259,7 @@ static bool drain(ring_stream *on, program *p)
         return false;
     p->on_stream = p->requested = false;
     p->windows = 0;
+    p->window_landed_ns = 0;
     p->done.bytes = p->issued;
     return true;
 }
@@ -322,10 +324,13 @@ static void pass(ring_stream *on, program *p, uint32_t layers)
         ring_signal(on->fd);
 }
 
-/* More urgent work waits. A program that has to stop anyway, or in which the stream may be held, does not give way. */
+/* More urgent work waits, or less urgent work has its turn. A program that has to stop anyway, or in which the stream may be
+ * held, does not give way. */
 static bool is_in_the_way(ring_stream *on, program *p)
 {
-    return goes_on(p) && !p->is_gated && atomic_load_explicit(&on->wanted, memory_order_relaxed) < p->priority;
+    share_count(on, p);
+    bool is_passed = atomic_load_explicit(&on->wanted, memory_order_relaxed) < p->priority;
+    return goes_on(p) && !p->is_gated && (is_passed || share_due(on, p->priority) > p->priority);
 }
 
 /* Only when all that was issued has landed: from then on nothing that happens to the stream happens to this program. */
@@ -338,6 +343,8 @@ static void give_way(ring_stream *on, program *p)
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(ring_stream *on, program *p)
 {
+    uint64_t before = p->last_window;
+    p->last_window = p->issued - p->window_start;
     p->window_start = p->issued;
     p->window_ranges = 0;
     uint64_t most = WINDOWS_UNPROVEN * (on->options.window_bytes / p->window_bytes);   /* windows that are smaller are more */
@@ -346,8 +353,8 @@ static void fence(ring_stream *on, program *p)
         drain(on, p);
     } else if (check(on, p, on->driver.record_event(on->window[p->windows % WINDOWS], on->stream))) {
         p->windows++;
-        if (p->windows >= WINDOWS)
-            await_device(on, p, on->window[p->windows % WINDOWS]);
+        if (p->windows >= WINDOWS && await_device(on, p, on->window[p->windows % WINDOWS]))
+            window_landed(on, p, before);
     }
     watch_time(on, p, ACL_ERROR_RT_EVENT_SYNC_TIMEOUT);
     if (is_in_the_way(on, p))
@@ -530,6 +537,7 @@ static bool begin(ring_stream *on, program *p, aclrtContext *before)
         p->done.started_ns = ring_now_ns();
         p->deadline_ns = ring_after_ns(p->timeout_ms);
     }
+    window_fit(on, p);
     return check(on, p, enter(on, before));
 }
 
@@ -542,6 +550,7 @@ static void settle(ring_stream *on, program *p)
     }
     if (p->on_stream)
         quiesce(on, p);
+    share_count(on, p);
     p->done.unclean = p->requested;
     p->done.step = p->step;
     p->done.finished_ns = ring_now_ns();

@@ -29,6 +29,7 @@ struct ring {
     uint32_t vacant;                      /* entries in `free` */
     ring_entry *running;
     bool closing, has_worker, stuck;
+    int last;                             /* the priority of what runs, or ran last */
     bool held;                            /* a serial ring, until the end of an unclean program is reaped */
     pthread_t worker;
     int fd;
@@ -98,11 +99,14 @@ void ring_signal(int fd)
 /* The running program looks at this between two windows. */
 static int note_wanted(ring *r)
 {
-    int priority = 0;
-    while (priority < RING_PRIORITIES && !r->queued[priority].first)
-        priority++;
-    atomic_store_explicit(&r->stream.wanted, priority, memory_order_relaxed);
-    return priority;
+    int wanted = RING_PRIORITIES;
+    for (int priority = RING_PRIORITIES - 1; priority >= 0; priority--) {
+        ring_entry *first = r->queued[priority].first;
+        share_note_next(&r->stream, priority, first ? &first->program : NULL);
+        wanted = first ? priority : wanted;
+    }
+    atomic_store_explicit(&r->stream.wanted, wanted, memory_order_relaxed);
+    return wanted;
 }
 
 static ring_entry *first_queued(const ring *r)
@@ -119,13 +123,21 @@ static void enqueue(ring *r, ring_entry *e)
     note_wanted(r);
 }
 
-/* The most urgent one, or NULL. */
-static ring_entry *dequeue(ring *r)
+/* The first of a priority, or NULL. */
+static ring_entry *dequeue(ring *r, int priority)
 {
-    int priority = note_wanted(r);
     ring_entry *e = priority < RING_PRIORITIES ? list_pop(&r->queued[priority]) : NULL;
     note_wanted(r);
     return e;
+}
+
+/* The most urgent one; or, for a window, a less urgent one that has its turn, but not if the most urgent one waited for such a one
+ * just now. */
+static ring_entry *take_turn(ring *r)
+{
+    int wanted = note_wanted(r);
+    r->last = r->last > wanted ? wanted : share_due(&r->stream, wanted);
+    return dequeue(r, r->last);
 }
 
 static void take_out(ring *r, ring_entry *e)
@@ -184,7 +196,7 @@ static void end_queued(ring *r, ring_entry *e, int32_t state)
 /* All that waits, also what gave way. */
 static void end_all_queued(ring *r, int32_t state)
 {
-    for (ring_entry *e; (e = dequeue(r));)
+    for (ring_entry *e; (e = dequeue(r, note_wanted(r)));)
         end_queued(r, e, state);
 }
 
@@ -250,7 +262,7 @@ static ring_entry *next_work(ring *r)
 {
     if (r->running)
         return r->running->program.handed_over ? r->running : NULL;
-    return r->running = dequeue(r);
+    return r->running = take_turn(r);
 }
 
 static void *work(void *arg)
@@ -328,10 +340,12 @@ static bool is_free_now(const ring *r)
     return !r->closing && !r->stuck && !r->held && r->free.first && !r->running && !first_queued(r) && !r->complete.first;
 }
 
-/* Locked. What is less urgent leaves some room for what is more so, which must not wait for the end of all that. */
+/* Locked. What is less urgent leaves some room for what is more so, which must not wait for the end of all that; but for its
+ * first program, as what is not here has no turn. */
 static bool has_room_for(const ring *r, int priority)
 {
-    return !r->held && r->vacant > r->stream.options.depth / 8 * (uint32_t)priority;
+    uint32_t left = r->stream.options.depth / 8 * (uint32_t)priority, least = r->stream.options.depth / 16;
+    return !r->held && r->vacant > (r->queued[priority].first || !priority ? left : left < least ? left : least);
 }
 
 int ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran)
@@ -576,18 +590,4 @@ int ring_close(ring *r, int64_t timeout_ms)
 void ring_free(ring *r)
 {
     ring_destroy(r);
-}
-
-uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit)
-{
-    uint32_t i = 0;
-    while (i < count && values[i] < limit)
-        i++;
-    return i;
-}
-
-void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each)
-{
-    for (uint32_t i = 0; i < count; i++)
-        parts[i] = blocks[parts[i] / each] * each + parts[i] % each;
 }

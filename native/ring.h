@@ -18,6 +18,10 @@
  * either. A program that misses its time limit is aborted; the limit counts from when the program begins to run, and again
  * from each group of layers that has landed.
  *
+ * What is passed keeps a share: when eight times as many bytes passed as the first of a priority moves in a window, it has its turn,
+ * and gives way again behind that. So a ninth of all bytes is left for background work, however much is urgent; who is more urgent
+ * waits for one such window at most, and for none if it waited for less urgent work just now.
+ *
  * What is said to have landed has: only synchronizing the stream tells of work that failed. Bytes are known to have landed
  * at the end and, in a long program, every 16 windows; layers when their group has, and the next group is issued then.
  * A failure that is told so may be that of another stream of the same context: the vendor does not tell them apart.
@@ -85,7 +89,7 @@ typedef struct ring_driver {
 
 typedef struct ring_options {
     uint32_t depth;                       /* programs submitted and not yet reaped, at most; an eighth of them has to be urgent,
-                                           * and another one at least normal                                                  */
+                                           * and another one at least normal, but for the first of each priority             */
     uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
     int64_t  grace_ms;                    /* for the device to let go after an abort */
@@ -94,6 +98,7 @@ typedef struct ring_options {
     uint32_t serial;                      /* 1: what is queued when a program ends unclean is given back */
     uint64_t background_bytes;            /* the same as window_bytes for RING_BACKGROUND, behind two of which an urgent program
                                            * waits; 0: no less                                                                */
+    uint32_t background_us;               /* fewer, an eighth of them at least, where they would take longer than this; 0: never */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;

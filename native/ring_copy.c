@@ -1,4 +1,4 @@
-/* ring_copy.c: what a ring does with memory of the host: the processor copies it, and no device is asked. */
+/* ring_copy.c: what needs no device: memory of the host, which the processor copies, and lists of numbers. */
 #include "ring_internal.h"
 
 #include "big_copy.h"
@@ -23,4 +23,18 @@ uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, u
     while (i < count && memory_is_usable(addresses[i], bytes[i], writes))
         i++;
     return i;
+}
+
+uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit)
+{
+    uint32_t i = 0;
+    while (i < count && values[i] < limit)
+        i++;
+    return i;
+}
+
+void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each)
+{
+    for (uint32_t i = 0; i < count; i++)
+        parts[i] = blocks[parts[i] / each] * each + parts[i] % each;
 }

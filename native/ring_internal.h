@@ -14,6 +14,9 @@ typedef struct ring_stream {
     aclrtEvent window[2];                 /* the ends of the last two windows, in turns */
     int fd;                               /* the ring's: written when layers of a watched program have landed */
     atomic_int wanted;                    /* the most urgent priority in the queue; a hint, as `cancelled` is */
+    _Atomic uint64_t next_bytes[RING_PRIORITIES];      /* what the first in each queue moves next, at most; 0: there is none. A hint */
+    uint64_t bytes_per_us;                /* how fast windows land; 0: not known. The running program's, as is what follows */
+    uint64_t passed[RING_PRIORITIES];     /* bytes that passed, and were not answered with a share of its own */
 } ring_stream;
 
 /* A place in the ranges of a grid. */
@@ -24,7 +27,7 @@ typedef struct program {
     uint32_t count;
     int priority;
     int64_t timeout_ms;
-    uint64_t window_bytes;
+    uint64_t window_bytes, total;         /* total: of all steps */
     bool may_run_inline;
     bool handed_over;                     /* issued in the submitting call; the worker has only to wait for the end */
     atomic_bool cancelled;                /* a hint read between ranges; orders nothing */
@@ -44,7 +47,10 @@ typedef struct program {
     bool is_gated;                        /* it waits for others: for a gate, or an event */
     bool stood_still;                     /* something of it took longer than a moment */
     uint64_t issued, window_start;        /* bytes handed over: in all, and before this window */
+    uint64_t counted;                     /* of those handed over: for the shares of what they pass */
     uint32_t window_ranges;               /* in this window, on the device */
+    uint64_t last_window;                 /* bytes of the one before it */
+    int64_t window_landed_ns;             /* when one was known to have landed, and another one was behind it; or 0 */
     uint32_t windows;                     /* closed, since all of it was known to have landed */
     const ring_layers *layers;            /* of the step that has some */
     uint32_t sent;                        /* layers handed over */
@@ -61,6 +67,11 @@ void ring_stream_close(ring_stream *on);
 bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, const ring_step *steps, uint32_t count,
                   int64_t timeout_ms);
 void program_refuse(program *p, int32_t state);   /* complete without having run, or gone on */
+void share_note_next(ring_stream *on, int priority, const program *p);   /* p: the first in a queue, or NULL; the lock is held */
+int  share_due(const ring_stream *on, int than);  /* the least urgent priority whose turn it is; `than`: none that is less urgent */
+void share_count(ring_stream *on, program *p);    /* what it moved passed others, and is paid for by itself */
+void window_fit(const ring_stream *on, program *p);                     /* makes its windows as large as they may be */
+void window_landed(ring_stream *on, program *p, uint64_t bytes);        /* the next one was under way at that time */
 bool program_run(ring_stream *on, program *p);    /* true: to its end, p->done is complete; false: until it gave way, so go on later */
 bool program_run_inline(ring_stream *on, program *p);  /* true: to its end; false: issued, program_run() has to finish it.
                                                      Neither leaves the device's context on a thread that had another. */

@@ -150,6 +150,28 @@ async def test_the_more_urgent_does_not_wait_in_the_line_of_others(pair: Pair, p
     assert pair.running == 0
 
 
+@pytest.mark.parametrize("blocks", [MANY, MANY[:8]], ids=["large", "small"])
+@pytest.mark.parametrize("lines", [2, 200])
+async def test_what_is_passed_without_a_pause_ends_all_the_same(either: Pair, blocks: list[int], lines: int) -> None:
+    """An eighth of the bytes that pass is left for it; its first window waits for more, as it could be larger."""
+    others = [number + 1 for number in MANY]
+    most = (8 * len(blocks) + 8 * len(MANY)) // len(others) + 2
+    normal = [either.pull("normal", others, NORMAL) for _ in range(lines)]
+    background = either.pull("background", blocks, BACKGROUND)
+    passed = 0
+    while not background.done():
+        await normal[passed]
+        passed += 1
+        assert passed <= lines + most, "those before it, and those that pass it"
+        normal.append(either.pull("normal", others, NORMAL))
+    assert (await background).bytes == len(blocks) * 2 * BLOCK
+    for task in normal:
+        task.cancel()
+    await asyncio.gather(*normal, return_exceptions=True)
+    verify(either.decoder.memory(either.target), either.target, [(t, b, 1, b) for t in range(2) for b in blocks])
+    assert either.running == 0
+
+
 @pytest.mark.skipif(STRICT == "roce", reason="RoCE: all transfers take their turns in one stream")
 async def test_a_link_has_a_stream_for_what_is_critical_when_it_needs_one(pair: Pair) -> None:
     await pair.pull("first", [0], NORMAL)

@@ -42,10 +42,11 @@ class StreamLimits:
     Attributes:
         depth: programs handed to C at a time; more wait in Python. A quarter of them is for what is not background work, half
             of that for what is critical.
-        is_serial: a program is handed to C when the one before it is over, unless it is more urgent.
+        is_serial: a program is handed to C when the one before it of the same priority is over.
         window: bytes given to the device between two looks at the cancel flag, or 128 ranges if they have fewer bytes; two
             windows are under way at a time. 8 MiB is about 1 ms at memory speed. A quarter of that for background work on a
-            serial stream, where all that is urgent waits for them.
+            serial stream, where all that is urgent waits for them,
+        background: or as much as moves in so many seconds, but no less than an eighth of the quarter.
         inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
             costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
         patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25 Gbit/s.
@@ -56,6 +57,7 @@ class StreamLimits:
     depth: int = 128
     is_serial: bool = False
     window: int = 8 << 20
+    background: float = 150e-6
     inline: int = 256 << 10
     patience: float = 0.03
     abort: float = 60.0
@@ -219,6 +221,7 @@ class Stream:
         options.depth = self.limits.depth
         options.serial = self.limits.is_serial
         options.background_bytes = self.limits.window // 4 if self.limits.is_serial else 0
+        options.background_us = round(1e6 * self.limits.background)
         options.window_bytes = self.limits.window
         options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
         options.grace_ms = max(1, round(self.limits.grace * 1000))
@@ -269,7 +272,7 @@ class Stream:
             raise ParamInvalid(f"{self.name} is closed")
         timeout_ms = max(1, round(timeout * 1000))
         transfer = StreamTransfer(self, next(self._numbers), program, clean, timeout_ms, priority)
-        if self._holds or (self._waiting and any(self._backlog[: priority + 1])):
+        if self._holds or self._backlog[priority]:
             self._put_back(transfer, last=True)
         else:
             self._start(transfer)
@@ -299,7 +302,7 @@ class Stream:
         program, timeout_ms, priority = transfer._program, transfer._timeout_ms, transfer.priority
         if program is None:
             raise InternalError(f"{transfer!r} was started twice")
-        if self.limits.is_serial and any(pending.priority <= priority for pending in self._pending.values()):
+        if self.limits.is_serial and any(pending.priority is priority for pending in self._pending.values()):
             self._put_back(transfer)
             return False
         steps, count = program.assemble()
@@ -378,18 +381,25 @@ class Stream:
         return next(backlog for backlog in self._backlog if backlog).popleft()
 
     def _start_waiting(self) -> None:
-        while self._waiting and not self._closed and not self._holds:
-            transfer = self._take_waiting()
-            if transfer.is_done:
-                continue
-            if transfer.late_after:
-                transfer._end_waiting(TransferState.CANCELLED, None)
-                continue
-            try:
-                if not self._start(transfer):
-                    return
-            except LLMException as error:
-                transfer.fail(error)
+        """C gets what it takes of each priority: it knows whose turn it is, and what is less urgent has one, too."""
+        for backlog in self._backlog:
+            while backlog and not self._closed and not self._holds:
+                self._waiting -= 1
+                if not self._start_or_end(backlog.popleft()):
+                    break
+
+    def _start_or_end(self, transfer: StreamTransfer) -> bool:
+        """Start one that waited, unless it is over meanwhile; False: it goes on waiting."""
+        if transfer.is_done:
+            return True
+        if transfer.late_after:
+            transfer._end_waiting(TransferState.CANCELLED, None)
+            return True
+        try:
+            return self._start(transfer)
+        except LLMException as error:
+            transfer.fail(error)
+            return True
 
     def _look_within(self, seconds: float) -> None:
         """Look for a program that is overdue, so many seconds from now at the latest; a stream that closes has a limit of its

@@ -17,7 +17,7 @@ static inline ring *open_ring(uint64_t window_bytes, uint64_t inline_bytes, int6
 {
     ring *r = NULL;
     aclrtContext context;
-    ring_options options = { 16, window_bytes, inline_bytes, grace_ms, 0, 60000, 0, 0 };
+    ring_options options = { 16, window_bytes, inline_bytes, grace_ms, 0, 60000, 0, 0, 0 };
     CHECK_OK(aclrtGetCurrentContext(&context));
     CHECK_OK(ring_open(&soft_driver, context, &options, &r));
     if (!r)

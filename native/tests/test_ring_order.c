@@ -310,8 +310,9 @@ TEST(test_nonsense_is_refused)
     CHECK_EQ(ring_submit(r, 1, s.steps, 1, 1000, &ran), RING_RAN);
     close_ring(r);
 
-    static const ring_options bad[] = { { 0, 1, 1, 1, 0, 0, 0, 0 }, { 1, 0, 1, 1, 0, 0, 0, 0 }, { 1, 1, 1, 0, 0, 0, 0, 0 },
-                                        { 1, 1, 1, INT32_MAX + 1ll, 0, 0, 0, 0 }, { 1, 1, 1, 1, -1, 0, 0, 0 }, { 1, 1, 1, 1, 0, -1, 0, 0 } };
+    static const ring_options bad[] = { { 0, 1, 1, 1, 0, 0, 0, 0, 0 }, { 1, 0, 1, 1, 0, 0, 0, 0, 0 }, { 1, 1, 1, 0, 0, 0, 0, 0, 0 },
+                                        { 1, 1, 1, INT32_MAX + 1ll, 0, 0, 0, 0, 0 }, { 1, 1, 1, 1, -1, 0, 0, 0, 0 },
+                                        { 1, 1, 1, 1, 0, -1, 0, 0, 0 } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_EQ(ring_open(&fake_driver, HOME, &bad[i], &none), ACL_ERROR_INVALID_PARAM);
     CHECK(!none);
