@@ -112,7 +112,7 @@ class Lookout:
 
 def _show_tasks(loop: asyncio.AbstractEventLoop) -> None:
     for task in asyncio.all_tasks(loop):
-        task.print_stack(limit=8)
+        task.print_stack(limit=8, file=sys.stderr)  # stdout is what the command reads
 
 
 class _Errors(logging.Handler):
