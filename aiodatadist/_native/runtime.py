@@ -103,6 +103,8 @@ def hccl_error(call: str, code: int, words: str) -> LLMException:
         return ParamInvalid(text)
     if code == ring.HCCL_E_TIMEOUT:
         return TransferTimeout(text)
+    if code == ring.HCCL_E_MEMORY:
+        return OutOfMemory(text)
     if code == ring.HCCL_E_NOT_SUPPORT:
         return FeatureNotEnabled(text)
     if code == ring.HCCL_E_REMOTE:

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
+from aiodatadist.concurrency.threads import DaemonThread
+
 logger = logging.getLogger(__name__)
 
 BEAT = b"\0"
@@ -176,7 +178,7 @@ class _HeartbeatLoop:
         try:
             self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._epoll.register(self._wake, select.EPOLLIN)
-            self._thread = threading.Thread(target=self._run, name="aiodatadist heartbeats", daemon=True)
+            self._thread = DaemonThread(self._run, "aiodatadist heartbeats")
             self._thread.start()
         except BaseException:
             self._close_own()

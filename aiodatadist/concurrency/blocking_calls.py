@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from aiodatadist.concurrency.outlast import outlast
+from aiodatadist.concurrency.threads import DaemonThread
 from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def _start(
     if threads is not None:
         return future, threads.submit(run)
     try:
-        threading.Thread(target=run, name="aiodatadist call", daemon=True).start()
+        DaemonThread(run, "aiodatadist call").start()
     except RuntimeError as error:
         if not gives_back:
             raise LLMException(

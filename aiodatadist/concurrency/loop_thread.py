@@ -47,6 +47,7 @@ import anyio
 
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.concurrency.threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class LoopThread:
         self._tasks: Spawner
         self._stopping: anyio.Event
         started = _Settled()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        self._thread = DaemonThread(self._run, name, (started,))
         try:
             self._thread.start()
         except RuntimeError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
     OutOfMemory,
+    Placement,
 )
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
@@ -48,6 +51,10 @@ def limited(kind: int, amount: int) -> Iterator[None]:
 def addresses_in_use() -> int:
     """Bytes of this process's address space."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def open_descriptors() -> int:
@@ -122,6 +129,43 @@ async def no_addresses_from_the_start() -> Any:
     return found
 
 
+async def hardly_any_addresses() -> Any:
+    """Threads start, on stacks of earlier ones, and some find no memory for their first step. What is left to the rest of the
+    process depends on malloc: all may go well, and Python's own MemoryError may come anywhere."""
+    await open_and_close()
+    before, found = open_descriptors(), []
+    for spare in (0, 8 << 10, 256 << 10):
+        with limited(resource.RLIMIT_AS, addresses_in_use() + spare):
+            try:
+                found.append(await raised(open_and_close))
+            except MemoryError as error:
+                found.append([type(error).__name__, "no thread can be started"])
+        await open_and_close()
+    return [*found, open_descriptors() - before]
+
+
+def without_pages(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A mapped file of 1 MiB on a file system of 64 KiB; where none is mounted, one that is cut off after it was mapped."""
+    with path.open("w+b") as file:
+        file.truncate(MIB)
+        mapped = mmap.mmap(file.fileno(), MIB)
+        if not path.parent.is_mount():
+            file.truncate(0)
+    return np.frombuffer(mapped, np.uint8)
+
+
+async def shared_memory_that_is_full() -> Any:
+    desc = CacheDesc(1, [16, 64 << 10], DataType.DT_UINT8, Placement.HOST)
+    async with open_cluster(1) as cluster:
+        manager, found = cluster.datadist.cache_manager, []
+        for number in range(2):
+            tensor = without_pages(Path(os.environ["FULL_FOLDER"], f"kv{number}"))
+            register = partial(manager.register_blocks_cache, desc, [tensor], remote_accessible=True)
+            found.append(await raised(register))
+        await cluster.blocks(DESC)
+    return found
+
+
 async def a_device_without_memory() -> Any:
     """SOFTNPU_DEVICE_MEMORY is 4 MiB."""
     found = [await raised(lambda: open_and_close(8 * MIB))]
@@ -176,16 +220,22 @@ PROGRAMS = {
         files_of_no_size,
         no_addresses,
         no_addresses_from_the_start,
+        hardly_any_addresses,
+        shared_memory_that_is_full,
         a_device_without_memory,
         links_without_descriptors,
     )
 }
 
 
-def run(program: Callable[[], Awaitable[Any]], **environment: str) -> Any:
+def started(program: Callable[[], Awaitable[Any]], **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.faults.test_full_memory", program.__name__]
     env = {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=env)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=env)
+
+
+def run(program: Callable[[], Awaitable[Any]], **environment: str) -> Any:
+    done = started(program, **environment)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return json.loads(done.stdout)
@@ -204,6 +254,33 @@ def test_addresses_that_are_used_up_are_told_with_their_limit(program: Callable[
     for kind, words in run(program, MALLOC_ARENA_MAX="1"):
         assert kind == OutOfMemory.__name__, words
         assert "RLIMIT_AS" in words
+
+
+def test_with_hardly_any_address_left_an_init_ends_all_the_same() -> None:
+    done = started(hardly_any_addresses)  # stderr has Python's own words for threads that could not begin
+    assert done.returncode == 0, done.stderr
+    *found, left_open = json.loads(done.stdout)
+    for words in found:
+        assert not words or "no thread can be started" in words[1] or words[0] == OutOfMemory.__name__, words
+    assert left_open == 0
+
+
+@pytest.fixture(params=["a file that is shorter", "a file system that is full"])
+def full_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "a file that is shorter":
+        yield tmp_path
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "size=65536", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_shared_memory_without_pages_is_refused_and_no_transfer_touches_it(full_folder: Path) -> None:
+    for kind, words in run(shared_memory_that_is_full, FULL_FOLDER=str(full_folder)):
+        assert kind == OutOfMemory.__name__, words
+        assert "has pages for which there is no memory" in words
 
 
 def test_a_device_without_memory_says_how_much_it_has() -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from aiodatadist.concurrency.threads import DaemonThread
 from aiodatadist.context_caching.pools.contract import PoolUnreachable
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class WorkerThreads:
         self.running += 1
         self._jobs.put(job)
         if len(self._threads) < min(self._limit, self.running):
-            thread = threading.Thread(target=self._work, name="aiodatadist engine call", daemon=True)
+            thread = DaemonThread(self._work, "aiodatadist engine call")
             self._threads.append(thread)
             thread.start()
         return future

@@ -2,6 +2,7 @@
  * Registering the identical range again gives the same handle and counts; each registration wants its deregistration.
  * HCCL does not count those of HcclRegisterGlobalMem, and so it is with SOFTNPU_STRICT: one deregistration ends the range for
  * all, and the next is HCCL_E_PARA, as is any unknown handle. [src hcomm global_mem_manager.cc Reg, DeReg]              */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -177,16 +178,20 @@ static void use_huge_pages(uintptr_t from, uintptr_t end)
 }
 
 /* A NIC's registration pins memory, too. Fresh pages cost 0.5 to 1.6 s per GiB: here, or in the first transfers. Advice:
- * read-only memory stays as it is, and a kernel that does not know it populates by use.                               */
-static void populate(const CommMem *mem)
+ * read-only memory stays as it is, and a kernel that does not know it populates by use. Where there is no page to be had the
+ * first transfer would be SIGBUS.                                                                                     */
+static HcclResult populate(const char *function, const CommMem *mem)
 {
     soft_span span;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)mem->addr, from = start / page * page;
-    if (mem->size > POPULATE_MAX)
-        return;
-    if (soft_span_of(mem->addr, mem->size, &span) && span.fd < 0)
+    if (mem->size > POPULATE_MAX || start + mem->size < start)
+        return HCCL_SUCCESS;
+    if (!soft_span_of(mem->addr, mem->size, &span) || span.fd < 0)     /* of the caller's, known from its first registration on */
         use_huge_pages(from, start + mem->size);
-    madvise((void *)from, start + mem->size - from, MADV_POPULATE_WRITE);
+    if (madvise((void *)from, start + mem->size - from, MADV_POPULATE_WRITE) == 0 || errno != EFAULT)
+        return HCCL_SUCCESS;
+    return soft_hccl_error(HCCL_E_MEMORY, "%s: [%p, +%llu) has pages for which there is no memory: its file is shorter, or its file "
+                           "system, /dev/shm perhaps, is full", function, mem->addr, (unsigned long long)mem->size);
 }
 
 static void count_once(hccl_region *region)
@@ -204,13 +209,14 @@ HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
     HCCL_ENTER();
     if (!mem || !memHandle)
         return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, mem ? "memHandle" : "mem");
-    HcclResult code = hccl_region_acquire(__func__, mem, &region);
+    HcclResult code = populate(__func__, mem);
+    if (!code)
+        code = hccl_region_acquire(__func__, mem, &region);
     if (code)
         return code;
     count_once(region);
     *memHandle = region->handle;
     soft_unref(&region->object);
-    populate(mem);
     return HCCL_SUCCESS;
 }
 

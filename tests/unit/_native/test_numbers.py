@@ -147,6 +147,7 @@ def test_code_of_the_runtime_is_one_exception(code: int, kind: type[LLMException
     [
         ("HCCL_E_PARA", ParamInvalid, LLMStatusCode.LLM_PARAM_INVALID),
         ("HCCL_E_TIMEOUT", TransferTimeout, LLMStatusCode.LLM_TIMEOUT),
+        ("HCCL_E_MEMORY", OutOfMemory, LLMStatusCode.LLM_OUT_OF_MEMORY),
         ("HCCL_E_NOT_SUPPORT", FeatureNotEnabled, LLMStatusCode.LLM_FEATURE_NOT_ENABLED),
         ("HCCL_E_REMOTE", TransferError, LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR),
         ("HCCL_E_ROCE_TRANSFER", TransferError, LLMStatusCode.LLM_FAILED),
