@@ -20,10 +20,12 @@ from aiodatadist import (
     TransferTimeout,
     new_lease_name,
 )
+from aiodatadist.device import TransferState
 from aiodatadist.link import block_leases, leased_pull, link
 from aiodatadist.link.block_leases import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
+from aiodatadist.wire.messages import Claimed, Message
 from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
 
 MANY = 2000
@@ -162,3 +164,88 @@ async def test_a_lease_keeps_as_many_blocks_as_a_ticket_has_and_no_more() -> Non
         report = await one.datadist.cache_manager.pull_leased(ticket, mine, range(MAX_TICKET_BLOCKS))
         assert report.bytes == MAX_TICKET_BLOCKS * 16
         assert await ended(lease) is LeaseEnd.TAKEN
+
+
+# ---- the owner's limit of a pull ----
+
+
+async def test_a_peer_that_asks_for_days_holds_the_blocks_no_longer_than_the_owner_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.05)
+    async with pair_of() as pair:
+        leases = pair.two.datadist._running().block_leases
+        told: list[bool] = []
+        lease = pair.lease(pull_timeout_in_millis=100)
+        claim = PeerClaim(object(), 1, 864_000, told.append)
+        leases.claim(lease.name, claim, 0)
+        assert (told, claim.seconds) == ([True], 0.1)
+        assert await ended(lease) is LeaseEnd.EXPIRED
+
+
+async def test_a_peer_that_cannot_be_told_of_the_limit_may_not_ask_for_more() -> None:
+    async with pair_of() as pair:
+        leases = pair.two.datadist._running().block_leases
+        told: list[bool] = []
+        lease = pair.lease(pull_timeout_in_millis=100)
+        leases.claim(lease.name, PeerClaim(object(), 1, 0.11, told.append, is_limited=False), 0)
+        assert (told, lease.ended) == ([False], None)
+        leases.claim(lease.name, PeerClaim(object(), 1, 0.1, told.append, is_limited=False), 0)
+        assert told == [False, True]
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "requests"])
+async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: bool) -> None:
+    async with pair_of(enable_remote_cache_accessible=one_sided, sync_kv_timeout=10_000) as pair:
+        lease = pair.lease(pull_timeout_in_millis=200)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=2000;HcclBatchPut:delay=2000")
+            with pytest.raises(TransferTimeout, match=r"0\.2 s of the call, and the owner keeps its blocks no longer"):
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=MINUTE)
+        assert lease.ended is None
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=MINUTE)
+        pair.verify()
+        assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are here before this end hears of the limit, and may be another request's."""
+    monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.0)
+    monkeypatch.setattr(leased_pull, "SLACK_SECONDS", 0.0)
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        other = pair.lease()
+        await pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)  # all that is asked once is known
+        wire, mine = pair.two.datadist._running().find_link(1)._wire, pair.one.datadist._running().find_link(2)
+        late: list[Claimed] = []
+        lease, post = pair.lease(pull_timeout_in_millis=1), wire.post
+
+        def hold_answers(message: Message) -> None:
+            if isinstance(message, Claimed):
+                late.append(message)
+            else:
+                post(message)
+
+        monkeypatch.setattr(wire, "post", hold_answers)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=100")
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            (transfer,) = mine._transfers
+            await transfer.join()
+        assert transfer.state is TransferState.DONE
+        assert await ended(lease) is LeaseEnd.EXPIRED
+        assert not task.done()
+        for message in late:
+            post(message)
+        with pytest.raises(TransferTimeout, match="the owner keeps its blocks no longer") as failed:
+            await task
+        assert failed.value.landed_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(0, ParamInvalid), (-1, ValueError), (1.5, TypeError), (2**32, ValueError)]
+)
+async def test_limits_that_cannot_be(wrong: Any, error: type[Exception]) -> None:
+    async with pair_of() as pair:
+        with pytest.raises(error, match=f"pull_timeout_in_millis is {wrong}"):
+            pair.lease(pull_timeout_in_millis=wrong)
+        assert pair.two.datadist.figures().leases == 0

@@ -63,7 +63,8 @@ class Settings(BaseModel):
         transport: see :class:`~aiodatadist.LLMConfig`.
         push: graphs are cut at each layer, so that pushed requests travel layer by layer, and not step by step.
         lease_seconds: that finished blocks are kept for a peer to begin.
-        pull_seconds: that one request's blocks may take to arrive, whatever they wait for.
+        pull_seconds: that one request's blocks may take to arrive, whatever they wait for. Those that this end keeps are kept
+            no longer for a pull that began, whatever the peer's setting is.
         link_seconds: that linking to a peer may take.
         patience_seconds: in which a peer may hear of its own finished request.
         sync_kv_timeout: milliseconds for one transfer, once it runs.

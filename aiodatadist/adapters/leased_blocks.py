@@ -145,7 +145,7 @@ class LeasedBlocks:
     Args:
         caches: with as many blocks each.
         rank, ranks: of this worker among those that share the model's heads.
-        pull_seconds: that a request's blocks may take, whatever they wait for.
+        pull_seconds: that a request's blocks may take, whatever they wait for; no peer's pull may take longer, either.
         patience_seconds: in which a peer may hear of its own finished request.
         link_seconds: that telling a peer may take that its blocks are not needed.
         lose: is told why the caches must not be used any more.
@@ -185,10 +185,13 @@ class LeasedBlocks:
 
     def keep(self, request: str, lease: str, blocks: list[int], seconds: float) -> None:
         """It comes out in ``sent``."""
-        millis, leases = max(1, round(1000 * seconds)), []
+        millis, limit, leases = max(1, round(1000 * seconds)), max(1, round(1000 * self._pull_seconds)), []
         try:
             for number, cache in enumerate(self._caches):
-                leases.append(self._manager.lease_blocks(cache, blocks, millis, name=lease_name(lease, number)))
+                name = lease_name(lease, number)
+                leases.append(
+                    self._manager.lease_blocks(cache, blocks, millis, name=name, pull_timeout_in_millis=limit)
+                )
         except (LLMException, TypeError, ValueError) as error:
             logger.warning("request %s: its blocks are not kept: %s", request, error)
             for made in leases:

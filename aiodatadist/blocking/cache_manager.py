@@ -73,12 +73,21 @@ class CacheManager:
     release_lease = blocking(awaitable.CacheManager.release_lease)
 
     def lease_blocks(
-        self, cache: Cache, blocks: Sequence[int], timeout_in_millis: int, *, name: str | None = None
+        self,
+        cache: Cache,
+        blocks: Sequence[int],
+        timeout_in_millis: int,
+        *,
+        name: str | None = None,
+        pull_timeout_in_millis: int | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, as :meth:`aiodatadist.CacheManager.lease_blocks`."""
 
         async def make() -> BlockLease:
-            return BlockLease(self._thread, self._inner.lease_blocks(cache, blocks, timeout_in_millis, name=name))
+            inner = self._inner.lease_blocks(
+                cache, blocks, timeout_in_millis, name=name, pull_timeout_in_millis=pull_timeout_in_millis
+            )
+            return BlockLease(self._thread, inner)
 
         return self._thread.call(make)
 

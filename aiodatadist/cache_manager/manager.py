@@ -229,7 +229,13 @@ class CacheManager(Caches):
     # ---- blocks that are kept for a peer ----
 
     def lease_blocks(
-        self, cache: Cache, blocks: Sequence[int], timeout_in_millis: int, *, name: str | None = None
+        self,
+        cache: Cache,
+        blocks: Sequence[int],
+        timeout_in_millis: int,
+        *,
+        name: str | None = None,
+        pull_timeout_in_millis: int | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
 
@@ -242,6 +248,9 @@ class CacheManager(Caches):
             blocks: their numbers, at most 65536.
             timeout_in_millis: for a peer to begin.
             name: 32 hexadecimal digits, for a caller that has written the ticket before; made up if omitted.
+            pull_timeout_in_millis: for a pull that has begun, however long its peer allows itself: one that takes longer
+                fails there, and the blocks are given up 5 seconds later. A minute, or twice ``sync_kv_timeout`` if that is
+                more, if omitted.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong, or there is a lease of this name.
@@ -257,10 +266,19 @@ class CacheManager(Caches):
             raise ParamInvalid(f"blocks has {len(numbers)} numbers: a lease keeps at most {MAX_TICKET_BLOCKS}")
         check_below(numbers, entry.pieces, "blocks", "cache")
         checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
+        limit = self._pull_seconds(pull_timeout_in_millis, "pull_timeout_in_millis")
         self._engine.check_here()
         self._engine.check_running()
         engine, seconds = self._engine, timeout_in_millis / 1000
-        return engine.block_leases.open(engine.cluster_id, entry, numbers, seconds, check_lease_name(name))
+        return engine.block_leases.open(engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name))
+
+    def _pull_seconds(self, millis: int | None, name: str) -> float:
+        """That a pull of leased blocks may take. Raises TypeError, ValueError, ParamInvalid: they cannot be."""
+        if millis is None:
+            return max(LEASED_SECONDS, 2 * self._engine.timeout)
+        if checks.integer(millis, name, checks.UINT32) == 0:
+            raise ParamInvalid(f"{name} is 0: it has to be at least 1")
+        return millis / 1000
 
     def pull_leased(
         self,
@@ -294,6 +312,7 @@ class CacheManager(Caches):
             takers: pulls, of this cluster and of others, that share the blocks, and all say so: they are kept until all have
                 them, or one does not want them.
             timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
+                The owner has a limit of its own (``lease_blocks(pull_timeout_in_millis=)``): the smaller one counts.
             patience_in_millis: in which a lease that the owner does not know yet may come to be.
             checksum: as :meth:`pull_blocks`, for each portion; what was damaged is told by ``landed_blocks``, too.
             priority: as of :meth:`pull_blocks`.
@@ -319,11 +338,7 @@ class CacheManager(Caches):
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
         engine, link = self._engine, self._link_or_wait(kept.key)
-        seconds = max(LEASED_SECONDS, 2 * engine.timeout)
-        if timeout_in_millis is not None:
-            if checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) == 0:
-                raise ParamInvalid("timeout_in_millis is 0: it has to be at least 1")
-            seconds = timeout_in_millis / 1000
+        seconds = self._pull_seconds(timeout_in_millis, "timeout_in_millis")
         seconds = min(seconds, check_deadline(deadline) or seconds)
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
         selection = Selection(layers, sources, targets, parts=parts)

@@ -11,6 +11,9 @@ far, and from then on they are kept until the peer says how its pull ended: so a
              <-  claimed
     unclaim  ->   taken, released or failed    failed: as before the claim, another attempt may be made
 
+The owner sets a limit to the time of a pull. A peer that asks for more is told with ``claimed``, and fails what takes longer;
+one of a version that cannot be told is refused.
+
 Several peers may share the blocks, and each says how many they are: a lease is taken when all have the blocks.
 When one does not want it, it is over for all as soon as those that pull have ended.
 """
@@ -64,15 +67,23 @@ class PeerClaim:
 
     Args:
         peer, call: its link, and its number for this.
-        seconds: that its pull may take.
+        seconds: that its pull may take; the owner's limit, from when that is known and less.
         answer: is told whether the blocks are kept for it.
         takers: peers that share the blocks.
+        is_limited: it can be told that they are not kept as long as it asked.
     """
 
     def __init__(
-        self, peer: object, call: int, seconds: float, answer: Callable[[bool], object], takers: int = 1
+        self,
+        peer: object,
+        call: int,
+        seconds: float,
+        answer: Callable[[bool], object],
+        takers: int = 1,
+        is_limited: bool = True,
     ) -> None:
         self.peer, self.call, self.seconds, self.answer, self.takers = peer, call, seconds, answer, takers
+        self.is_limited = is_limited
         self.timer: asyncio.TimerHandle | None = None
 
     def is_of(self, peer: object, call: int) -> bool:
@@ -107,6 +118,7 @@ class BlockLease:
         entry: Entry,
         blocks: array[int],
         seconds: float,
+        pull_seconds: float,
         check_here: Callable[[], None],
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -117,6 +129,7 @@ class BlockLease:
         self._callbacks: list[Callable[[BlockLease], object]] = []
         self._deadline = loop.time() + seconds
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
+        self._pull_seconds = pull_seconds
         self._claims: list[PeerClaim] = []
         self._past: dict[tuple[object, int], None] = {}  # claims whose pull is over, by peer and number
         self._takers = self._taken = 0
@@ -175,7 +188,9 @@ class BlockLease:
             return
         takers = self._takers or claim.takers
         is_kept = self._closed is None and claim.takers == takers and self._taken + len(self._claims) < takers
+        is_kept &= claim.is_limited or claim.seconds <= self._pull_seconds
         if is_kept:
+            claim.seconds = min(claim.seconds, self._pull_seconds)
             self._takers = takers
             self._claims.append(claim)
             claim.within(claim.seconds + SLACK_SECONDS, lambda: self._drop(claim, LeaseEnd.EXPIRED))
@@ -270,13 +285,21 @@ class BlockLeases:
         return len(self._lasting)
 
     def open(
-        self, cluster_id: int, entry: Entry, blocks: array[int], seconds: float, name: str | None = None
+        self,
+        cluster_id: int,
+        entry: Entry,
+        blocks: array[int],
+        seconds: float,
+        pull_seconds: float,
+        name: str | None = None,
     ) -> BlockLease:
-        """Raises ParamInvalid: there is a lease of this name."""
+        """``pull_seconds``: that one pull may take. Raises ParamInvalid: there is a lease of this name."""
         name = name or new_lease_name()
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: there is a lease of this name")
-        lease = self._lasting[name] = BlockLease(name, cluster_id, entry, blocks, seconds, self._check_here)
+        lease = self._lasting[name] = BlockLease(
+            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here
+        )
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if self._is_past(name):  # its peer released it before it came to be

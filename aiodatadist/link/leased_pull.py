@@ -30,21 +30,24 @@ _GRAVITY = {
 class LeasedPull(RemoteOperation):
     """It has succeeded when the bytes are here, and the owner said that it kept them. The owner is told what became of it.
 
-    The owner keeps them for the pull's time and a little more. What this end sees to be here still later, because its process
-    was stopped, say, may be another request's: it has failed.
+    The owner keeps them for the pull's time and a little more, or for less than that, and says so. What this end sees to be
+    here still later, because its process was stopped, say, may be another request's: it has failed.
 
     Args:
-        seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer.
+        seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer, and may have a limit of its own.
         patience: seconds in which a lease that the owner does not know may come to be.
         takers: peers that share the blocks.
     """
 
     __slots__ = (
+        "_began",
         "_call",
+        "_here_at",
         "_is_expired",
         "_is_here",
         "_is_kept",
         "_is_late",
+        "_is_limited",
         "_is_stopped",
         "_kept_until",
         "_landed",
@@ -70,10 +73,12 @@ class LeasedPull(RemoteOperation):
         self._under_way = self._landed = 0
         self._call = 0
         self._is_kept: bool | None = None
-        self._is_here = self._is_late = self._is_expired = self._is_stopped = False
+        self._is_here = self._is_late = self._is_expired = self._is_stopped = self._is_limited = False
         self._outcome: tuple[TransferState, LLMException | None] | None = None
         loop = asyncio.get_running_loop()
-        self._kept_until = loop.time() + min(seconds, MAX_SECONDS) + SLACK_SECONDS
+        self._began = loop.time()
+        self._here_at = 0.0
+        self._kept_until = self._began + min(seconds, MAX_SECONDS) + SLACK_SECONDS
         self._timer = loop.call_later(seconds, self._late)
         session.operations.add(self)
         self.add_done_callback(self._over)
@@ -103,10 +108,23 @@ class LeasedPull(RemoteOperation):
 
     def _answered(self, answer: object) -> None:
         self._is_kept = isinstance(answer, Claimed) and answer.kept
+        if isinstance(answer, Claimed) and 0 < answer.seconds < self._seconds:
+            self._limit(answer.seconds)
         if self._outcome is not None:
             self._conclude(*self._outcome)
         elif not self._is_kept:
             self._stop()
+
+    def _limit(self, seconds: float) -> None:
+        """The owner keeps them no longer than this."""
+        self._is_limited = True
+        self._seconds = seconds
+        self._kept_until = self._began + seconds + SLACK_SECONDS
+        loop = asyncio.get_running_loop()
+        self._timer.cancel()
+        self._timer = loop.call_later(max(self._began + seconds - loop.time(), 0.0), self._late)
+        if self._here_at >= self._kept_until:
+            self._is_expired, self._landed = True, 0
 
     def _stop(self) -> bool:
         """Whether something is under way, which is told to end."""
@@ -129,7 +147,8 @@ class LeasedPull(RemoteOperation):
         self.transfer_seconds = sum(p.transfer_seconds for p, _ in portions)
         undone = [portion for portion, _ in portions if portion.state is not TransferState.DONE]
         self._is_here = not undone
-        self._is_expired = asyncio.get_running_loop().time() >= self._kept_until
+        self._here_at = asyncio.get_running_loop().time()
+        self._is_expired = self._here_at >= self._kept_until
         for portion, blocks in portions:
             if portion.state is not TransferState.DONE or self._is_expired:
                 if isinstance(portion.error, DataCorrupted) and not self._is_expired:
@@ -152,7 +171,8 @@ class LeasedPull(RemoteOperation):
             hint = "its time was over, another pull has or had it, or its owner took it back"
             self._fail(CacheNotFound(f"cluster {self._session.cluster_id} keeps no blocks as {self._lease}", hint=hint))
         elif self._is_expired or (self._is_late and state is not TransferState.DONE):
-            self._fail(TransferTimeout(f"not done within {self._seconds:g} s of the call"))
+            why = ", and the owner keeps its blocks no longer" if self._is_limited else ""
+            self._fail(TransferTimeout(f"not done within {self._seconds:g} s of the call{why}"))
         else:
             self._finish(state, error)
 

@@ -348,9 +348,10 @@ class Link(Session):
     def _on_claim(self, message: Claim) -> None:
         def answer(is_kept: bool) -> None:
             if self.is_open:
-                self._wire.post(Claimed(call=message.call, kept=is_kept))
+                seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
+                self._wire.post(Claimed(call=message.call, kept=is_kept, seconds=seconds))
 
-        claim = PeerClaim(self, message.call, message.seconds, answer, message.takers)
+        claim = PeerClaim(self, message.call, message.seconds, answer, message.takers, is_limited=self.peer_minor >= 1)
         self._host.block_leases.claim(message.lease, claim, message.patience)
 
     def _on_unclaim(self, message: Unclaim) -> None:

@@ -60,10 +60,10 @@ def sequence(value: Any, name: str, kind: type[T]) -> Sequence[T]:
 
 
 def shown(value: Any, limit: int = 64) -> str:
-    """A value as a message has it, whatever a peer or a router put there: printable, and no longer than this."""
+    """A value as a message has it, whatever a peer or a router put there: on one line, and no longer than this."""
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return f"an int of {value.bit_length()} bits"
-    text = ascii(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
+    text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

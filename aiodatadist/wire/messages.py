@@ -15,8 +15,9 @@ PROTOCOL = 4
 MINOR = 1
 """Raised when a message or a field is added that an older end may do without. Ends of all minors talk.
 
-1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), and numbers
-by which a message is noticed that is lost, comes twice or late (of ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
+1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an owner's
+limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed that is lost, comes twice or late (of
+``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
 """
 
 MAX_TENSORS = 4096
@@ -375,11 +376,13 @@ class Claim(_Message):
 
 
 class Claimed(_Message):
-    """Whether the blocks are kept for the receiver, until it says ``unclaim``."""
+    """Whether the blocks are kept for the receiver, until it says ``unclaim``; for ``seconds`` at most, or, where that is 0,
+    for as long as it asked."""
 
     type: Literal["claimed"] = "claimed"
     call: CallId
     kept: bool
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS), Since(1)] = 0.0
 
 
 class Unclaim(_Message):
