@@ -24,7 +24,7 @@ from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
-from aiodatadist.counting import Call, Ended, Figures, Observer, Totals, tell
+from aiodatadist.counting import Call, Ended, Figures, Observer, Totals, figures_of, tell
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     FeatureNotEnabled,
@@ -268,7 +268,7 @@ class LLMDataDist:
         pools = engine.registry.pool_usage() if engine is not None and is_there else {}
         return Figures(
             self._cluster_id,
-            {operation: flow.figures() for operation, flow in list(totals.transfers.items())},
+            figures_of(totals.transfers),
             totals.linking.figures(),
             engine.link_states() if engine is not None and is_there else {},
             totals.links_made,

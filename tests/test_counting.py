@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -20,11 +22,12 @@ from aiodatadist import (
     LLMDataDist,
     LLMException,
     LLMRole,
+    LLMStatusCode,
     PeerLost,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.counting import SECONDS, Flow, FlowFigures
-from aiodatadist.testing import Cluster, cluster_info, linked_pair
+from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64
@@ -181,6 +184,77 @@ async def test_figures_may_be_read_by_any_thread_while_transfers_and_allocations
             thread.join(10)
         assert not problems, problems[0]
         assert decoder.datadist.figures().transfers["pull_blocks"].succeeded == 901
+
+
+async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_threads_count() -> None:
+    """In Python 3.11 it begins wherever an object is made, also in the middle of a step that is C's."""
+    async with linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache):
+        await pulled(decoder, cache)
+        totals, engine = decoder.datadist.totals, decoder.datadist._running()
+        link = engine.find_link(1)
+        seen: list[str] = []
+        for number in range(50):
+            totals.transfers[f"one of many {number}"].running = 0
+
+        def count(phase: str, _: dict[str, int]) -> None:  # as a finalizer lets another thread do it
+            seen.append(phase)
+            counters = (totals.links_ended, totals.leases_ended, totals.failure_causes, totals.linking._failures)
+            if len(seen) % 4 == 1:
+                totals.transfers["another"].running = 0
+                engine._links[10**6] = link
+                for counter in counters:
+                    counter["another"] = 0
+            elif len(seen) % 4 == 3:
+                for each in (totals.transfers, engine._links, *counters):
+                    each.pop(10**6 if each is engine._links else "another", None)
+
+        thresholds, held = gc.get_threshold(), []
+        gc.callbacks.append(count)
+        try:
+            for number in range(20):
+                gc.set_threshold(0)
+                held += [(number, each) for each in range(3000)]  # the interpreter has none put by: it makes new ones
+                gc.set_threshold(1)
+                assert decoder.datadist.figures().transfers["pull_blocks"].succeeded == 1
+                decoder.datadist.statistics()
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(count)
+            engine._links.pop(10**6, None)
+        assert len(seen) > 100
+
+
+async def test_figures_may_be_read_by_any_thread_while_links_are_made_and_lost() -> None:
+    over = threading.Event()
+    problems: list[BaseException] = []
+
+    def read(datadist: LLMDataDist) -> None:
+        try:
+            while not over.is_set():
+                figures = datadist.figures()
+                assert sum(figures.links.values()) in {0, 1, 2}  # an old one, and the next
+                datadist.statistics()
+        except BaseException as error:
+            problems.append(error)
+
+    interval = sys.getswitchinterval()
+    async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
+        threads = [threading.Thread(target=read, args=(each.datadist,)) for each in (one, two)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in range(10):
+                assert (await one.datadist.link_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
+                one.datadist._running().find_link(2).lost("its network is gone")
+                await one.datadist.wait_link_closed(2)
+        finally:
+            sys.setswitchinterval(interval)
+            over.set()
+            for thread in threads:
+                thread.join(10)
+        assert not problems, problems[0]
+        assert one.datadist.figures().links_made == 10
 
 
 def test_sizes_are_counted_at_powers_of_two_and_below() -> None:

@@ -152,7 +152,7 @@ class CacheRegistry:
             self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
-        return {placement: pool.pages.usage() for placement, pool in list(self._pools.items())}
+        return {placement: pool.pages.usage() for placement, pool in dict(self._pools).items()}
 
     def _pool_for(self, desc: CacheDesc) -> _Pool:
         pool = self._pools.get(desc.placement)

@@ -13,7 +13,7 @@ from typing import Final
 from aiodatadist.context_caching.errors import EmsErrorCode, EmsException
 from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
 from aiodatadist.context_caching.transfer.handle import BlockTransfer
-from aiodatadist.counting import Call, Ended, Flow, FlowFigures, Observer, tell
+from aiodatadist.counting import Call, Ended, Flow, FlowFigures, Observer, figures_of, tell
 from aiodatadist.counting.figures import SUCCESS
 
 _FAULTS: Final = {
@@ -115,4 +115,4 @@ class CallRecords:
 
     def figures(self) -> dict[str, FlowFigures]:
         """From any thread."""
-        return {operation: flow.figures() for operation, flow in list(self._flows.items())}
+        return figures_of(self._flows)

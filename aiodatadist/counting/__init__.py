@@ -1,7 +1,7 @@
 """What was done, in numbers that are always counted, and who is told of each call while it goes on."""
 
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
-from aiodatadist.counting.flow import SECONDS, Flow
+from aiodatadist.counting.flow import SECONDS, Flow, figures_of
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
 from aiodatadist.counting.totals import Totals, forget_oldest
 
@@ -16,6 +16,7 @@ __all__ = [
     "Observer",
     "Tell",
     "Totals",
+    "figures_of",
     "forget_oldest",
     "tell",
 ]
