@@ -112,7 +112,6 @@ def _names_of(module: str, node: ast.ImportFrom, for_types: bool) -> Iterator[Ar
             yield Arrow(module, node.module or "", alias.name, node.lineno, for_types)
 
 
-@cache
 def tree_of(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text(encoding="utf-8"))
 
