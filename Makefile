@@ -56,7 +56,7 @@ alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs
 
 # What moves bytes between two processes or two devices, where softnpu does as HCCL does between cards and between servers.
 STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
-	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_notifications.py tests/test_probe.py \
+	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_layered_checksums.py tests/test_notifications.py tests/test_probe.py \
 	tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_relink.py tests/test_request_response.py tests/test_symmetric_links.py
 hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, or over RoCE
 	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone' $(STRICT) $(if $(filter roce,$@),tests/strict)

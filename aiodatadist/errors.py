@@ -171,7 +171,8 @@ class TransferTimeout(TransferError, TimeoutError):
 class DataCorrupted(TransferError):
     """Bytes changed on their way, as checksums found: what arrived is not what was sent. The link still works.
 
-    All blocks of the destination that are not in ``blocks`` are as they have to be. So many of them are in the message.
+    All blocks of the destination that are not in ``blocks`` are as they have to be. So many of them are in the message. Of a
+    layered transfer this is about the layer that the message names, and those before it.
 
     Attributes:
         blocks: of the destination, those that are damaged; of a contiguous cache the batch slot.

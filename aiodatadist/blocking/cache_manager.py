@@ -235,6 +235,7 @@ class CacheManager:
         dst_block_memory_size: int | None = None,
         *,
         tag: object = None,
+        checksum: bool | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> LayersHandle:
@@ -251,7 +252,7 @@ class CacheManager:
         handle.start_with(
             lambda synchronizer: self._inner.transfer_cache_async(
                 src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size,
-                priority=urgency, deadline=_time_left(end),
+                checksum=checksum, priority=urgency, deadline=_time_left(end),
             )
         )  # fmt: skip
         self._submissions.submit(handle)

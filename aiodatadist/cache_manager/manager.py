@@ -479,6 +479,7 @@ class CacheManager(Caches):
         dst_block_memory_size: int | None = None,
         *,
         tensor_num_per_layer: int = 2,
+        checksum: bool | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> CacheTask:
@@ -494,6 +495,8 @@ class CacheManager(Caches):
                 one stride of it travels, which is block 0. With a contiguous source and destination blocks the slot is cut
                 into chunks of ``dst_block_memory_size``.
             tensor_num_per_layer: tensors in a layer: one where keys and values are packed.
+            checksum: as of :meth:`pull_blocks`, layer by layer: one counts as landed, here and for the peer's
+                ``receive_layers``, when it is what was sent. Keep the source as it is until the transfer has ended.
             priority: as of :meth:`pull_blocks`. Layers that wait for the device do not hold up more urgent transfers.
             deadline: as of :meth:`pull_blocks`, for all destinations; those that have ended by then have succeeded.
 
@@ -503,10 +506,13 @@ class CacheManager(Caches):
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
-            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked.
+            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked. It
+                does not wait for a link that is being made again.
+            FeatureNotEnabled: with ``checksum``: a peer knows none.
 
         Awaiting it raises the first destination's error; ``get_results()`` has the status of each: ``LLM_PARAM_INVALID`` if
-        the synchronizer gave a layer up, ``LLM_FAILED`` if it raised. After failure and cancellation no byte lands any more,
+        the synchronizer gave a layer up, ``LLM_FAILED`` if it raised, or, with ``checksum``, if a layer is not what was sent:
+        DataCorrupted, which names it. After failure and cancellation no byte lands any more,
         and what the destinations hold is undefined.
         """
         entry = self._local(src_cache, "src_cache")
@@ -519,13 +525,19 @@ class CacheManager(Caches):
         configs = checks.sequence(transfer_configs, "transfer_configs", kind)
         if not configs:
             raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
-        wanted = [request.wanted(config, self._link) for config in configs]
+        wanted = [request.wanted(config, self._link_now) for config in configs]
         needed = max(each.layers.stop for each in wanted)
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         seconds, priority = check_deadline(deadline), check_priority(priority)
-        transfer = LayeredTransfer(entry, layer_synchronizer, wanted, self._engine.timeout, priority)
+        is_checked = self._is_checked(checksum, wanted[0].selection)
+        if is_checked:
+            for each in wanted:
+                each.link.requester.checks.want_peer()
+        transfer = LayeredTransfer(
+            entry, layer_synchronizer, wanted, self._engine.timeout, priority, checksum=is_checked
+        )
         self._engine.start_layered(transfer)
         self._limit(transfer, seconds)
         return self._task("transfer_cache_async", wanted[0].link.cluster_id, transfer, wanted[0])

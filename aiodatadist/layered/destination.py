@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from aiodatadist.errors import (
     LLMException,
     TransferError,
 )
+from aiodatadist.layered.comparison import LayerComparison
 from aiodatadist.layered.request import Wanted
 from aiodatadist.link.cost_model import group_size
 from aiodatadist.values.grid import Grid
@@ -39,6 +41,7 @@ class Destination:
         device_event: handle of the event behind a layer, if the device can wait for that.
         seconds: for each layer to travel.
         news: called when something has landed or ended.
+        checksum: a layer has landed when it is what was sent.
 
     Attributes:
         layers: of the source.
@@ -56,6 +59,8 @@ class Destination:
         seconds: float,
         news: Callable[[Destination], None],
         priority: TransferPriority = TransferPriority.NORMAL,
+        *,
+        checksum: bool = False,
     ) -> None:
         self.index = index
         self._priority = priority
@@ -88,6 +93,12 @@ class Destination:
         self._gate: Gate | None = None
         self._layering: Layering | None = None
         self._is_watched = False
+        self._comparison = self._new_comparison() if checksum else None
+
+    def _new_comparison(self) -> LayerComparison:
+        return LayerComparison(
+            self.link, self._compare, self._hold, self._is_there, self.fail, lambda: self._news(self)
+        )
 
     @property
     def is_open(self) -> bool:
@@ -328,6 +339,31 @@ class Destination:
         self._news(self)
 
     def _arrived(self, landed: int) -> None:
+        """As the device says."""
+        if self._comparison is None:
+            self._is_there(landed)
+        elif self.is_open:
+            self._comparison.landed(landed)
+
+    async def _compare(self, layer: int) -> None:
+        if self._remote is None or self._grid is None:
+            raise InternalError("a layer landed before its destination was known")
+        grid = _layers_of(self._grid, self._wanted.tensors, layer, layer + 1)
+        name = f"layer {self.layers[layer]}"
+        await self.link.requester.checks.compare_layer(name, self._entry, self._remote, grid, self._seconds)
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """The peer's cache, while it is compared."""
+        remote = self._remote
+        if remote is None:
+            raise InternalError("a layer landed before its destination was known")
+        with self.link.requester.holding(
+            remote, lambda: self.fail(CacheNotFound("the peer took the destination back"))
+        ):
+            yield
+
+    def _is_there(self, landed: int) -> None:
         if (
             landed <= self.landed or self._remote is None or not self.is_open
         ):  # a portion behind one that failed says nothing
@@ -344,13 +380,14 @@ class Destination:
         return [(self._base, self._base + told)] if told else []
 
     def on_link_ended(self, failure: LinkError) -> None:
-        """What is on the device and waits for nothing may end well; the rest cannot be sent."""
-        if self._sent < len(self.layers) or (self._gate is not None and self._gate.is_shut):
+        """What is on the device and waits for nothing may end well; the rest cannot be sent, and nothing can be compared."""
+        cannot_end = self._sent < len(self.layers) or self._comparison is not None
+        if cannot_end or (self._gate is not None and self._gate.is_shut):
             self.fail(failure)
 
     def fail(self, error: LLMException) -> None:
         """It cannot go on. What is on the device is stopped."""
-        own = type(error)(*error.args, status_code=error.status_code, hint=error.hint)  # others may fail with the same
+        own = error.with_status(error.status_code)  # others may fail with the same
         own.__cause__ = error.__cause__
         self._close(TransferState.FAILED, own)
 
@@ -373,12 +410,15 @@ class Destination:
         if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
             for transfer in [*self._transfers, *self._waits]:
                 transfer.cancel()
+            if self._comparison is not None:
+                self._comparison.stop()
         self._news(self)
 
     @property
     def is_quiet(self) -> bool:
-        """It ended, and the device let go."""
-        return not self.is_open and not self._transfers and not self._waits
+        """It ended, the device let go, and no checksum is made of its source."""
+        is_read = self._comparison is not None and self._comparison.is_running
+        return not self.is_open and not self._transfers and not self._waits and not is_read
 
     def give_back_gate(self) -> None:
         """It is quiet: nothing waits at its gate any more."""

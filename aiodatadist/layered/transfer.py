@@ -54,6 +54,8 @@ class LayeredTransfer(TransferCompletion):
         wanted: Sequence[Wanted],
         seconds: float,
         priority: TransferPriority = TransferPriority.NORMAL,
+        *,
+        checksum: bool = False,
     ) -> None:
         super().__init__()
         self._entry = entry
@@ -69,7 +71,8 @@ class LayeredTransfer(TransferCompletion):
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
         self.parts = [
-            Destination(i, each, entry, event, seconds, self._news, priority) for i, each in enumerate(wanted)
+            Destination(i, each, entry, event, seconds, self._news, priority, checksum=checksum)
+            for i, each in enumerate(wanted)
         ]
         entry.lease()
 

@@ -14,7 +14,7 @@ In request/response mode the end that wrote sends the checksums of what it read 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, PROTOCOL, Digest
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
+    from aiodatadist.cache.table import Entry
     from aiodatadist.link.session import Session
     from aiodatadist.values.selection import Geometry
 
@@ -93,7 +94,25 @@ class Checks:
         if limit.cancelled_caught:
             raise self._too_slow(spec.seconds)
         sums = (theirs, mine) if spec.direction == "get" else (mine, theirs)
-        self._judge(spec, remote if spec.direction == "put" else spec.entry, grid.local_side, *sums)
+        target: Geometry = remote if spec.direction == "put" else spec.entry
+        self._judge(target, grid.local_side, *sums, has_parts=spec.selection.parts is not None)
+
+    async def compare_layer(self, name: str, entry: Entry, remote: RemoteCache, grid: Grid, seconds: float) -> None:
+        """A layer of this end's cache, the local side of a grid, has arrived in the peer's: is it what was sent?
+
+        Its tensors may lie anywhere in that cache, as addresses say. Raises as :meth:`compare`; ``name`` says which layer.
+        """
+        mine, theirs = array("I"), array("I")
+        async with self._turns:
+            with anyio.move_on_after(seconds) as limit:
+                for tensors in _neighbours(remote, grid.remote_side):
+                    here, there = grid.local_side.tensors(tensors), grid.remote_side.tensors(tensors)
+                    first = remote.tensor_at(there.addresses[0])
+                    question = partial(_question, remote, range(first, first + len(tensors)), seconds)
+                    await self._add(mine, theirs, entry, here, there, question)
+        if limit.cancelled_caught:
+            raise self._too_slow(seconds)
+        self._judge(remote, grid.remote_side, mine, theirs, name=f"{name}: ")
 
     async def compare_answer(self, spec: TransferSpec, side: Side, sent: Sequence[int]) -> None:
         """What the peer wrote, which says what it sent. Raises as :meth:`compare`."""
@@ -103,7 +122,7 @@ class Checks:
                 arrived = await self._session.digester.digests(spec.entry, side)
         if limit.cancelled_caught:
             raise self._too_slow(spec.seconds)
-        self._judge(spec, spec.entry, side, array("I", sent), arrived)
+        self._judge(spec.entry, side, array("I", sent), arrived, has_parts=spec.selection.parts is not None)
 
     def _too_slow(self, seconds: float) -> TransferTimeout:
         return TransferTimeout(
@@ -116,21 +135,34 @@ class Checks:
         here, there = grid.local_side, grid.remote_side
         if spec.direction == "put":
             here, there = there, here
+        layers = spec.selection.layers
+        tensors = layers.of_source(remote) if spec.direction == "get" else layers.of_target(remote)
         mine, theirs = array("I"), array("I")
-        for first in range(0, len(here.index), MAX_INDEXES):
-            question = _question(spec, remote, there.blocks(first, MAX_INDEXES))
-            asked = await self._ask(question, spec, here.blocks(first, MAX_INDEXES))
-            mine.extend(asked[0])
-            theirs.extend(asked[1])
+        question = partial(_question, remote, tensors, spec.seconds)
+        await self._add(mine, theirs, spec.entry, here, there, question)
         return mine, theirs
 
-    async def _ask(
-        self, message: Callable[[int], Digest], spec: TransferSpec, side: Side
-    ) -> tuple[array[int], list[int]]:
+    async def _add(
+        self,
+        mine: array[int],
+        theirs: array[int],
+        entry: Entry,
+        here: Side,
+        there: Side,
+        question: Callable[[Side], Callable[[int], Digest]],
+    ) -> None:
+        """As many blocks at a time as a question names."""
+        for first in range(0, len(here.index), MAX_INDEXES):
+            message = question(there.blocks(first, MAX_INDEXES))
+            asked = await self._ask(message, entry, here.blocks(first, MAX_INDEXES))
+            mine.extend(asked[0])
+            theirs.extend(asked[1])
+
+    async def _ask(self, message: Callable[[int], Digest], entry: Entry, side: Side) -> tuple[array[int], list[int]]:
         session = self._session
         with session.questions.open(message, Digests, checksums=len(side.index)) as question:
             try:
-                mine = await session.digester.digests(spec.entry, side)
+                mine = await session.digester.digests(entry, side)
                 await question.answered.wait()
             finally:
                 if question.answer is None and session.is_open:
@@ -141,31 +173,52 @@ class Checks:
             raise status_error(answer, f"the bytes have arrived, but cluster {session.cluster_id} has no checksums: ")
         return mine, answer.checksums
 
-    def _judge(self, spec: TransferSpec, target: Geometry, side: Side, sent: array[int], arrived: array[int]) -> None:
-        """``side``: of the destination, in ``target``. Raises DataCorrupted: some of it is not what was sent."""
+    def _judge(
+        self,
+        target: Geometry,
+        side: Side,
+        sent: array[int],
+        arrived: array[int],
+        *,
+        name: str = "",
+        has_parts: bool = False,
+    ) -> None:
+        """``side``: of the destination, in ``target``; its blocks may have been summed several times, over some tensors
+        each. Raises DataCorrupted: some of it is not what was sent."""
         if sent == arrived:
             return
         wrong = [i for i, (a, b) in enumerate(zip(sent, arrived, strict=True)) if a != b]
         blocks: dict[int, tuple[int, int]] = {}
         for i in wrong:
-            blocks.setdefault(side.index[i] * side.stride // target.stride, (sent[i], arrived[i]))
+            block = side.index[i % len(side.index)]
+            blocks.setdefault(block * side.stride // target.stride, (sent[i], arrived[i]))
         self._session.count_failure(*FAILURE_CAUSES)
         error = DataCorrupted(
-            f"{len(wrong)} of {len(sent)} pieces are not what was sent: {_named(blocks)}",
+            f"{name}{len(wrong)} of {len(sent)} pieces are not what was sent: {_named(blocks)}",
             peer=self._session.cluster_id,
             blocks=list(blocks),
             digests=list(blocks.values()),
             hint="transfer these blocks again",
         )
-        if spec.selection.parts is None:
+        if not name and not has_parts:
             error.landed_blocks = wrong[0]
         raise error
 
 
-def _question(spec: TransferSpec, remote: RemoteCache, side: Side) -> Callable[[int], Digest]:
-    """What the peer is asked about its cache, once that has a number."""
-    layers = spec.selection.layers
-    tensors = layers.of_source(remote) if spec.direction == "get" else layers.of_target(remote)
+def _neighbours(remote: RemoteCache, side: Side) -> Iterator[range]:
+    """The tensors of a side in portions that follow each other in the cache, from the same offset on."""
+    first, place = 0, (-1, -1)
+    for i, address in enumerate(side.addresses):
+        tensor = remote.tensor_at(address)
+        before, place = place, (tensor, address - remote.addresses[tensor])
+        if i and place != (before[0] + 1, before[1]):
+            yield range(first, i)
+            first = i
+    yield range(first, len(side.addresses))
+
+
+def _question(remote: RemoteCache, tensors: range, seconds: float, side: Side) -> Callable[[int], Digest]:
+    """What the peer is asked about these tensors of its cache, once that has a number."""
     message = partial(
         Digest,
         cache_id=remote.cache_id,
@@ -176,7 +229,7 @@ def _question(spec: TransferSpec, remote: RemoteCache, side: Side) -> Callable[[
         nbytes=side.nbytes,
         tail=side.tail,
         indexes=side.index.tolist(),
-        seconds=min(spec.seconds, MAX_SECONDS),
+        seconds=min(seconds, MAX_SECONDS),
     )
     return lambda call: message(call=call)
 

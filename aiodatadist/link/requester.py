@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -53,7 +54,7 @@ class Requester:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.checks = Checks(session)
-        self._checked: dict[RemoteOperation, RemoteCache] = {}
+        self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
 
     def end(self, failure: LinkError) -> None:
@@ -127,24 +128,35 @@ class Requester:
         self, operation: RemoteOperation, spec: TransferSpec, remote: RemoteCache, grid: Grid, transfer: StreamTransfer
     ) -> None:
         """The peer's cache is held until the checksums are compared, or the peer takes it back and waited long enough."""
-        remote.use()
-        self._checked[operation] = remote
-        try:
+
+        def taken_back() -> None:
+            self._taken_back.add(operation)
+            operation.cancel()
+
+        with self.holding(remote, taken_back):
             await transfer.join()
             operation.take_figures(transfer)
             if transfer.state is TransferState.DONE:
                 await self.checks.compare(spec, remote, grid)
             operation.finish(transfer.state, transfer.error)
+
+    @contextmanager
+    def holding(self, remote: RemoteCache, taken_back: Callable[[], object]) -> Iterator[None]:
+        """The peer's cache stays while it is compared; if the peer wants it for too long, this is called."""
+        holder = object()
+        remote.use()
+        self._held[holder] = remote, taken_back
+        try:
+            yield
         finally:
-            del self._checked[operation]
+            del self._held[holder]
             remote.release()
 
     def take_back(self, remote: RemoteCache) -> None:
         """The peer wants its cache, and waited: what is still being compared fails."""
-        for operation, checked in self._checked.items():
-            if checked is remote:
-                self._taken_back.add(operation)
-                operation.cancel()
+        for held, taken_back in list(self._held.values()):
+            if held is remote:
+                taken_back()
 
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float

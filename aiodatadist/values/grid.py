@@ -46,6 +46,10 @@ class Side:
         """Bytes of each tensor."""
         return (len(self.index) - 1) * self.nbytes + self.tail if self.index else 0
 
+    def tensors(self, which: range) -> Side:
+        """Some of its tensors, which follow each other."""
+        return Side(self.addresses[which.start : which.stop], self.index, self.stride, self.nbytes, self.tail)
+
     def blocks(self, first: int, count: int) -> Side:
         """So many of its blocks, or as many as there are from the first one on."""
         index = self.index[first : first + count]
