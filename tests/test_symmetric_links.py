@@ -118,7 +118,7 @@ async def test_the_environments_limit_is_whole_seconds(text: str, monkeypatch: p
             await prompt.datadist.link(GROUP, {1: 0, 2: 1}, table(2))
 
 
-async def test_other_keys_do_not_meet_as_links() -> None:
+async def test_other_keys_do_not_meet_as_links(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         open_cluster(1, auth_key=b"one", link_total_time=2) as prompt,
         open_cluster(2, device_id=1, auth_key=b"two", link_total_time=2) as decoder,
@@ -126,6 +126,10 @@ async def test_other_keys_do_not_meet_as_links() -> None:
         numbers = await link_all(prompt, decoder)
         assert await settled(decoder, numbers[1]) is RegisterMemStatus.FAILED
         assert await settled(prompt, numbers[0]) is RegisterMemStatus.FAILED
+    told = [each.message for each in caplog.records if "a communicator failed" in each.message]
+    assert len(told) == 2
+    assert [words for words in told if words.endswith(": ") or "TaskGroup" in words] == []
+    assert "cluster 1: a communicator failed: not all links were made within 2 s" in told
 
 
 async def test_a_link_that_is_there_already_is_taken() -> None:

@@ -155,15 +155,16 @@ class RankGroups:
         return hmac.new(bytes.fromhex(server_secret), b"aiodatadist member" + self._auth_key, hashlib.sha256).digest()
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
-        status = RegisterMemStatus.FAILED
+        status, seconds = RegisterMemStatus.FAILED, self._seconds()
         try:
-            with group.making, anyio.fail_after(self._seconds()):
+            with group.making, anyio.fail_after(seconds):
                 async with anyio.create_task_group() as tasks:
                     for other, card in cards.items():
                         tasks.start_soon(self._link_one, group, card, other < rank)
                 status = RegisterMemStatus.OK
         except (TimeoutError, LLMException, ExceptionGroup) as error:
-            logger.warning("cluster %d: a communicator failed: %s", self._engine.cluster_id, error)
+            why = _reason(error) or f"not all links were made within {seconds:g} s"
+            logger.warning("cluster %d: a communicator failed: %s", self._engine.cluster_id, why)
         finally:
             group.status = status
             group.settled.set()
@@ -216,3 +217,10 @@ class RankGroups:
         except LinkError as error:
             logger.warning("cluster %d: %s", self._engine.cluster_id, error)
             await self._engine.unlink(cluster_id, UNLINK, force=True)
+
+
+def _reason(error: Exception) -> str:
+    """Of all links that were not made, in words; empty if time was over."""
+    if isinstance(error, ExceptionGroup):
+        return "; ".join(filter(None, map(_reason, error.exceptions)))
+    return str(error)

@@ -22,8 +22,9 @@ from aiodatadist.testing import soft_counters
 Say = Callable[[str, str], None]
 """Is told the rule that was broken, and what happened. From any thread."""
 
-POOLED = ("AnyIO worker", "aiodatadist checksums")
+POOLED = ("AnyIO worker", "aiodatadist checksums", "asyncio_")
 """Threads of pools of a size, which start when they are needed and stay."""
+HEARTBEATS = "aiodatadist heartbeats"
 LOOK = 0.5
 """Seconds between two looks at what is under way."""
 
@@ -143,13 +144,15 @@ class Belongings:
     pool_bytes: int = 0
 
     @classmethod
-    def now(cls, pool_bytes: int = 0) -> Belongings:
-        """On the event loop, or where there is none. ``pool_bytes``: of all pools, what is not free."""
+    def now(cls, clusters: int = 0, pool_bytes: int = 0) -> Belongings:
+        """On the event loop, or where there is none. ``clusters``: that there are, each of which has a thread for heartbeats
+        from its first link on. ``pool_bytes``: of all pools, what is not free."""
         gc.collect()
         soft = soft_counters()
         names = ("streams", "events", "comms", "imported", "device_bytes")
         files = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        threads = sum(not thread.name.startswith(POOLED) for thread in threading.enumerate())
+        running = [name for name in thread_names() if not name.startswith(POOLED)]
+        threads = len(running) - min(running.count(HEARTBEATS), clusters)
         mappings = Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:")
         numbers = {name: soft[name] for name in names}
         return cls(files, threads, _tasks(), mappings, **numbers, pool_bytes=pool_bytes)
@@ -158,6 +161,11 @@ class Belongings:
         """What there is more of, in words."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name}: {mine}, and {theirs} at first" for name, mine, theirs in pairs if mine > theirs]
+
+
+def thread_names() -> list[str]:
+    """Of all that run, sorted."""
+    return sorted(thread.name for thread in threading.enumerate())
 
 
 def _tasks() -> int:

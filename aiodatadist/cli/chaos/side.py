@@ -21,7 +21,7 @@ import anyio.abc
 from aiodatadist import CacheTask, LLMDataDist, LLMException, LLMStatusCode, OutOfMemory, PoolUsage
 from aiodatadist.cache.table import Entry
 from aiodatadist.cli.chaos.faults import OwnFaults
-from aiodatadist.cli.chaos.lookout import Belongings, Lookout
+from aiodatadist.cli.chaos.lookout import Belongings, Lookout, thread_names
 from aiodatadist.cli.chaos.messages import (
     ORDER,
     Fault,
@@ -338,13 +338,13 @@ class Side(ABC):
             if entry.leases or entry.is_poisoned:
                 self.violated("I5", f"at rest cache {entry.cache_id} has {entry.leases} leases: {entry}")
         pools = [usage for figures in self.figures() for usage in figures.pools.values()]
-        found = Belongings.now(sum(usage.total - usage.free for usage in pools))
+        found = Belongings.now(len(list(self.figures())), sum(usage.total - usage.free for usage in pools))
         if stage.is_first or self._first is None:
             self._first = found
             return
         more = found.more_than(self._first)
         for words in more:
-            self.violated("I5", words)
+            self.violated("I5", f"{words}; threads are {', '.join(thread_names())}" if "threads" in words else words)
         if more:
             self.lookout.show()
 
