@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
+from tests.profiles import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS, NBYTES, TENSORS = 64, 1 << 20, 2
@@ -116,3 +120,50 @@ def test_blocks_come_back_when_the_stopped_engine_goes_on() -> None:
             if caught == CAUGHT:
                 break
         assert caught == CAUGHT, f"the engine was caught {caught} times"
+
+
+def descriptors() -> Counter[str]:
+    """Of this process, by what they are of."""
+    found: Counter[str] = Counter()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[re.sub(r"\d+", "N", str(entry.readlink()))] += 1
+        except FileNotFoundError:  # the one that reads the folder
+            continue
+    return found
+
+
+def lose_an_engine(decode: Decode, how: signal.Signals) -> None:
+    """One that was killed, or stopped and killed, while it wrote."""
+    with prefill() as (process, address):
+        assert process.stdin is not None
+        for array in decode.arrays:
+            array[:] = 0
+        request = f"{process.pid}"
+        decode.service.expect(ExpectOrder(request, address, request, 0, tuple(range(BLOCKS))))
+        print(request, file=process.stdin, flush=True)
+        until = time.monotonic() + 20
+        while not any(array[0].any() for array in decode.arrays):
+            assert time.monotonic() < until
+        process.send_signal(how)
+        if how is signal.SIGSTOP:
+            while request not in decode.take().outcomes and not decode.is_withheld():
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            process.kill()
+        decode.until_over(request)
+
+
+@pytest.mark.parametrize("rounds", [1, at_night(6)])
+def test_engines_that_are_lost_leave_no_descriptors(rounds: int) -> None:
+    """But for the two of the heartbeat thread, an epoll and an eventfd, which the first link starts."""
+    decode = Decode()
+    with closing(decode.service):
+        expected = descriptors() + Counter({"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1})
+        for _ in range(rounds):
+            lose_an_engine(decode, signal.SIGSTOP)
+            lose_an_engine(decode, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while (after := descriptors()) != expected:
+            assert time.monotonic() < until, (after - expected, expected - after)
+            time.sleep(0.01)
