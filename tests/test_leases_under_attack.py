@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from pydantic import ValidationError
 
@@ -15,6 +17,7 @@ from aiodatadist import (
     DataType,
     LeaseEnd,
     LeaseTicket,
+    LinkError,
     ParamInvalid,
     TransferError,
     TransferTimeout,
@@ -88,6 +91,39 @@ async def test_a_callback_that_fails_concerns_no_other_lease(caplog: pytest.LogC
         third.add_done_callback(fails)
         fourth = pair.lease()
     assert fourth.ended is LeaseEnd.WITHDRAWN
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["taken", "peer_lost"])
+async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_no_link(
+    is_lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CancelledError is no Exception: it passed for a cancellation of the link's own task, and ended the link, or kept it
+    from being given back."""
+    cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    seen: list[LeaseEnd | None] = []
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        lease = pair.lease()
+        lease.add_done_callback(lambda _: cancelled.result())
+        lease.add_done_callback(lambda done: seen.append(done.ended))
+        if is_lost:
+            with soft_faults_cleared():
+                soft_fault("HcclBatchGet:delay=500")
+                task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+                link = pair.two.datadist._running().find_link(1)
+                with anyio.fail_after(10):
+                    while not lease._claims:
+                        await anyio.lowlevel.checkpoint()
+                    link.lost("its network is gone")
+                    await link.wait_closed()
+                with pytest.raises(LinkError):
+                    await task
+        else:
+            await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            assert await ended(lease) is LeaseEnd.TAKEN
+            await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
+    assert seen == [LeaseEnd.PEER_LOST if is_lost else LeaseEnd.TAKEN]
+    assert "a done callback failed" in caplog.text
 
 
 async def test_a_peer_that_names_wrong_takers_and_fails_is_corrected() -> None:

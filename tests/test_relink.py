@@ -20,6 +20,7 @@ from aiodatadist import (
     CacheDesc,
     CacheNotFound,
     DataType,
+    InternalError,
     LeaseEnd,
     LinkChange,
     LinkChanges,
@@ -36,6 +37,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.cluster.link_changes import MAX_UNREAD
+from aiodatadist.link.link import Link
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
 from aiodatadist.testing.cancelling import CancelAt
 from tests.stopwatch import lasting
@@ -602,3 +604,26 @@ async def test_attempts_are_no_warnings(caplog: pytest.LogCaptureFixture) -> Non
         await until(changes, GIVEN_UP)
         (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert "gives the link to cluster 1 up after" in warning.getMessage()
+
+
+async def test_a_transfer_that_cannot_begin_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever keeps it from beginning: its caller is not there any more to be told, and the others are not to blame."""
+    async with waiting_pair() as (_, decoder, _, cache, door, _):
+        begin, calls = Link.begin, itertools.count()
+
+        def begins(link: Link, *words: Any) -> Any:
+            if next(calls) == 0:
+                raise MemoryError("no room for a program")
+            return begin(link, *words)
+
+        monkeypatch.setattr(Link, "begin", begins)
+        first, second = (decoder.datadist.cache_manager.pull_blocks(KEY, cache, [n], [7 - n]) for n in range(2))
+        await door.open()
+        with pytest.raises(InternalError, match="it could not begin: MemoryError") as failed:
+            await first
+        assert failed.value.peer == 1
+        assert isinstance(failed.value.__cause__, MemoryError)
+        await second
+        await pulled(decoder, cache, 3, 4)

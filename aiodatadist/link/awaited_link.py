@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiodatadist.device import TransferCompletion, TransferState, give_way
-from aiodatadist.errors import CacheNotFound, LLMException, NotLinked
+from aiodatadist.errors import CacheNotFound, InternalError, LLMException, NotLinked
 from aiodatadist.link.link import Link
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
@@ -50,6 +50,10 @@ class WaitingTransfer(RemoteOperation):
             transfer = self._begin(link)
         except LLMException as error:
             self.finish(TransferState.FAILED, error)
+        except Exception as error:  # no caller is here to be told, and those that wait behind it are not to blame
+            failure = InternalError(f"it could not begin: {error!r}", peer=link.cluster_id)
+            failure.__cause__ = error
+            self.finish(TransferState.FAILED, failure)
         else:
             self._waits_no_more()
             self.follow(transfer)

@@ -256,7 +256,7 @@ class BlockLease:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # that it asked what was cancelled for its result ends no link
                 logger.exception("%r: a done callback failed", self)
 
     def end(self) -> None:
