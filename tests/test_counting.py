@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import threading
@@ -26,7 +27,7 @@ from aiodatadist import (
     PeerLost,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.counting import SECONDS, Flow, FlowFigures
+from aiodatadist.counting import SECONDS, Call, Flow, FlowFigures, Tell
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
@@ -272,3 +273,34 @@ def test_sizes_are_counted_at_powers_of_two_and_below() -> None:
 
     sizes: Sequence[int] = [1, 2, 3, 4, 5, 1 << 20, (1 << 20) + 1, 1 << 63]
     assert [cell(nbytes) for nbytes in sizes] == [0, 1, 2, 2, 3, 20, 21, 63]
+
+
+class Cancelled:
+    """An observer that asks what was cancelled for its result."""
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+
+    def began(self, call: Call) -> Tell:
+        if self._when == "beginning":
+            self._ask()
+        return lambda _: self._ask()
+
+    @staticmethod
+    def _ask() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        future.result()
+
+
+@pytest.mark.parametrize("when", ["beginning", "end"])
+async def test_an_observer_that_raises_a_cancellation_cancels_no_call(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, cache):
+        decoder.datadist.observer = Cancelled(when)
+        await pulled(decoder, cache)
+        status, _ = await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        assert status is LLMStatusCode.LLM_SUCCESS
+    assert f"failed at the {when} of pull_blocks" in caplog.text
+    assert f"failed at the {when} of unlink_clusters" in caplog.text

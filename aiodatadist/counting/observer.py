@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def tell(observer: Observer, call: Call) -> Tell:
     """Tell an observer that a call has begun; what is returned tells it of the end. Neither raises."""
     try:
         ended = observer.began(call)
-    except Exception:
+    except (Exception, asyncio.CancelledError):  # as of the result of what was cancelled
         logger.exception("%r failed at the beginning of %s", observer, call.operation)
         ended = None
 
@@ -78,7 +79,7 @@ def tell(observer: Observer, call: Call) -> Tell:
         if ended is not None:
             try:
                 ended(what)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 logger.exception("%r failed at the end of %s", observer, call.operation)
 
     return end
