@@ -20,6 +20,7 @@ from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.workload import MemoryKind, Op
+from tests.profiles import at_night
 from tests.strict.marks import any_memory
 
 SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "--windows", "2", "--block")
@@ -148,8 +149,11 @@ def test_with_and_without_checksums_in_turns() -> None:
     assert all(row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
 
 
-def test_a_library_that_cannot_be_installed_is_named(tmp_path: Path) -> None:
-    """As without a way to a package index."""
+@pytest.mark.parametrize("has_room", [False, at_night(True)], ids=["no folder", "no index"])
+def test_a_library_that_cannot_be_installed_is_named(has_room: bool, tmp_path: Path) -> None:
+    """As where the cache cannot be written, which is told at once, and as without a way to a package index."""
+    if not has_room:
+        (tmp_path / "aiodatadist").touch()
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "XDG_CACHE_HOME": str(tmp_path)}
     done = bench(*SHORT, "4KiB", "--against", "mooncake", env={**os.environ, **offline})
     assert done.returncode == 1

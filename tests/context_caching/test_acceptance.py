@@ -42,6 +42,7 @@ from tests.context_caching.kit import (
     opened,
     rank,
 )
+from tests.profiles import examples
 
 HASHES = [11, -12, 13]
 ways = pytest.mark.parametrize(
@@ -363,7 +364,8 @@ async def test_an_address_of_nothing_is_an_error_and_no_crash(pool_factory: Open
 
 
 async def test_many_at_a_time_stay_within_the_bytes_in_flight(pool_factory: OpenStore) -> None:
-    kv, limit = Kv(blocks=1000), 20_000
+    blocks, limit = 2 * examples(100), 20_000  # nine blocks reach it
+    kv = Kv(blocks=blocks)
     asyncio.get_running_loop().set_debug(False)  # it takes longer than the work
     async with pool_factory(16 * ROOM) as store, opened(await store.client(), kv, bytes_in_flight=limit) as cache:
         saved = kv.image()
@@ -376,7 +378,7 @@ async def test_many_at_a_time_stay_within_the_bytes_in_flight(pool_factory: Open
 
         for work in (save, load):
             async with anyio.create_task_group() as group:
-                for i in range(1000):
+                for i in range(blocks):
                     group.start_soon(work, i)
             if work is save:
                 kv.wipe()

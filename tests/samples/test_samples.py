@@ -13,12 +13,18 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.ports import free_port
+from tests.profiles import at_night
 
 HERE = Path(__file__).resolve().parent
 TORCH = "aiodatadist: torch_npu is not installed: npu tensors are CPU tensors, and softnpu moves them\n"
 SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))
 WARNED = {"hixl_sample", "settings_sample"}
 """They do what their users are warned of."""
+LINKS_ITS_OWN_WAY = {
+    "hixl_sample", "kv_cache_manager_sample", "model_sample", "pull_blocks_sample", "push_blocks_sample",
+    "rank_table_sample", "switch_role_sample",
+}  # fmt: skip
+"""What the others do, once linked, is the same between two machines as between two processes."""
 MACHINES = "10.77.0.1 10.77.0.2"
 RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
 
@@ -97,7 +103,14 @@ def machines() -> Iterator[list[list[str]]]:
             run_as_root("netns", "delete", name)
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if s != "connector_sample"])  # whose rank table has one machine
+@pytest.mark.parametrize(
+    "sample",
+    [
+        s if s in LINKS_ITS_OWN_WAY or s.startswith("torch") else at_night(s)
+        for s in SAMPLES
+        if s != "connector_sample"  # whose rank table has one machine
+    ],
+)
 def test_it_does_so_between_two_machines(sample: str, machines: list[list[str]], tmp_path: Path) -> None:
     if sample.startswith("torch") and find_spec("torch") is None:
         pytest.skip("torch is not installed")
