@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,16 @@ from aiodatadist import (
     CacheKeyByIdAndIndex,
     CacheNotFound,
     DataType,
+    LinkClosed,
     LLMClusterInfo,
     LLMException,
     LLMStatusCode,
     NotLinked,
     ParamInvalid,
     Placement,
+    TransferTimeout,
 )
+from aiodatadist.link.responder import Responder
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 from tests.strict.marks import STRICT, any_memory
 
@@ -295,3 +299,56 @@ async def test_listening_on_a_network_needs_a_key() -> None:
     with pytest.raises(ParamInvalid, match="needs auth_key"):
         async with open_cluster(1, listen_ip_info="0.0.0.0:0"):
             pass
+
+
+async def test_the_first_pull_by_a_key_takes_no_task_at_either_end() -> None:
+    """Each would cost more than the question: the answer is given, and acted on, in the call that brings it."""
+    desc, made = CacheDesc(2, [4, 1024], DataType.DT_UINT8), list[str]()
+    async with linked_pair(desc, slots=True) as (_, decoder, _, target):
+        pull = decoder.datadist.cache_manager.pull_cache
+        await pull(CacheKey(1, 0), target, 0)
+        loop = asyncio.get_running_loop()
+
+        def counted(loop: asyncio.AbstractEventLoop, coro: Any, **words: Any) -> asyncio.Task[Any]:
+            made.append(repr(coro))
+            return asyncio.Task(coro, loop=loop, **words)
+
+        loop.set_task_factory(counted)
+        try:
+            await pull(CacheKey(1, 2), target, 1)
+        finally:
+            loop.set_task_factory(None)
+        verify(decoder.memory(target), target, moved(desc, {0: 0, 1: 2}))
+    assert made == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "timeout", "unlink"])
+async def test_a_pull_whose_question_is_not_answered_ends(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Responder, "find", lambda *_: None)
+    desc = CacheDesc(2, [4, 1024], DataType.DT_UINT8)
+    async with linked_pair(desc, slots=True, sync_kv_timeout=100 if how == "timeout" else 10_000) as (
+        prompt,
+        decoder,
+        _,
+        target,
+    ):
+        manager = decoder.datadist.cache_manager
+        entry = decoder.datadist._running().registry.table.find(target.cache_id)
+        link = decoder.datadist._running().find_link(1)
+        task = manager.pull_cache(CacheKey(1, 0), target, 0, deadline=0.05 if how == "deadline" else None)
+        assert entry is not None
+        assert (entry.leases, len(link.questions)) == (1, 1)
+        if how == "cancel":
+            assert task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        elif how == "unlink":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)], 200))
+                with pytest.raises(LinkClosed):
+                    await task
+        else:
+            words = "say where its cache is within 0.1 s" if how == "timeout" else "deadline"
+            with pytest.raises(TransferTimeout, match=words):
+                await task
+        assert (entry.leases, len(link.questions)) == (0, 0)

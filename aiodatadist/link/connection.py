@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Self
+from collections.abc import Callable, Iterable
+from typing import Self, SupportsIndex
 
 import anyio
 import anyio.abc
@@ -71,9 +72,22 @@ async def _refuse(sock: socket.socket, error: LinkError) -> None:
 
 
 class _Reader(asyncio.StreamReader):
-    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it."""
+    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it.
+
+    Attributes:
+        hear: is shown what comes while nothing is to be read; what it answers True to is not read.
+    """
 
     broken: Exception | None = None
+    hear: Callable[[bytes], bool] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        if self.hear is None or self._has_unread() or not self.hear(bytes(data)):
+            super().feed_data(data)
 
     def set_exception(self, exc: Exception) -> None:
         self.broken = exc
@@ -103,7 +117,9 @@ class Connection(anyio.abc.ByteStream):
 
     def wire(self) -> Wire:
         """Messages over it."""
-        return Wire(self, self.send_at_once)
+        wire = Wire(self, self.send_at_once)
+        self._reader.hear = wire.hear
+        return wire
 
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
         """Raises EndOfStream, BrokenResourceError."""

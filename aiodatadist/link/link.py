@@ -369,8 +369,7 @@ class Link(Session):
         if question is not None and question.answer is None:  # the first one counts
             if isinstance(message, Found) and message.cache is not None:
                 self._learn(question, message.cache, message.slot)
-            question.answer = message
-            question.answered.set()
+            question.settle(message)
 
     def _on_unsupported(self, message: Unsupported) -> None:
         """What this end said is of a newer version than the peer's: only what asked for it fails."""
@@ -423,6 +422,7 @@ class Link(Session):
         try:
             async with anyio.create_task_group() as group:
                 self._tasks = Spawner(group)
+                self._wire.react_at_once(self._react_at_once)
                 group.start_soon(self._part)
                 group.start_soon(self._pump)
                 group.start_soon(self._watch, group.cancel_scope)
@@ -438,6 +438,7 @@ class Link(Session):
             raise
         finally:
             self._tasks = None
+            self._wire.react_at_once(None)
             await self._give_back()
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
@@ -483,6 +484,18 @@ class Link(Session):
             if self._wire.is_congested:
                 await self._wire.flush()
             await give_way()  # many messages come in one piece
+
+    def _react_at_once(self, message: Message | Unknown) -> bool:
+        """Where a transfer waits for the answer, and the reaction needs no task. Whether it was one of these."""
+        if not self.is_ready:
+            return False
+        if isinstance(message, Lookup):
+            self._responder.find(message)
+        elif isinstance(message, (Found, Pulled)):
+            self._on_answer(message)
+        else:
+            return False
+        return True
 
     async def _say_bye(self) -> None:
         """The peer leaves: it hears on while our transfers end."""

@@ -29,9 +29,17 @@ class Question:
         checksums: how many of them an answer has that tells of success.
         answered, answer: set together; without an answer where the peer does not know such questions.
         revoked: caches that the peer took back meanwhile: an answer that tells of one was said before that.
+        then: called behind that.
     """
 
-    def __init__(self, number: int, kind: type[Answer], name: Name | None, checksums: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        kind: type[Answer],
+        name: Name | None,
+        checksums: int = 0,
+        then: Callable[[], object] | None = None,
+    ) -> None:
         self.number = number
         self.kind = kind
         self.name = name
@@ -39,6 +47,14 @@ class Question:
         self.answered = anyio.Event()
         self.answer: Answer | None = None
         self.revoked: set[int] = set()
+        self.then = then
+
+    def settle(self, answer: Answer | None) -> None:
+        """The peer's answer, or None: it does not know such questions."""
+        self.answer = answer
+        self.answered.set()
+        if self.then is not None:
+            self.then()
 
 
 class PendingQuestions:
@@ -63,13 +79,26 @@ class PendingQuestions:
         checksums: int = 0,
     ) -> Iterator[Question]:
         """Say something; an answer that comes within is in the call. Raises ProtocolError: it is too long to be said."""
-        call = Question(next(self._numbers), kind, name, checksums)
-        self._post(question(call.number))
-        self._open[call.number] = call
+        call = self._say(question, Question(next(self._numbers), kind, name, checksums))
         try:
             yield call
         finally:
-            del self._open[call.number]
+            self.close(call)
+
+    def start(
+        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None, then: Callable[[], object]
+    ) -> Question:
+        """Say something, and call ``then`` when the answer is there, unless it is closed before. Raises ProtocolError."""
+        return self._say(question, Question(next(self._numbers), kind, name, then=then))
+
+    def _say(self, question: Callable[[int], Message], call: Question) -> Question:
+        self._post(question(call.number))
+        self._open[call.number] = call
+        return call
+
+    def close(self, question: Question) -> None:
+        """Its answer is not waited for any more."""
+        self._open.pop(question.number, None)
 
     async def ask(
         self,
@@ -111,7 +140,7 @@ class PendingQuestions:
         """The peer does not know the question of this number; whether there is one."""
         call = self._open.get(number)
         if call is not None:
-            call.answered.set()
+            call.settle(None)
         return call is not None
 
     async def insist(self, question: Question, seconds: float) -> None:

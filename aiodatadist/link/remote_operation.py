@@ -115,15 +115,17 @@ class RemoteOperation(TransferCompletion):
     Attributes:
         scope: of the task.
         is_doubtful: it ended, but the peer may still write: only closing the channel makes sure.
+        has_task: else a callback goes on with it, and nothing has to be stopped before it ends.
     """
 
-    __slots__ = ("_name", "_patience", "_transfer", "is_doubtful", "scope")
+    __slots__ = ("_name", "_patience", "_transfer", "has_task", "is_doubtful", "scope")
 
     def __init__(self, name: str, patience: float) -> None:
         super().__init__()
         self._name = name
         self._patience = patience
         self._transfer: TransferCompletion | None = None
+        self.has_task = True
         self.is_doubtful = False
         self.scope = Scope()
 
@@ -134,7 +136,10 @@ class RemoteOperation(TransferCompletion):
     def _cancel(self) -> bool:
         if self._transfer is not None:
             return self._transfer.cancel()
-        self.scope.cancel()
+        if self.has_task:
+            self.scope.cancel()
+        else:
+            self.finish(TransferState.CANCELLED)
         return True
 
     def follow(self, transfer: TransferCompletion) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.names import Key, name_of
+from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.cache.plan import target_side
 from aiodatadist.device import CLEAN_SECONDS, StreamTransfer, TransferState
 from aiodatadist.errors import (
@@ -24,7 +25,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.channels import LinkChannel
 from aiodatadist.link.checksums import Checks
-from aiodatadist.link.questions import Question
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
@@ -94,8 +95,17 @@ class Requester:
             session.check_idle()
 
         operation.add_done_callback(ended)
-        session.spawn(lambda: self._run(operation, spec, what))
+        is_known = spec.entry.is_known and session.is_ready
+        if is_known and not spec.is_request and not spec.checksum and session.catalogue.find(spec.key) is None:
+            _Lookup(self, session, operation, spec, what).ask()
+        else:
+            self.work_on(operation, spec, what)
         return operation
+
+    def work_on(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
+        """In a task of the link's."""
+        operation.has_task = True
+        self._session.spawn(lambda: self._run(operation, spec, what))
 
     async def _run(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
         try:
@@ -108,9 +118,7 @@ class Requester:
         except LLMException as error:
             operation.finish(TransferState.FAILED, error)
         except Exception as error:
-            failure = InternalError(f"{what} failed: {error!r}")
-            failure.__cause__ = error
-            operation.finish(TransferState.FAILED, failure)
+            operation.finish(TransferState.FAILED, _unforeseen(what, error))
 
     # ---- one-sided: where is it, and how is it reached? ----
 
@@ -188,14 +196,9 @@ class Requester:
         """
         session, name = self._session, name_of(key)
         while (known := session.catalogue.find(key)) is None:
-            found = await session.questions.ask(
-                lambda call: Lookup(call=call, name=KeyName(**name._asdict())), Found, name
-            )
+            found = await session.questions.ask(lambda call: _lookup(call, name), Found, name)
             if not isinstance(found, Found) or found.cache is None:
-                raise CacheNotFound(
-                    f"cluster {session.cluster_id} offers no cache for {key}",
-                    hint="has it been made there? Host memory is only for peers with remote_accessible=True",
-                )
+                raise _not_offered(session, key)
         return known
 
     # ---- request/response: the peer writes ----
@@ -288,3 +291,92 @@ class Requester:
                 hint="has it been made there, or has its key been consumed by a pull?",
             )
         return status_error(answer)
+
+
+def _lookup(call: int, name: Name) -> Lookup:
+    return Lookup(call=call, name=KeyName(**name._asdict()))
+
+
+def _not_offered(session: Session, key: Key) -> CacheNotFound:
+    return CacheNotFound(
+        f"cluster {session.cluster_id} offers no cache for {key}",
+        hint="has it been made there? Host memory is only for peers with remote_accessible=True",
+    )
+
+
+def _unforeseen(what: str, error: Exception) -> InternalError:
+    failure = InternalError(f"{what} failed: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+class _Lookup:
+    """A transfer for which the peer is only asked where its cache is. It has no task, which would cost more than the question
+    does: it goes on in the call that brings the answer, and where that is not enough it gets one."""
+
+    def __init__(
+        self, requester: Requester, session: Session, operation: RemoteOperation, spec: TransferSpec, what: str
+    ) -> None:
+        self._requester, self._session = requester, session
+        self._operation, self._spec, self._what = operation, spec, what
+        self._question: Question | None = None
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + spec.seconds
+        self._timer = self._loop.call_later(min(AGAIN_SECONDS, spec.seconds), self._look, AGAIN_SECONDS)
+        operation.has_task = False
+        operation.add_done_callback(lambda _: self._over())
+
+    def ask(self) -> None:
+        """Whatever goes wrong, the operation tells it."""
+        name = name_of(self._spec.key)
+        with self._failing():
+            self._question = self._session.questions.start(
+                lambda call: _lookup(call, name), Found, name, self._answered
+            )
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What is raised within fails the operation."""
+        try:
+            yield
+        except LLMException as error:
+            self._operation.finish(TransferState.FAILED, error)
+        except Exception as error:
+            self._operation.finish(TransferState.FAILED, _unforeseen(self._what, error))
+
+    def _over(self) -> None:
+        self._timer.cancel()
+        if self._question is not None:
+            self._session.questions.close(self._question)
+
+    def _look(self, waited: float) -> None:
+        """There is no answer yet. It, or the question, may have been lost."""
+        left = self._end - self._loop.time()
+        with self._failing():
+            if left <= 0:
+                who, seconds = self._session.cluster_id, self._spec.seconds
+                raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
+            if self._question is not None:
+                self._session.post(_lookup(self._question.number, name_of(self._spec.key)))
+            pause = min(2 * waited, MOST_AGAIN_SECONDS)
+            self._timer = self._loop.call_later(min(pause, left), self._look, pause)
+
+    def _answered(self) -> None:
+        self._over()
+        with self._failing():
+            self._go_on(None if self._question is None else self._question.answer)
+
+    def _go_on(self, answer: Answer | None) -> None:
+        session, spec = self._session, self._spec
+        if isinstance(answer, Found) and answer.cache is None:
+            raise _not_offered(session, spec.key)
+        known = session.within_reach(spec.entry, spec.key) if session.is_ready else None
+        if known is None:
+            self._requester.work_on(self._operation, spec, self._what)
+            return
+        remote, slot, link_channel = known
+        grid = spec.grid(remote, slot)
+        transfer = session.submit(
+            spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
+        )
+        self._operation.follow(transfer)

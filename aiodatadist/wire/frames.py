@@ -26,6 +26,8 @@ MAX_BODY = 20 * MAX_INDEXES
 """Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
 SMALL_BODY = 1 << 14
 """Bytes of a message that is read without looking into it first: whatever is in it costs a few milliseconds at most."""
+SMALL_FRAME = 4096
+"""Bytes of one that is looked at in the call that brings it."""
 MAX_SIGNS = {b",": 2 * MAX_INDEXES + 1024, b'"': 256, b"[": 64, b"{": 64}
 """How often a larger message may have each. Its bulk is numbers or one long text: texts that could have any of these are in
 small messages only. What is beyond would make up to half a million objects, or as many complaints of which one is told."""
@@ -66,7 +68,8 @@ def encode(message: Message, minor: int = MINOR) -> bytes:
 
 def _sealed(content: bytes) -> bytes:
     """What stands behind it."""
-    return SEAL + b"".join(_FOUR_BLANKS[byte] for byte in zlib.crc32(content).to_bytes(4))
+    crc, blanks = zlib.crc32(content), _FOUR_BLANKS
+    return SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
 
 
 _SEALED = len(_sealed(b""))
@@ -118,6 +121,21 @@ class Decoder:
                 raise
             self._failure = error
         return messages
+
+    def peek(self, data: bytes) -> Message | Unknown | None:
+        """The message, if ``data`` is a whole small one and nothing else, and nothing came before that is not complete. It is
+        not taken: :meth:`feed` would give it, too, or say what is wrong with it."""
+        if self._buffer or self._failure is not None or not HEAD.size < len(data) <= SMALL_FRAME:
+            return None
+        if HEAD.unpack_from(data) != (MAGIC, VERSION, len(data) - HEAD.size) or len(data) > self.max_body:
+            return None
+        try:
+            message = _parse(data[HEAD.size :], self.is_newer)
+            if message is not None and self.minor is not None:
+                _check_minor(message, self.minor, "sender")
+        except (ProtocolError, IncompatiblePeer):
+            return None
+        return message
 
     def meet(self, message: Message | Unknown) -> None:
         """If the peer said who it is, its version is known from here on."""

@@ -9,6 +9,7 @@ from typing import cast
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
@@ -258,3 +259,105 @@ async def test_peer_that_left_is_lost_to_the_pump() -> None:
             one.post(LARGE)
         with pytest.raises(PeerLost):
             await one.pump()
+
+
+# ---- reacting in the call that brings it ----
+
+
+@asynccontextmanager
+async def heard() -> AsyncIterator[tuple[Wire, Wire, list[Message | Unknown]]]:
+    """A wire that reacts to pings at once, the one that it hears from, and the pings; nothing is posted in between."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = await connected(*listener.getsockname())
+        accepted, _ = listener.accept()
+    accepted.setblocking(False)
+    client, server = await Connection.over(sock), await Connection.over(accepted)
+    async with client, server:
+        reacted: list[Message | Unknown] = []
+        hearing = server.wire()
+        hearing.trust()
+
+        def react(message: Message | Unknown) -> bool:
+            if isinstance(message, Ping):
+                reacted.append(message)
+            if message == Ping(call=13):
+                raise ValueError("13")
+            return isinstance(message, Ping)
+
+        hearing.react_at_once(react)
+        yield Wire(client), hearing, reacted
+
+
+async def test_what_is_reacted_to_at_once_is_not_received_and_all_else_is() -> None:
+    async with heard() as (one, other, reacted), anyio.create_task_group() as group:
+        received: list[Message | Unknown] = []
+
+        async def receive() -> None:
+            while True:
+                received.append(await other.receive())
+                if received[-1] == Bye():
+                    return
+
+        group.start_soon(receive)
+        for message in (Ping(call=1), LARGE, Ping(call=2), Disconnect(reason="")):
+            await anyio.wait_all_tasks_blocked()
+            await one.send(message)
+            with anyio.fail_after(10):
+                while message not in [*reacted, *received]:
+                    await anyio.lowlevel.checkpoint()
+        assert (reacted, received) == ([Ping(call=1), Ping(call=2)], [LARGE, Disconnect(reason="")])
+        await one.send(Ping(call=3), Ping(call=4))  # two in one piece keep their order
+        await one.send(Bye())
+    assert reacted == [Ping(call=1), Ping(call=2)]
+    assert received[2:] == [Ping(call=3), Ping(call=4), Bye()]
+
+
+async def test_what_comes_while_something_waits_to_be_received_waits_behind_it() -> None:
+    async with heard() as (one, other, reacted):
+        await one.send(Bye())
+        await one.send(Ping(call=1))
+        assert [await other.receive(), await other.receive()] == [Bye(), Ping(call=1)]
+        assert reacted == []
+
+
+async def test_a_reaction_that_fails_fails_who_receives() -> None:
+    async with heard() as (one, other, reacted), anyio.create_task_group() as group:
+
+        async def receive() -> None:
+            with pytest.raises(ValueError, match="13"):
+                await other.receive()
+
+        group.start_soon(receive)
+        await anyio.wait_all_tasks_blocked()
+        await one.send(Ping(call=13))
+    assert reacted == [Ping(call=13)]
+
+
+def test_only_a_whole_small_message_alone_is_seen_at_once_and_it_is_not_taken() -> None:
+    decoder, ping = Decoder(), encode(Ping(call=1))
+    for data in (b"", ping[:3], ping[:-1], ping[1:], ping + ping, ping + b"K", encode(LARGE), b"x" * len(ping)):
+        assert decoder.peek(data) is None
+    assert decoder.peek(ping) == Ping(call=1)
+    assert decoder.feed(ping[:5]) == []
+    assert decoder.peek(ping) is None
+    assert decoder.feed(ping[5:]) == [Ping(call=1)]
+    assert decoder.peek(ping) == Ping(call=1)
+    assert Decoder(max_body=10).peek(ping) is None
+
+
+async def test_what_is_no_message_is_told_to_who_receives() -> None:
+    for wrong in (
+        b"GET / HTTP/1.1\r\n",
+        encode(Ping(call=1)).replace(b"ping", b"pong"),
+        encode(Ping(call=1))[:-1] + b"x",
+    ):
+        async with heard() as (one, other, reacted), anyio.create_task_group() as group:
+
+            async def receive(other: Wire = other) -> None:
+                with pytest.raises(ProtocolError):
+                    await other.receive()
+
+            group.start_soon(receive)
+            await anyio.wait_all_tasks_blocked()
+            await one.stream.send(wrong)
+        assert reacted == []
