@@ -264,17 +264,18 @@ Awaited one behind the other, of two tensors; microseconds.
 $ {SMALL_COMMAND}
 ```
 
-The median is what a call costs that never leaves C and its Python wrapper. About one transfer in ninety gives way to the
-event loop, which inline work may keep for a millisecond: the 99th percentile is that turn of the loop.
+The median is what a call costs that never leaves C and its Python wrapper. Fewer than one transfer in a hundred gives way to
+the event loop, which inline work may keep for a millisecond: that turn of the loop is beyond the 99th percentile, unless the
+machine is busy.
 
 ## What else has a goal
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: an awaited pull is some 40 calls of Python around one of C, which this processor needs 10 to 16 us
-for; links cost threads and handshakes, some milliseconds of processor time at each end; a first pull is two turns of two
-event loops; and a call of the facade waits for the interpreter's lock while the loop's thread has it, and then for the
-kernel to wake that thread, which takes 10 to 50 us on a virtual machine.
+Where a goal is missed: an awaited pull is 23 calls of Python around one of C, which this processor needs 6 to 9 us
+for; links cost threads and handshakes, some milliseconds of processor time at each end; a first pull is three turns of an
+event loop and 600 calls of Python, of both ends; and a call of the facade waits for the interpreter's lock while the loop's
+thread has it, or for the garbage collector, which one in eighty of them sets off.
 
 Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
 that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
