@@ -389,11 +389,10 @@ class Stream:
                     break
 
     def _start_or_end(self, transfer: StreamTransfer) -> bool:
-        """Start one that waited, unless it is over meanwhile; False: it goes on waiting."""
-        if transfer.is_done:
-            return True
-        if transfer.late_after:
-            transfer._end_waiting(TransferState.CANCELLED, None)
+        """Start one that waited, unless it is over meanwhile; False: it goes on waiting.
+
+        One that is late is told so by its deadline, as many at a time as the loop has time for."""
+        if transfer.is_done or transfer.late_after:
             return True
         try:
             return self._start(transfer)

@@ -98,3 +98,23 @@ async def test_the_line_of_a_stream_that_is_held_is_by_priority() -> None:
         assert told[:2] == [2, 5]
         assert told[2:] == [1, 4, 0, 3]
         await stream.aclose()
+
+
+async def test_what_is_late_is_told_by_its_deadline_and_not_all_at_once_by_its_stream() -> None:
+    """Thousands may be: its deadlines tell as many at a time as the event loop has time for."""
+    source, target = bytearray(b"x" * LARGE), bytearray(LARGE)
+    async with await Device.open(0) as device:
+        stream = device.open_stream("late")
+        stream.hold()
+        late = [stream.submit(copy(target, source, LARGE), 10) for _ in range(3)]
+        for transfer in late:
+            transfer.late_after = 0.5
+        stream.go_on()
+        assert not any(transfer.is_done for transfer in late)
+        assert stream.is_idle
+        for transfer in late:
+            transfer.expire()
+            assert transfer.state is TransferState.FAILED
+            assert "0.5 s from the call" in str(transfer.error)
+        assert target == bytearray(LARGE)
+        await stream.aclose()
