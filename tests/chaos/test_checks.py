@@ -13,7 +13,7 @@ import pytest
 from aiodatadist import Cache, CacheManager
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cli.chaos import side
-from aiodatadist.cli.chaos.user_target import UserSource
+from aiodatadist.cli.chaos.user_target import UserSource, UserTarget
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.deadlines import Deadlines
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -103,6 +103,17 @@ def flipped_bits_of_puts(_: pytest.MonkeyPatch) -> None:
     soft_fault(";".join(f"HcclBatchPut:flip=100@{number}" for number in range(1, 40)))
 
 
+def flipped_bits_of_user_slots(patch: pytest.MonkeyPatch) -> None:
+    """And of nothing else: other pulls into that task's memory are left out."""
+    flipped_bits_of_gets(patch)
+
+    async def nothing(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    patch.setattr(UserTarget, "_pull", nothing)
+    patch.setattr(UserTarget, "_push", nothing)
+
+
 def keys_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CacheRegistry, "consumed", lambda *_: None)
 
@@ -122,6 +133,7 @@ FOUND: dict[str, tuple[str, Plant, str, str]] = {
     "flips, by ranks": ("ranks", flipped_bits_of_gets, "I6", "task pull 1"),
     "flips, v1": ("v1", flipped_bits_of_puts, "I6", "task pull 1"),
     "keys that stay, v1": ("v1", keys_are_not_consumed, "I8", "was consumed, and could be pulled once more"),
+    "flips, user slots": ("one-sided", flipped_bits_of_user_slots, "I6", "task user 1"),
     "communicators that stay": ("ranks", communicators_are_not_forgotten, "I5", "is unlinked, and OK"),
 }  # fmt: skip
 """Profile, what is planted, and the rule and the words of what has to be found."""
@@ -150,7 +162,13 @@ async def test_a_defect_is_found(defect: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 ENOUGH: dict[str, tuple[str, ...]] = {
-    "one-sided": ("pull_blocks critical", "pull_blocks background", "pull_blocks user", "push_blocks user", "register"),
+    "one-sided": (
+        "pull_blocks critical",
+        "pull_blocks background",
+        "pull_blocks user",
+        "push_blocks user",
+        "pull_cache user",
+    ),
     "request": ("pull_blocks critical", "pull_blocks user", "pull_leased", "layers"),
     "v1": ("pull_blocks", "pull_cache", "get_cache_tensors", "receive_layers", "check_link_status"),
     "ranks": ("link by ranks", "unlink by ranks", "pull_blocks", "pull_blocks user"),

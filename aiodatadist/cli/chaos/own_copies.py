@@ -11,7 +11,7 @@ from aiodatadist import Cache, CacheDesc, CacheTask, DataType, LLMDataDist, LLME
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import BLOCK, desc, some
 from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.cli.chaos.user_memory import UserBlocks
+from aiodatadist.cli.chaos.user_memory import UserMemory
 from aiodatadist.testing import BlockLedger
 
 BLOCKS = 16
@@ -28,7 +28,7 @@ class OwnCopies:
         self._caches: dict[Placement, Cache] = {}
         self._ledgers: dict[Placement, BlockLedger] = {}
         shape = CacheDesc(TENSORS, [BLOCKS // 2, BLOCK], DataType.DT_UINT8, Placement.HOST)
-        self._user = UserBlocks(side, datadist, f"user copies {datadist.cluster_id}", shape)
+        self._user = UserMemory(side, datadist, f"user copies {datadist.cluster_id}", shape)
 
     async def open(self) -> None:
         for placement in (Placement.DEVICE, Placement.HOST):

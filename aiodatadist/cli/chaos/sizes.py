@@ -46,6 +46,10 @@ def user_desc(placement: Placement) -> CacheDesc:
     return CacheDesc(TENSORS, [USER, BLOCK], DataType.DT_UINT8, placement)
 
 
+def user_slots() -> CacheDesc:
+    return desc(SLOTS, 2 * BLOCK)
+
+
 def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
     options: dict[str, Any] = {
         "device_id": device,

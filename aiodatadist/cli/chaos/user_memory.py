@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, LLMDataDist, LLMException, LLMStatusCode, Placement
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMDataDist, LLMException, LLMStatusCode, Placement
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.testing import BlockLedger
@@ -11,18 +11,23 @@ PAGE = 2 << 20
 """Where links can be over HCCS each tensor has pages of its own."""
 
 
-class UserBlocks:
-    """A blocks cache that is registered, and unregistered.
+class UserMemory:
+    """A cache that is registered, and unregistered.
 
     While it is not registered all of it is reclaimed: written over, and from then on no byte may change (I2).
 
     Args:
-        key: under which peers find it.
         desc: of what is registered each time.
+        key: under which peers find it, for a blocks cache; or one for each slot of a contiguous one.
     """
 
     def __init__(
-        self, side: Side, datadist: LLMDataDist, name: str, desc: CacheDesc, key: BlocksCacheKey | None = None
+        self,
+        side: Side,
+        datadist: LLMDataDist,
+        name: str,
+        desc: CacheDesc,
+        key: BlocksCacheKey | list[CacheKey] | None = None,
     ) -> None:
         self._side, self._manager = side, datadist.cache_manager
         self._key, self._desc = key, desc
@@ -45,7 +50,7 @@ class UserBlocks:
         """None: the memory is not registered."""
         return self._cache
 
-    async def lend(self, generation: int = 0, remote_accessible: bool | None = None) -> Cache | None:
+    async def lend(self, generation: int = 0) -> Cache | None:
         """Register it, each block stamped as of this generation. None: that failed, and nothing may have been written."""
         if self._cache is not None:
             return self._cache
@@ -53,14 +58,22 @@ class UserBlocks:
         self.ledger = self._new_ledger(generation)
         self.ledger.write(self.ledger.blocks)
         try:
-            register = self._manager.register_blocks_cache
-            self._cache = await register(self._desc, self._addresses, self._key, remote_accessible)
+            self._cache = await self._register()
         except LLMException as error:
-            self._side.ended("register", error)
+            self._side.ended(self._operation, error)
             self.ledger.reclaim(self.ledger.blocks)
         else:
-            self._side.tally.ended("register", GOOD)
+            self._side.tally.ended(self._operation, GOOD)
         return self._cache
+
+    @property
+    def _operation(self) -> str:
+        return "register_cache" if isinstance(self._key, list) else "register_blocks_cache"
+
+    async def _register(self) -> Cache:
+        if isinstance(self._key, list):
+            return await self._manager.register_cache(self._desc, self._addresses, self._key)
+        return await self._manager.register_blocks_cache(self._desc, self._addresses, self._key)
 
     async def take_back(self) -> bool:
         """Whether it is the caller's again: peers may still reach it through a link."""

@@ -7,12 +7,12 @@ import time
 
 import anyio
 
-from aiodatadist import BlocksCacheKey, CacheTask, LLMClusterInfo, LLMDataDist, NotLinked, Placement
+from aiodatadist import BlocksCacheKey, CacheKey, CacheTask, LLMClusterInfo, LLMDataDist, NotLinked, Placement
 from aiodatadist.cli.chaos.side import Side
-from aiodatadist.cli.chaos.sizes import LINK_MILLIS, LIVES, PULLER, USER, USER_MODEL, some, user_desc
+from aiodatadist.cli.chaos.sizes import LINK_MILLIS, LIVES, PULLER, SLOTS, USER, USER_MODEL, some, user_desc, user_slots
 from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.cli.chaos.terms import some_terms
-from aiodatadist.cli.chaos.user_memory import UserBlocks
+from aiodatadist.cli.chaos.user_memory import UserMemory
 
 PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
 """Of the puller's memory: blocks that are pulled into, and those that are pushed from."""
@@ -24,23 +24,26 @@ class UserTarget:
     def __init__(self, side: Side, datadist: LLMDataDist, cluster_id: int) -> None:
         self._side, self._manager, self._cluster_id = side, datadist.cache_manager, cluster_id
         self._memories = [
-            UserBlocks(side, datadist, f"user {place.name.lower()} {cluster_id}", user_desc(place))
+            UserMemory(side, datadist, f"user {place.name.lower()} {cluster_id}", user_desc(place))
             for place in (Placement.DEVICE, Placement.HOST)
         ]
+        self._slots = UserMemory(side, datadist, f"user slots {cluster_id}", user_slots(), [])
 
     async def one(self, chance: random.Random) -> None:
         """One operation; memory that is not registered is registered before it."""
-        memory = chance.choice(self._memories)
+        memory = chance.choice([*self._memories, self._slots])
         if await memory.lend() is None:
             return
         if chance.random() < 0.05:  # most of the time there are links, and it is refused
             await memory.take_back()
+        elif memory is self._slots:
+            await self._pull_slot(chance)
         elif chance.random() < 0.3 and self._side.profile.one_sided and memory is self._memories[0]:
             await self._push(memory, chance)
         else:
             await self._pull(memory, chance)
 
-    async def _pull(self, memory: UserBlocks, chance: random.Random) -> None:
+    async def _pull(self, memory: UserMemory, chance: random.Random) -> None:
         targets = some(chance, list(PULLED))
         sources = chance.sample(PUSHED, len(targets))
         terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), memory.cache
@@ -59,7 +62,26 @@ class UserTarget:
         (stamp, *_) = memory.ledger.landed(targets, self._cluster_id, sources)
         self._side.good(self._cluster_id, began, stamp.generation)
 
-    async def _push(self, memory: UserBlocks, chance: random.Random) -> None:
+    async def _pull_slot(self, chance: random.Random) -> None:
+        source, target = chance.randrange(SLOTS), chance.randrange(SLOTS)
+        terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), self._slots.cache
+        assert cache is not None
+        self._side.open(self._slots.ledger, [target])
+        key = CacheKey(self._cluster_id, source, USER_MODEL)
+        status = await self._side.outcome(
+            terms.named("pull_cache user"),
+            lambda: self._manager.pull_cache(key, cache, target, **terms.arguments),
+            chance,
+            deadline=terms.deadline,
+        )
+        if status != GOOD:
+            await self._manager.wait_usable(cache)
+            self._slots.ledger.reclaim([target])
+            return
+        (stamp,) = self._slots.ledger.landed([target], self._cluster_id, [source])
+        self._side.good(self._cluster_id, began, stamp.generation)
+
+    async def _push(self, memory: UserMemory, chance: random.Random) -> None:
         sources = some(chance, list(PUSHED), len(PULLED))
         targets = chance.sample(PULLED, len(sources))
         terms, cache = some_terms(chance, self._side.profile), memory.cache
@@ -76,23 +98,26 @@ class UserTarget:
 
     async def give_back(self) -> None:
         """There is no link: all of it is the caller's again."""
-        for memory in self._memories:
+        for memory in (*self._memories, self._slots):
             if not await memory.take_back():
                 self._side.violated("I5", f"there is no link, and memory of {self._cluster_id} is not given back")
 
 
 class UserSource:
-    """What one of the owner's clusters has registered: even blocks are pulled from, odd ones are pushed into."""
+    """What one of the owner's clusters has registered: blocks, the even ones to be pulled from and the odd ones to be pushed
+    into; and batch slots, each with a key that no pull consumes."""
 
     def __init__(self, side: Side, datadist: LLMDataDist) -> None:
         self._side, self._datadist = side, datadist
-        cluster_id = datadist.cluster_id
-        key = BlocksCacheKey(cluster_id, USER_MODEL)
-        self._memory = UserBlocks(side, datadist, f"user {cluster_id}", user_desc(Placement.DEVICE), key)
-        self._generation = 0
+        number = datadist.cluster_id
+        key, keys = BlocksCacheKey(number, USER_MODEL), [CacheKey(number, slot, USER_MODEL) for slot in range(SLOTS)]
+        self._blocks = UserMemory(side, datadist, f"user {number}", user_desc(Placement.DEVICE), key)
+        self._slots = UserMemory(side, datadist, f"user slots {number}", user_slots(), keys)
+        self._generation = side.settings.life * LIVES + LIVES // 2
+        self._lent: dict[UserMemory, int] = {}
 
     async def one(self, chance: random.Random) -> None:
-        """Register it; take it back when the link is gone, and leave it alone for a moment."""
+        """Register them; take them back when the link is gone, and leave them alone for a moment."""
         await self.lend()
         if self._side.profile.is_calm:
             return
@@ -102,7 +127,8 @@ class UserSource:
                 self._side.ended("unlink", results.errors[0])
         elif await self.take_back():
             await anyio.sleep(chance.uniform(0, 0.3))
-            self._memory.check()
+            self._blocks.check()
+            self._slots.check()
 
     async def _is_parted(self, chance: random.Random) -> bool:
         try:
@@ -113,21 +139,19 @@ class UserSource:
         return not limit.cancelled_caught
 
     async def lend(self) -> None:
-        if self._memory.cache is None:
-            self._generation += 1
-            if await self._memory.lend(self._lent) is not None:
-                self._memory.ledger.begin(PULLED)
-
-    @property
-    def _lent(self) -> int:
-        """The generation of what is registered, apart from those of caches that are allocated."""
-        return self._side.settings.life * LIVES + LIVES // 2 + self._generation
+        """Those that are not registered; each time is a generation, apart from those of caches that are allocated."""
+        for memory in (self._blocks, self._slots):
+            if memory.cache is None:
+                self._generation += 1
+                if await memory.lend(self._generation) is not None:
+                    self._lent[memory] = self._generation
+                    memory.ledger.begin(PULLED if memory is self._blocks else [])
 
     async def take_back(self) -> bool:
-        """Whether it is the caller's again."""
-        if self._memory.cache is None:
-            return True
-        if not await self._memory.take_back():
-            return False
-        self._side.tally.retired[f"{self._datadist.cluster_id}/{self._lent}"] = time.monotonic()
+        """Whether all of it is the caller's again."""
+        for memory, generation in list(self._lent.items()):
+            if not await memory.take_back():
+                return False
+            del self._lent[memory]
+            self._side.tally.retired[f"{self._datadist.cluster_id}/{generation}"] = time.monotonic()
         return True
