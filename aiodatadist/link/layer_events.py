@@ -68,20 +68,20 @@ class LayerReceiver:
         now = anyio.current_time()
         if self._call and now - self._asked_at >= AGAIN_SECONDS:
             self._asked_at = now
-            self._layer_events.ask_again(self.message(self._call))
+            self._layer_events.ask_again(self._message(self._call))
 
-    def message(self, call: int, *, on: bool = True) -> Watch:
+    def _message(self, call: int, *, on: bool = True) -> Watch:
         """What the peer is asked. ``call``: 0 where it knows none."""
         return Watch(cache_id=self._cache_id, on=on, call=call)
 
-    def asked(self, call: int) -> Watch:
+    def _asked(self, call: int) -> Watch:
         """The first time, by this number."""
         self._call, self._asked_at = call, anyio.current_time()
-        return self.message(call)
+        return self._message(call)
 
-    def stopped(self) -> Watch:
+    def _stopped(self) -> Watch:
         """The peer need not tell any more."""
-        return self.message(self._call, on=False)
+        return self._message(self._call, on=False)
 
     def _take(self, message: Landed) -> None:
         if message.watch not in (0, self._call):
@@ -156,9 +156,9 @@ class LayerEvents:
     async def announce(self, receiver: LayerReceiver) -> None:
         """Until the peer knows of it. The caller sees to it that the link lasts."""
         if self._is_numbered():
-            await self._questions.ask(receiver.asked, Pong)
+            await self._questions.ask(receiver._asked, Pong)
         else:
-            self._post(receiver.message(0))
+            self._post(receiver._message(0))
             await self._questions.ask(lambda call: Ping(call=call), Pong)
 
     def ask_again(self, message: Watch) -> None:
@@ -166,7 +166,7 @@ class LayerEvents:
 
     def unwatch(self, cache_id: int) -> None:
         if (receiver := self._receivers.pop(cache_id, None)) is not None:
-            self._post(receiver.stopped())
+            self._post(receiver._stopped())
 
     async def wait_news(self) -> None:
         await self._news.wait()

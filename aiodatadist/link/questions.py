@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import anyio
 
 from aiodatadist.cache.names import Name
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import FeatureNotEnabled, LLMStatusCode, ProtocolError
 from aiodatadist.wire.messages import Claimed, Digests, Found, Message, Owned, Pong, Pulled
 
@@ -44,7 +45,7 @@ class Question:
         self.kind = kind
         self.name = name
         self.checksums = checksums
-        self.answered = anyio.Event()
+        self.answered = Signal()
         self.answer: Answer | None = None
         self.revoked: set[int] = set()
         self.then = then

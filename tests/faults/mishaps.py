@@ -88,4 +88,5 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Mishaps:
         return await made.receive(wire)
 
     monkeypatch.setattr(Wire, "receive", receive)
+    monkeypatch.setattr(Wire, "hear", lambda *_: False)  # messages that come alone, too
     return made
