@@ -56,6 +56,9 @@ TELL = 0.1
 """Seconds between two reports of what was done."""
 LATE_TURN, LATE_TURNS = 0.05, 40
 """Seconds of a turn, and turns after a deadline in which a transfer has to end: more than a peer needs to be lost."""
+STOP_TURNS, CLOSE_TURNS = 100, 200
+"""Further ones where the peer writes: it has 5 s to say that it stopped, or the link ends; and 10 s to close its channel, for
+which only strict softnpu waits."""
 LINGER = 0.05
 """Seconds after the end of all links, in which no byte may land."""
 
@@ -297,7 +300,8 @@ class Side(ABC):
     async def _watch_deadline(self, operation: str, task: CacheTask, deadline: float) -> None:
         """Late counts in turns of the event loop: it may have been blocked, or stopped with its process."""
         await anyio.sleep(deadline)
-        for _ in range(LATE_TURNS):
+        is_asked, is_strict = not self.profile.one_sided, bool(self.profile.strict)
+        for _ in range(LATE_TURNS + is_asked * (STOP_TURNS + is_strict * CLOSE_TURNS)):
             if task.done():
                 return
             await anyio.sleep(LATE_TURN)
