@@ -56,9 +56,8 @@ TELL = 0.1
 """Seconds between two reports of what was done."""
 LATE_TURN, LATE_TURNS = 0.05, 40
 """Seconds of a turn, and turns after a deadline in which a transfer has to end: more than a peer needs to be lost."""
-STOP_TURNS, CLOSE_TURNS = 100, 200
-"""Further ones where the peer writes: it has 5 s to say that it stopped, or the link ends; and 10 s to close its channel, for
-which only strict softnpu waits."""
+STOP_TURNS = 100
+"""Further ones where the peer writes: it has 5 s to say that it stopped, or the link ends."""
 LINGER = 0.05
 """Seconds after the end of all links, in which no byte may land."""
 
@@ -298,10 +297,12 @@ class Side(ABC):
         return status
 
     async def _watch_deadline(self, operation: str, task: CacheTask, deadline: float) -> None:
-        """Late counts in turns of the event loop: it may have been blocked, or stopped with its process."""
+        """Late counts in turns of the event loop: it may have been blocked, or stopped with its process. On strict softnpu
+        what was stopped half-way ends when its channel is closed: only the profile's patience limits that."""
         await anyio.sleep(deadline)
-        is_asked, is_strict = not self.profile.one_sided, bool(self.profile.strict)
-        for _ in range(LATE_TURNS + is_asked * (STOP_TURNS + is_strict * CLOSE_TURNS)):
+        if self.profile.strict:
+            return
+        for _ in range(LATE_TURNS + (0 if self.profile.one_sided else STOP_TURNS)):
             if task.done():
                 return
             await anyio.sleep(LATE_TURN)
@@ -327,9 +328,9 @@ class Side(ABC):
         self.look()
 
     async def _part(self, _: Stage) -> None:
-        await self.part()
         for datadist in self.datadists:  # strict softnpu waits as long as HCCL for a peer that gave up
             await datadist._running().wait_opened()
+        await self.part()
         for ledger in self.ledgers.values():
             ledger.settle_open()
 
