@@ -518,10 +518,12 @@ static void issue(ring_stream *on, program *p)
 
 /* ---- from the beginning to the end ---- */
 
-/* No more urgent program runs. The time limit goes on where it stood still. */
+/* No more urgent program runs. The time limit goes on where it stood still; all that was issued has landed, so a window begins. */
 static void come_back(program *p, int64_t now)
 {
     int64_t aside = now - p->aside_since_ns;
+    p->window_start = p->issued;
+    p->window_ranges = 0;
     p->gives_way = false;
     p->aside_since_ns = 0;
     p->done.aside_ns += aside;

@@ -435,6 +435,45 @@ TEST(test_windows_of_background_work_are_as_small_as_its_device_is_slow)
     CHECK(last_window(1) <= 101);
 }
 
+/* A layer ends in the middle of a window, and the device turns out to be slow while the program is aside. */
+TEST(test_background_layers_that_gave_way_go_on_in_windows)
+{
+    enum { LAYERS = 2, BLOCKS = 3, BLOCK = 100, LARGE = 400, SMALLEST = LARGE / 8 + 1 };
+    uint64_t local[LAYERS], remote[LAYERS], index[BLOCKS] = { 0, 1, 2 };
+    ring_layers layers = { .tensors = 1, .group = 1 };
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        local[i] = 0x100000000000 + i * 0x1000;
+        remote[i] = (1ull << 32) + i * 0x1000;
+    }
+    ring_step step = { .op = RING_COPY, .kind = ACL_MEMCPY_DEVICE_TO_DEVICE, .layers = &layers, .grid = {
+        .local = local, .remote = remote, .local_index = index, .remote_index = index, .tensors = LAYERS, .blocks = BLOCKS,
+        .local_stride = 2 * BLOCK, .remote_stride = 2 * BLOCK, .bytes = BLOCK, .tail = BLOCK } };
+    script urgent = { 0 };
+    ring_completion ran;
+    fake_reset();
+    fake_hold();
+    ring *r = open_ring_with((ring_options){ 4, LARGE, 0, PATIENCE_MS, 0, PATIENCE_MS, 0, LARGE, 1 });
+    script_copy(&urgent, 2, 6, LARGE);
+    CHECK_EQ(ring_submit_as(r, RING_BACKGROUND, 1, &step, 1, PATIENCE_MS, &ran), RING_QUEUED);
+    fake_reached(SYNC_STREAM, 1);
+    CHECK_EQ(submit_as(r, RING_CRITICAL, 2, &urgent, PATIENCE_MS), RING_QUEUED);
+    fake_let(BLOCKS);
+    for (uint64_t window = 1; window <= 4; window++) {
+        fake_reached(SYNC_EVENT, window);
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+        fake_let(2);                                        /* a window, and the event behind it */
+    }
+    fake_let_all();
+    CHECK_EQ(next_completion(r).id, 2);
+    CHECK_EQ(next_completion(r).state, RING_DONE);
+    uint64_t first = 0;                                     /* of the second layer: what comes behind it takes no time */
+    for (uint64_t i = 0; i < fake.logged && !first; i++)
+        if (fake.log[i].call == COPY_ASYNC && fake.log[i].remote == remote[1])
+            first = fake.log[i].bytes;
+    CHECK(first && first <= SMALLEST);
+    close_ring(r);
+}
+
 /* ---- what is passed keeps a share ---- */
 
 enum { MANY = 180, PASSING = 8 };                           /* bytes that pass for each of what is passed */
@@ -605,6 +644,7 @@ int main(void)
     RUN(test_what_waits_behind_an_unclean_program_is_given_back_first);
     RUN(test_other_rings_go_on_behind_an_unclean_program);
     RUN(test_windows_of_background_work_are_as_small_as_its_device_is_slow);
+    RUN(test_background_layers_that_gave_way_go_on_in_windows);
     RUN(test_background_work_keeps_a_share_beside_one_large_program);
     RUN(test_background_work_keeps_a_share_beside_many_small_programs);
     RUN(test_a_share_is_of_the_bytes_whatever_a_turn_moves);
