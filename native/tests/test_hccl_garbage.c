@@ -99,6 +99,14 @@ TEST(test_absurd_numbers)
     CHECK_ERR(HcclRemapRegistedMemory(&comm, &mem, 1, 1), HCCL_E_PARA);      /* unknown memory */
 }
 
+/* Its first whole huge page would be behind the last address. */
+TEST(test_memory_at_the_end_of_all_addresses)
+{
+    void *handle;
+    CommMem mem = { COMM_MEM_TYPE_HOST, (void *)(UINTPTR_MAX - 0x1fff), 0x1000 };
+    CHECK_ERR(HcclRegisterGlobalMem(&mem, &handle), HCCL_E_PARA);
+}
+
 TEST(test_handles_that_are_none)
 {
     uint32_t number;
@@ -208,6 +216,7 @@ int main(void)
     RUN(test_null_outputs_and_inputs);
     RUN(test_null_in_the_descriptor_calls);
     RUN(test_absurd_numbers);
+    RUN(test_memory_at_the_end_of_all_addresses);
     RUN(test_handles_that_are_none);
     RUN(test_transfers_that_make_no_sense);
     RUN(test_transfers_that_make_no_sense_between_two_ranks);

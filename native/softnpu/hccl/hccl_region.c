@@ -172,7 +172,8 @@ void hccl_region_unbind(hccl_region *region)
  * driver, stays as it is. Moving 256 MiB takes 0.1 to 0.5 s, the more the more scattered the machine's free memory is.    */
 static void use_huge_pages(uintptr_t from, uintptr_t end)
 {
-    for (uintptr_t at = soft_round_up(from, SOFT_HUGE_PAGE); at + SOFT_HUGE_PAGE <= end; at += SOFT_HUGE_PAGE)
+    uintptr_t first = soft_round_up(from, SOFT_HUGE_PAGE);     /* below `from` where that would be behind the last address */
+    for (uintptr_t at = first; first >= from && at < end && end - at >= SOFT_HUGE_PAGE; at += SOFT_HUGE_PAGE)
         madvise((void *)at, 1, MADV_POPULATE_WRITE);
     madvise((void *)from, end - from, MADV_COLLAPSE);
 }
