@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,30 @@ class _NotBegunError(RuntimeError):
     pass
 
 
+_limbo: dict[threading.Thread, threading.Thread] = getattr(threading, "_limbo", {})
+"""Threads that were started and have not begun: each takes itself out, and fails if it is not there."""
+
+
 class _Begun(threading.Event):
     """What ``Thread.start`` waits for."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__()
+        self._thread = weakref.ref(thread)
+        self._one_at_a_time = threading.Lock()
+
+    def set(self) -> None:
+        """The thread says so, and then takes itself out of those that have not begun."""
+        with self._one_at_a_time:
+            if (thread := self._thread()) is not None:
+                _limbo.setdefault(thread, thread)
+            super().set()
+
+    def give_up(self) -> None:
+        """It may never begin, and is forgotten."""
+        with self._one_at_a_time:
+            if not self.is_set() and (thread := self._thread()) is not None:
+                _limbo.pop(thread, None)
 
     def wait(self, timeout: float | None = None) -> bool:
         if not super().wait(BEGIN_TIMEOUT if timeout is None else timeout):
@@ -31,7 +54,7 @@ class DaemonThread(threading.Thread):
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
-        self._started = _Begun()
+        self._started = self._begun = _Begun(self)
         self._is_decided = threading.Lock()
 
     def start(self) -> None:
@@ -40,7 +63,7 @@ class DaemonThread(threading.Thread):
             super().start()
         except _NotBegunError:
             if self._is_decided.acquire(blocking=False):  # else it has begun just now
-                getattr(threading, "_limbo", {}).pop(self, None)
+                self._begun.give_up()
                 raise
 
     def run(self) -> None:

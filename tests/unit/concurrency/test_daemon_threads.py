@@ -47,6 +47,31 @@ def test_one_that_begins_too_late_calls_nothing(monkeypatch: pytest.MonkeyPatch)
     assert called == []
 
 
+def test_one_that_begins_too_late_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    late, over = threading.Event(), threading.Event()
+    bootstrap = threading.Thread._bootstrap  # type: ignore[attr-defined]
+
+    def begin_late(thread: Any) -> None:
+        late.wait()
+        try:
+            bootstrap(thread)
+        finally:
+            over.set()
+
+    monkeypatch.setattr(threading.Thread, "_bootstrap", begin_late)
+    thread = DaemonThread(pytest.fail, "it")
+    with pytest.raises(RuntimeError, match="did not begin"):
+        thread.start()
+    assert thread not in threading.enumerate()
+    late.set()
+    assert over.wait(10)
+    while thread in threading.enumerate() or thread.is_alive():
+        threading.Event().wait(0.01)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_one_that_begins_calls_its_target_once() -> None:
     called: list[int] = []
     thread = DaemonThread(called.append, "it", (1,))
