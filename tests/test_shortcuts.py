@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from array import array
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
+from aiodatadist.cache.task import EndedTask
 from aiodatadist.device.block_run import MOST_BLOCKS
 from aiodatadist.link.session import Session
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared, verify
@@ -113,6 +115,10 @@ async def test_what_ended_in_its_call_answers_every_question(monkeypatch: pytest
         with pytest.raises(LLMException, match="event loop"):
             await asyncio.to_thread(task.cancel)
         p.check({1: 1, 5: 4, 6: 6})
+
+
+def test_the_class_of_what_ended_in_its_call_can_be_looked_at() -> None:
+    assert {"peer", "cancel", "result"} <= {name for name, _ in inspect.getmembers(EndedTask)}
 
 
 @short

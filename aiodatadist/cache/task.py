@@ -179,7 +179,9 @@ class _Late:
     def __set_name__(self, owner: type, name: str) -> None:
         self._slot = CacheTask.__dict__[name]
 
-    def __get__(self, task: EndedTask, owner: type | None = None) -> Any:
+    def __get__(self, task: EndedTask | None, owner: type | None = None) -> Any:
+        if task is None:  # who looks at the class
+            return self
         try:
             return self._slot.__get__(task)
         except AttributeError:
