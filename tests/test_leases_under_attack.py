@@ -244,6 +244,27 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
         assert await ended(lease) is LeaseEnd.TAKEN
 
 
+async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodatadist.link.questions.AGAIN_SECONDS", 0.05)
+    async with pair_of(sync_kv_timeout=10_000) as pair:
+        wire = pair.two.datadist._running().find_link(1)._wire
+        lost: list[Claimed] = []
+        lease, post = pair.lease(pull_timeout_in_millis=500), wire.post
+
+        def lose_the_first(message: Message) -> None:
+            if isinstance(message, Claimed) and not lost:
+                lost.append(message)
+            else:
+                post(message)
+
+        monkeypatch.setattr(wire, "post", lose_the_first)
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:delay=2000")
+            with pytest.raises(TransferTimeout, match=r"0\.5 s of the call, and the owner keeps its blocks no longer"):
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=MINUTE)
+        assert lost[0].seconds == 0.5
+
+
 async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are here before this end hears of the limit, and may be another request's."""
     monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.0)

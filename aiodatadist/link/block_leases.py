@@ -180,9 +180,10 @@ class BlockLease:
     def claim(self, claim: PeerClaim) -> None:
         """As many pull at a time as have not taken the blocks yet. A claim that comes again is the same, and none after its
         end."""
-        if any(known.is_of(claim.peer, claim.call) for known in self._claims):
-            claim.answer(True)
-            return
+        for known in self._claims:
+            if known.is_of(claim.peer, claim.call):
+                known.answer(True)  # with its limit
+                return
         if (claim.peer, claim.call) in self._past:
             claim.answer(False)
             return
