@@ -126,7 +126,7 @@ def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
         timed(submit, count // 10, settle)
         yield row(f"submit a pull of {blocks} blocks, idle", timed(submit, count, settle), budget)
         bursts: list[float] = []
-        for _ in range(count // BURST):
+        for _ in range(max(1, count // BURST)):
             bursts += timed(submit, BURST)
             settle()
         yield row(f"submit a pull of {blocks} blocks, burst", bursts, budget)
@@ -152,7 +152,7 @@ def questions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
     ends.manager.drain()
     yield row("drain() of nothing", timed(ends.manager.drain, count), 20)
     each: list[float] = []
-    for _ in range(count // 100):
+    for _ in range(max(1, count // 100)):
         handles = [ends.submit([i]) for i in range(100)]
         handles[-1].wait(NEVER)
         start = now()
