@@ -16,6 +16,7 @@ pytestmark = pytest.mark.alone  # with -X dev asyncio writes a line where a step
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
+DECODE_SAYS, PREFILL_SAYS = "LLM_SUCCESS 32768 [1, 2, 3, 4]", "cluster 2: request 7 is here"
 PYTHON = [sys.executable, "-X", "dev", "-W", "error", "-c"]
 
 
@@ -70,6 +71,12 @@ def test_ems_program_of_the_migration_guide() -> None:
     assert done.stdout == "2 blocks of 3 are there\n"
 
 
+@pytest.mark.parametrize("page", [README, README.with_suffix(".zh.md")], ids=["english", "chinese"])
+def test_readme_says_what_prefill_and_decode_print(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [line for line in ("ready", DECODE_SAYS, PREFILL_SAYS) if f"`{line}`" not in text] == []
+
+
 def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
     port = free_port()
     with subprocess.Popen([*PYTHON, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
@@ -78,7 +85,7 @@ def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
         done = subprocess.run(
             [*PYTHON, program("decode.py", port)], capture_output=True, text=True, check=False, timeout=30
         )
-        assert done.stdout == "LLM_SUCCESS 32768 [1, 2, 3, 4]\n", done.stderr
+        assert done.stdout == f"{DECODE_SAYS}\n", done.stderr
         assert done.stderr == ""
-        assert prefill.stdout.read() == "cluster 2: request 7 is here\n"
+        assert prefill.stdout.read() == f"{PREFILL_SAYS}\n"
     assert prefill.returncode == 0
