@@ -51,6 +51,44 @@ async def test_pulls_start_in_callbacks(one_sided: bool) -> None:
         assert (await (await in_callback(pull))).bytes == 4 * 4096
 
 
+class Unusual(BaseException):
+    """As pytest's own failures are."""
+
+
+@pytest.mark.parametrize("one_sided", [True, False])
+async def test_whatever_a_done_callback_raises_the_transfer_ends_and_the_link_lasts(
+    one_sided: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked_pair(DESC, enable_remote_cache_accessible=one_sided) as (_, decoder, _, cache):
+        manager = decoder.datadist.cache_manager
+
+        def fail(_: CacheTask) -> None:
+            raise Unusual
+
+        task = manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
+        task.add_done_callback(fail)
+        with anyio.fail_after(5):
+            assert (await task).bytes == 4 * 4096
+        assert (await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [3])).bytes == 2 * 4096
+        assert "a done callback failed" in caplog.text
+
+
+def test_an_interrupt_in_a_done_callback_ends_the_event_loop_and_is_raised_there() -> None:
+    async def main() -> None:
+        async with linked_pair(DESC) as (_, decoder, _, cache):
+            manager = decoder.datadist.cache_manager
+
+            def interrupt(_: CacheTask) -> None:
+                raise KeyboardInterrupt
+
+            task = manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
+            task.add_done_callback(interrupt)
+            await asyncio.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
 async def test_pull_starts_in_the_done_callback_of_another() -> None:
     async with linked_pair(DESC) as (_, decoder, _, cache):
         manager = decoder.datadist.cache_manager

@@ -142,14 +142,17 @@ class Completion(ABC):
     def _tell(self, callback: Callable[[Self], object]) -> None:
         try:
             callback(self)
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ):  # its own affair, also that it asked what was cancelled for its result
+        except (KeyboardInterrupt, SystemExit) as error:  # the event loop's affair, once those who wait here were told
+            asyncio.get_running_loop().call_soon(_raise, error)
+        except BaseException:  # its own affair, also that it asked what was cancelled for its result
             logger.exception("%s: a done callback failed", self._what())
 
     def __repr__(self) -> str:
         return f"<{self._what()} {self.state.value}>"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class TransferReport(NamedTuple):
