@@ -447,7 +447,9 @@ BLOCKING: dict[type, Table] = {
 BLOCKING_FACTS: dict[type, frozenset[str]] = {
     blocking.LLMDataDist: frozenset({"finalize", "close", "cluster_id", "stats", "figures", "observer"}),
     blocking.CacheManager: frozenset({"check_cache_key", "max_submitted"}),
-    LayersHandle: frozenset({"poll", "done", "exception", "failed_blocks", "report", "operation", "tag", "start_with"}),
+    LayersHandle: frozenset(
+        {"poll", "done", "exception", "failed_blocks", "report", "operation", "tag", "start_with", "begin"}
+    ),
     blocking.BlockLease: frozenset({"ended", "name"}),
 }
 

@@ -226,8 +226,7 @@ async def scene(**options: Any) -> AsyncIterator[Scene]:
 first_pulls = pytest.mark.parametrize(
     ("one_sided", "spot"),
     [
-        (True, CALLER),
-        (True, Spot(Requester, "_arrange")),
+        (True, CALLER),  # which alone awaits: the answer's callback goes on
         (False, CALLER),
         (False, Spot(Requester, "_request")),
     ],
@@ -397,10 +396,7 @@ async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
 
 @hows
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "known"])
-@pytest.mark.parametrize("spot", [CALLER, Spot(Requester, "_arrange")], ids=str)
-async def test_a_push_with_a_notification(spot: Spot, is_first: bool, how: str, no_leaks: None) -> None:
-    if spot is not CALLER and not is_first:
-        pytest.skip("it does not arrange anything")
+async def test_a_push_with_a_notification(is_first: bool, how: str, no_leaks: None) -> None:
     big = CacheDesc(2, [8, 1 << 20], DataType.DT_UINT8)  # too much to be done at once
     async with scene() as all_of:
         mine = await all_of.decoder.blocks(big, 1)
@@ -423,7 +419,7 @@ async def test_a_push_with_a_notification(spot: Spot, is_first: bool, how: str, 
             await all_of.all_is_back()
             assert entry_of(all_of.decoder, mine).leases == 0
 
-        await at_every_await(spot, how, push, oracle)
+        await at_every_await(CALLER, how, push, oracle)
 
 
 @hows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import anyio
@@ -22,10 +22,11 @@ LATE = 1.0
 """Seconds that a slow machine may take for 200 of them; if each waited for the one before, it would be minutes."""
 
 
-async def expire(tasks: Iterable[CacheTask], limit: float = LIMIT) -> None:
+async def expire(make: Callable[[], Iterable[CacheTask]], limit: float = LIMIT) -> None:
     """Each raises that its time is over, soon after it is. (A loop that debugs is several times slower.)"""
     asyncio.get_running_loop().set_debug(False)
     started = time.monotonic()
+    tasks = make()
 
     async def one(task: CacheTask) -> float:
         with pytest.raises(TransferTimeout) as caught:
@@ -48,7 +49,7 @@ async def test_requests_that_expire_together() -> None:
         await pull(BlocksCacheKey(1), cache, [0], [0])
         with soft_faults_cleared():
             soft_fault("HcclBatchPut:hang@*")
-            await expire([pull(BlocksCacheKey(1), cache, [1], [2]) for _ in range(MANY)])
+            await expire(lambda: [pull(BlocksCacheKey(1), cache, [1], [2]) for _ in range(MANY)])
         memory = decoder.memory(cache)
         memory.view()[:] = bytes(memory.nbytes)
         await pull(BlocksCacheKey(1), cache, [3], [4])
@@ -68,7 +69,7 @@ async def test_first_pulls_of_a_peer_that_does_not_answer() -> None:
     async with puppet() as peer, linked_to(peer, sync_kv_timeout=round(LIMIT * 1000)) as (cluster, cache):
         peer.send(signal.SIGSTOP)
         pull = cluster.datadist.cache_manager.pull_blocks
-        await expire([pull(BlocksCacheKey(1), cache, [1], [2]) for _ in range(MANY)])
+        await expire(lambda: [pull(BlocksCacheKey(1), cache, [1], [2]) for _ in range(MANY)])
         started = anyio.current_time()
         with pytest.raises(LinkTimeout):
             await cluster.datadist.check_link_status(1)
