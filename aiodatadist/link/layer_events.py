@@ -34,7 +34,8 @@ class LayerReceiver:
         return [i for i, event in enumerate(self._events) if event.is_set()]
 
     async def layer(self, layer_index: int) -> None:
-        """Until all bytes of a layer are here.
+        """Until all bytes of a layer are here, as long as the link lasts: a transfer that failed before it had found this
+        cache is not told here. Give the wait a limit of your own.
 
         Raises:
             ParamInvalid: there is no such layer.

@@ -55,7 +55,7 @@ async def part(owner: Cluster, puller: Cluster) -> None:
 async def not_linked(owner: Cluster, puller: Cluster, kind: str, number: int, family: int) -> list[str]:
     """While all such calls fail; the next attempt makes it."""
     with failing(kind, MANY, number, family):
-        linked = await puller.datadist.link_clusters([cluster_info(owner)], 1_500)
+        linked = await puller.datadist.link_clusters([cluster_info(owner)], 10_000)
     assert linked[0] is not LLMStatusCode.LLM_SUCCESS
     return [linked[0].name, *(str(error) for error in linked.errors if error)]
 

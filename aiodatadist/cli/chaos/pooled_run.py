@@ -40,12 +40,14 @@ class PooledRun(Run):
     async def suffer(self, step: Step) -> None:
         victim = self._victims[self._number % len(self._victims)]
         self._number += 1
+        fault, end = (victim.kill, victim.start) if step.name == "engine-kill" else (victim.stop, victim.go_on)
+        with anyio.CancelScope(shield=True):  # bounded: a signal; there is an end to it only where it happened
+            await anyio.to_thread.run_sync(fault)
         try:
-            await anyio.to_thread.run_sync(victim.kill if step.name == "engine-kill" else victim.stop)
             await anyio.sleep(step.seconds)
         finally:
             with anyio.CancelScope(shield=True):  # bounded: a server has its time to be ready
-                await anyio.to_thread.run_sync(victim.start if step.name == "engine-kill" else victim.go_on)
+                await anyio.to_thread.run_sync(end)
 
     def concerned(self, step: Step) -> list[int]:
         return [0]
