@@ -165,6 +165,7 @@ class Engine:
         self._coming: Counter[int] = Counter()  # links that these clusters are making with us
         self._attempts: dict[int, _Attempt] = {}
         self._opening: set[Link] = set()
+        self._replaced: set[Link] = set()  # which are still being given back
         self._met_itself = self._is_linked_to_itself = False
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self._group: anyio.abc.TaskGroup | None = None
@@ -438,6 +439,7 @@ class Engine:
         """A link became ready. One that it replaces is dropped."""
         old = self._links.get(link.cluster_id)
         if old is not None:
+            self._replaced.add(old)
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         self._links[link.cluster_id] = link
         link.is_registered = True
@@ -454,11 +456,13 @@ class Engine:
             logger.exception("cluster %d: the link to cluster %d failed", self.cluster_id, link.cluster_id)
         finally:
             self.totals.links_ended[link.cause] += 1
+            self._replaced.discard(link)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
                     self._remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
                 self.relinker.ended(link)
+            self._linked.wake()
 
     def _tasks(self) -> anyio.abc.TaskGroup:
         if self._group is None or self._stopping.is_set():
@@ -759,17 +763,21 @@ class Engine:
     async def wait_parted(self) -> None:
         """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
         with anyio.move_on_after(PART_TIMEOUT):
-            for link in [link for link in self._links.values() if not link.is_ready]:
+            for link in [*self._replaced, *(link for link in self._links.values() if not link.is_ready)]:
                 await link.wait_closed()
 
     @property
     def has_links(self) -> bool:
-        """There are links, or some are being made, or made again."""
-        return bool(self._links or self._opening) or self._is_linked_to_itself or self.relinker.is_at_work
+        """There are links, or some are being made, or made again, or given back."""
+        return (
+            bool(self._links or self._opening or self._replaced)
+            or self._is_linked_to_itself
+            or self.relinker.is_at_work
+        )
 
     async def wait_opened(self) -> None:
-        """Until no link is being made, and nothing is left of those that could not be made."""
-        while self._opening:
+        """Until no link is being made, and nothing is left of those that could not be made, or that others replaced."""
+        while self._opening or self._replaced:
             await self._linked.wait()
 
     def statistics(self) -> list[LinkStatistics]:
@@ -780,7 +788,7 @@ class Engine:
 
     def link_states(self) -> Counter[str]:
         """How many links there are in each state, those that are being made among them. From any thread."""
-        return Counter(link.state.value for link in (*self._links.values(), *self._opening))
+        return Counter(link.state.value for link in (*self._links.values(), *self._opening, *self._replaced))
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""

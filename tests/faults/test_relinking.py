@@ -54,3 +54,30 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
             assert soft_counters()["comms"] == comms
             assert [dict(each.datadist.figures().links) for each in (prompt, decoder)] == [{}, {}]
             assert (await linking)[0] is not LLMStatusCode.LLM_SUCCESS
+
+
+async def test_memory_waits_for_a_link_that_another_one_replaced() -> None:
+    """It broke, and its channel, to which the memory is bound, is still being closed when the next link has ended already."""
+    async with linked_pair(DESC) as (prompt, decoder, source, _):
+        old = prompt.datadist._running().find_link(2)
+        close, may_close = old.channels.aclose, anyio.Event()
+
+        async def close_late() -> None:
+            await may_close.wait()
+            await close()
+
+        old.channels.aclose = close_late  # type: ignore[method-assign]
+        with anyio.fail_after(20):
+            await old._wire.aclose()
+            await decoder.datadist.wait_link_closed(1)
+            assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
+            assert prompt.datadist._running().find_link(2) is not old
+            assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000))[
+                0
+            ] is LLMStatusCode.LLM_SUCCESS
+            async with anyio.create_task_group() as group:
+                group.start_soon(prompt.datadist.cache_manager.unregister_cache, source.cache_id)
+                await anyio.wait_all_tasks_blocked()
+                assert sum(prompt.datadist.figures().links.values()) == 1
+                may_close.set()
+        assert dict(prompt.datadist.figures().links) == {}
