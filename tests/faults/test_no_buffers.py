@@ -21,6 +21,7 @@ from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LinkError, L
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
 from tests.faults.test_full_memory import open_descriptors
 from tests.profiles import at_night
+from tests.strict.marks import STRICT
 
 SHIM = Path(__file__).with_name("socket_shim.c")
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
@@ -41,13 +42,13 @@ def failing(kind: str, count: int, number: int, family: int) -> Iterator[None]:
 
 
 async def use(owner: Cluster, puller: Cluster, cache: Cache) -> None:
-    linked = await puller.datadist.link_clusters([cluster_info(owner)], 10_000)
+    linked = await puller.datadist.link_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
     assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
     await puller.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
 async def part(owner: Cluster, puller: Cluster) -> None:
-    await puller.datadist.unlink_clusters([cluster_info(owner)], 10_000)
+    await puller.datadist.unlink_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
     with suppress(NotLinked):  # it has ended already
         await owner.datadist.wait_link_closed(2)
 
@@ -55,7 +56,7 @@ async def part(owner: Cluster, puller: Cluster) -> None:
 async def not_linked(owner: Cluster, puller: Cluster, kind: str, number: int, family: int) -> list[str]:
     """While all such calls fail; the next attempt makes it."""
     with failing(kind, MANY, number, family):
-        linked = await puller.datadist.link_clusters([cluster_info(owner)], 10_000)
+        linked = await puller.datadist.link_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
     assert linked[0] is not LLMStatusCode.LLM_SUCCESS
     return [linked[0].name, *(str(error) for error in linked.errors if error)]
 
@@ -122,6 +123,8 @@ def test_without_memory_for_sockets_links_are_not_made_or_lost_and_the_next_is_m
     *refused, late, lost, left_open = json.loads(done.stdout)
     words = os.strerror(number)
     for status, *errors in refused:
+        if STRICT and status == "LLM_TIMEOUT":  # one half was being opened, which cannot be interrupted
+            continue
         assert status == "LLM_LINK_FAILED", errors
         assert words in errors[0], errors
     assert late == ["late"]
