@@ -96,11 +96,11 @@ def a_device_that_hangs(patch: pytest.MonkeyPatch) -> None:
 
 
 def flipped_bits_of_gets(_: pytest.MonkeyPatch) -> None:
-    soft_fault(";".join(f"HcclBatchGet:flip=100@{number}" for number in range(1, 40)))
+    soft_fault("HcclBatchGet:flip=100@*")
 
 
 def flipped_bits_of_puts(_: pytest.MonkeyPatch) -> None:
-    soft_fault(";".join(f"HcclBatchPut:flip=100@{number}" for number in range(1, 40)))
+    soft_fault("HcclBatchPut:flip=100@*")
 
 
 def flipped_bits_of_user_slots(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ FOUND: dict[str, tuple[str, Plant, str, str]] = {
 """Profile, what is planted, and the rule and the words of what has to be found."""
 
 
-AT_NIGHT = {"late byte, ended, v1", "given back, and pulled", "flips, by ranks", "flips, user slots"}
+AT_NIGHT = {"late byte, ended, v1", "given back, and pulled", "flips, by ranks"}
 
 
 @pytest.mark.parametrize("defect", [at_night(each) if each in AT_NIGHT else each for each in FOUND])
