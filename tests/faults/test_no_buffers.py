@@ -42,13 +42,13 @@ def failing(kind: str, count: int, number: int, family: int) -> Iterator[None]:
 
 
 async def use(owner: Cluster, puller: Cluster, cache: Cache) -> None:
-    linked = await puller.datadist.link_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
+    linked = await puller.datadist.link_clusters([cluster_info(owner)], 10_000)
     assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
     await puller.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
 async def part(owner: Cluster, puller: Cluster) -> None:
-    await puller.datadist.unlink_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
+    await puller.datadist.unlink_clusters([cluster_info(owner)], 10_000)
     with suppress(NotLinked):  # it has ended already
         await owner.datadist.wait_link_closed(2)
 
@@ -80,6 +80,16 @@ async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
     return said
 
 
+async def settled_descriptors() -> int:
+    """Threads of heartbeats and channels that ended close theirs, and no event tells of it: as many as there are for 0.2 s."""
+    found, calm = open_descriptors(), 0
+    while calm < 20:  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+        found, last = open_descriptors(), found
+        calm = calm + 1 if found == last else 0
+    return found
+
+
 async def main(number: int) -> list[Any]:
     options: dict[str, Any] = {"heartbeat_interval": 60_000}
     async with open_cluster(1, **options) as owner, open_cluster(2, device_id=1, **options) as puller:
@@ -87,7 +97,7 @@ async def main(number: int) -> list[Any]:
         cache = await puller.blocks(DESC)
         await use(owner, puller, cache)
         await part(owner, puller)
-        before, found = open_descriptors(), []
+        before, found = await settled_descriptors(), []
         for kind in ("socket", "connect"):
             for family in (socket.AF_INET, socket.AF_UNIX):  # the links' own, and softnpu's
                 found.append(await not_linked(owner, puller, kind, number, family))
@@ -95,7 +105,7 @@ async def main(number: int) -> list[Any]:
         found.append(await lost(owner, puller, number))
         await use(owner, puller, cache)
         await part(owner, puller)
-        return [*found, open_descriptors() - before]
+        return [*found, await settled_descriptors() - before]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +139,7 @@ def test_without_memory_for_sockets_links_are_not_made_or_lost_and_the_next_is_m
         assert words in errors[0], errors
     assert late == ["late"]
     assert lost[0] == "PeerLost", lost
-    assert left_open <= 0
+    assert left_open == 0
 
 
 if __name__ == "__main__":
