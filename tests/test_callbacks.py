@@ -11,11 +11,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
+from aiodatadist import BlockLease, BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
+from aiodatadist.counting import Call, Ended
 from aiodatadist.testing import linked_pair
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
@@ -73,6 +74,45 @@ async def test_whatever_a_done_callback_raises_the_transfer_ends_and_the_link_la
         assert "a done callback failed" in caplog.text
 
 
+async def test_whatever_the_callback_of_a_lease_raises_the_others_are_told_and_the_link_lasts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, source, cache):
+        told: list[str] = []
+
+        def fail(_: BlockLease) -> None:
+            raise Unusual
+
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5000)
+        lease.add_done_callback(fail)
+        lease.add_done_callback(lambda lease: told.append(str(lease.ended)))
+        await decoder.datadist.cache_manager.pull_leased(lease.ticket(), cache, [2])
+        with anyio.fail_after(5):
+            await lease.wait_ended()
+        assert told == ["taken"]
+        assert "a done callback failed" in caplog.text
+        assert (await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [3])).bytes == 2 * 4096
+
+
+@pytest.mark.parametrize("when", ["beginning", "end"])
+async def test_whatever_an_observer_raises_the_transfer_ends(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        def began(self, call: Call) -> Callable[[Ended], None]:
+            if when == "beginning":
+                raise Unusual
+            return self.ended
+
+        def ended(self, what: Ended) -> None:
+            raise Unusual
+
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        decoder.datadist.observer = Failing()
+        pull = decoder.datadist.cache_manager.pull_blocks
+        for source in range(2):
+            assert (await pull(BlocksCacheKey(1), cache, [source], [5])).bytes == 2 * 4096
+        assert f"at the {when} of pull_blocks" in caplog.text
+
+
 def test_an_interrupt_in_a_done_callback_ends_the_event_loop_and_is_raised_there() -> None:
     async def main() -> None:
         async with linked_pair(DESC) as (_, decoder, _, cache):
@@ -83,7 +123,8 @@ def test_an_interrupt_in_a_done_callback_ends_the_event_loop_and_is_raised_there
 
             task = manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
             task.add_done_callback(interrupt)
-            await asyncio.sleep(5)
+            with anyio.fail_after(5):
+                await anyio.sleep_forever()
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())

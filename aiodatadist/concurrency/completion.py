@@ -30,6 +30,7 @@ from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.outlast import outlast
+from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS
 from aiodatadist.errors import LLMException, StuckError, TransferTimeout
 
@@ -140,19 +141,10 @@ class Completion(ABC):
         self._waiters.clear()
 
     def _tell(self, callback: Callable[[Self], object]) -> None:
-        try:
-            callback(self)
-        except (KeyboardInterrupt, SystemExit) as error:  # the event loop's affair, once those who wait here were told
-            asyncio.get_running_loop().call_soon(_raise, error)
-        except BaseException:  # its own affair, also that it asked what was cancelled for its result
-            logger.exception("%s: a done callback failed", self._what())
+        guarded(lambda: callback(self), logger, "%s: a done callback failed", self._what())
 
     def __repr__(self) -> str:
         return f"<{self._what()} {self.state.value}>"
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 class TransferReport(NamedTuple):

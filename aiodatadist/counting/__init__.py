@@ -1,5 +1,6 @@
 """What was done, in numbers that are always counted, and who is told of each call while it goes on."""
 
+from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
 from aiodatadist.counting.flow import SECONDS, Flow, figures_of
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
@@ -18,5 +19,6 @@ __all__ = [
     "Totals",
     "figures_of",
     "forget_oldest",
+    "guarded",
     "tell",
 ]

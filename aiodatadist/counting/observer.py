@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from aiodatadist.counting.callbacks import guarded
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +70,10 @@ class Observer(Protocol):
 
 def tell(observer: Observer, call: Call) -> Tell:
     """Tell an observer that a call has begun; what is returned tells it of the end. Neither raises."""
-    try:
-        ended = observer.began(call)
-    except (Exception, asyncio.CancelledError):  # as of the result of what was cancelled
-        logger.exception("%r failed at the beginning of %s", observer, call.operation)
-        ended = None
+    ended = guarded(lambda: observer.began(call), logger, "%r failed at the beginning of %s", observer, call.operation)
 
     def end(what: Ended) -> None:
         if ended is not None:
-            try:
-                ended(what)
-            except (Exception, asyncio.CancelledError):
-                logger.exception("%r failed at the end of %s", observer, call.operation)
+            guarded(lambda: ended(what), logger, "%r failed at the end of %s", observer, call.operation)
 
     return end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Final
 
 from aiodatadist._native.library import ffi, ring
@@ -22,7 +21,6 @@ _STATE_AT: Final = ffi.offsetof("ring_blocks", "ran", "state")
 _new = tuple.__new__
 
 
-@cache
 def _packer(count: int) -> Callable[..., None]:
     """Writes so many numbers as C reads them. Raises struct.error: one of them is no integer, or none of 64 bits."""
     return struct.Struct(f"={count}Q").pack_into

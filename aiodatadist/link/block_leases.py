@@ -26,10 +26,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.counting import Totals
+from aiodatadist.counting import Totals, guarded
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.leases import SLACK_SECONDS
@@ -255,10 +256,7 @@ class BlockLease:
         self._over.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            try:
-                callback(self)
-            except (Exception, asyncio.CancelledError):  # that it asked what was cancelled for its result ends no link
-                logger.exception("%r: a done callback failed", self)
+            guarded(partial(callback, self), logger, "%r: a done callback failed", self)
 
     def end(self) -> None:
         """The cluster is finalized."""

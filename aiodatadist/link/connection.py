@@ -83,6 +83,7 @@ class _Reader(asyncio.StreamReader):
 
     def __init__(self) -> None:
         super().__init__()
+        # asyncio changes this buffer in place, and has no public question for how much is in it.
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:

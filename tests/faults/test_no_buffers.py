@@ -83,7 +83,7 @@ async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
 async def settled_descriptors() -> int:
     """Threads of heartbeats and channels that ended close theirs, and no event tells of it: as many as there are for 0.2 s."""
     found, calm = open_descriptors(), 0
-    while calm < 20:  # noqa: ASYNC110
+    while calm < 20:
         await anyio.sleep(0.01)
         found, last = open_descriptors(), found
         calm = calm + 1 if found == last else 0
