@@ -81,7 +81,7 @@ async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
 
 
 async def settled_descriptors() -> int:
-    """Threads of heartbeats and channels that ended close theirs, and no event tells of it: as many as there are for 0.2 s."""
+    """As many as there are for 0.2 s: threads of heartbeats and channels that ended close theirs, and no event tells of it."""
     found, calm = open_descriptors(), 0
     while calm < 20:
         await anyio.sleep(0.01)
