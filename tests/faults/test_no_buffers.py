@@ -81,7 +81,7 @@ async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
 
 
 async def settled_descriptors() -> int:
-    """As many as there are for 0.2 s: threads of heartbeats and channels that ended close theirs, and no event tells of it."""
+    """As many as there are for 0.2 s: threads of heartbeats and channels that ended close theirs, and tell no event."""
     found, calm = open_descriptors(), 0
     while calm < 20:
         await anyio.sleep(0.01)
