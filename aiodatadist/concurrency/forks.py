@@ -1,7 +1,9 @@
 """What a forked child must leave alone: the event loop, its registrations and our tasks are the parent's.
 
 A child that leaves through ``sys.exit`` unwinds its copy of the event loop, which cancels all tasks. Ours would part from
-peers through the parent's sockets, and the loop would take the parent's sockets out of the epoll set that both share.
+peers through the parent's sockets, and the loop would take the parent's sockets out of the epoll set that both share. libuv
+hands its changes of that set to the kernel through memory that both share, too, and aborts a process that finds another's
+there: a child does not get this memory, so one that runs uvloop's loop once more ends with a SIGSEGV, and the parent goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ from pathlib import Path
 from weakref import WeakSet
 
 import anyio
+
+DONTFORK = 10
+"""``MADV_DONTFORK``, which Python's ``mmap`` has for its own mappings only."""
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _roots: WeakSet[asyncio.Task[None]] = WeakSet()
 _left: list[asyncio.Task[None]] = []
@@ -45,6 +53,8 @@ def _before() -> None:
         return
     selector = getattr(loop, "_selector", None)
     _epolls.extend(_all_epolls() if selector is None else [selector.fileno()])
+    if selector is None:
+        _keep_rings()
     tasks = {id(task): task for task in asyncio.all_tasks(loop)}
     if asyncio.current_task() is not None:
         parents = {info.id: info.parent_id for info in anyio.get_running_tasks()}
@@ -61,6 +71,14 @@ def _all_epolls() -> list[int]:
             if str(entry.readlink()) == "anon_inode:[eventpoll]":
                 found.append(int(entry.name))
     return found
+
+
+def _keep_rings() -> None:
+    """The memory of this process's io_urings, which it shares with the kernel, is not a child's."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith("anon_inode:[io_uring]"):
+            first, end = (int(address, 16) for address in line.split()[0].split("-"))
+            _libc.madvise(first, end - first, DONTFORK)
 
 
 def _is_below(task: int | None, parents: dict[int, int | None], roots: set[int]) -> bool:
