@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist.cluster.heartbeat_thread import CLOSED, HeartbeatThread
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LinkError
 from aiodatadist.link import Link, connected
 from aiodatadist.wire.frames import encode
@@ -96,36 +97,40 @@ class Heartbeats:
         Raises:
             LinkError: none came, or none can be exchanged.
         """
-        begun, over, why, is_begun = anyio.Event(), anyio.Event(), "", False
+        news, why, has_begun = Signal(), "", False
 
         def lost(reason: str) -> None:
             nonlocal why
             why = reason
             self._watched.discard(link)
-            begun.set()
-            over.set()
+            news.wake()
+
+        def begun() -> None:
+            nonlocal has_begun
+            has_begun = True
+            news.wake()
 
         try:
-            watch = self._thread.watch(sock, link.heartbeat * (self._misses + 1), lost, begun.set, patience)
+            watch = self._thread.watch(sock, link.heartbeat * (self._misses + 1), lost, begun, patience)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error
         self._watched.add(link)
+        link.call_when_closed(news.wake)
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_until_closed, link, group.cancel_scope)
-                await begun.wait()
-                is_begun = not why
-                if is_begun:
-                    task_status.started()
-                    await over.wait()
-                    await _let_it_tell(link, why)
+            while not (has_begun or why or link.is_closed):
+                await news.wait()
+            has_begun &= not why
+            if has_begun:
+                task_status.started()
+                while not (why or link.is_closed):
+                    await news.wait()
+                await _let_it_tell(link, why)
+            if why and not link.is_closed:
                 link.lost(why, "" if why == CLOSED else "heartbeats_missed")
-                if not is_begun:
-                    group.cancel_scope.cancel()
         finally:
             self._watched.discard(link)
             watch.stop()
-        if why and not is_begun:
+        if why and not has_begun:
             raise LinkError(f"the peer's heartbeats never began: {why}")
 
 
@@ -134,8 +139,3 @@ async def _let_it_tell(link: Link, why: str) -> None:
     if why == CLOSED:
         with anyio.move_on_after(EOF_PATIENCE):
             await link.wait_closed()
-
-
-async def _until_closed(link: Link, scope: anyio.CancelScope) -> None:
-    await link.wait_closed()
-    scope.cancel()

@@ -39,15 +39,23 @@ def _start(
 
     if threads is not None:
         return future, threads.submit(run)
+    thread = DaemonThread(run, "aiodatadist call")
+
+    def not_begun(error: RuntimeError) -> None:
+        if gives_back:
+            logger.warning("no thread can be started for giving back what the device has: the event loop waits for it")
+            run()
+        else:
+            refused = LLMException(f"no thread can be started: {error}", hint="is there a limit on threads or memory?")
+            refused.__cause__ = error
+            future.set_exception(refused)
+
     try:
-        DaemonThread(run, "aiodatadist call").start()
+        begun_by = thread.start_soon(loop, not_begun)
     except RuntimeError as error:
-        if not gives_back:
-            raise LLMException(
-                f"no thread can be started: {error}", hint="is there a limit on threads or memory?"
-            ) from error
-        logger.warning("no thread can be started for giving back what the device has: the event loop waits for it")
-        run()
+        not_begun(error)
+    else:
+        future.add_done_callback(lambda _: begun_by.cancel())
     return future, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,7 +13,8 @@ BEGIN_TIMEOUT = 5.0
 
 
 class _NotBegunError(RuntimeError):
-    pass
+    def __init__(self) -> None:
+        super().__init__(f"a new thread did not begin within {BEGIN_TIMEOUT:g} s: out of memory, or of addresses")
 
 
 _limbo: dict[threading.Thread, threading.Thread] = getattr(threading, "_limbo", {})
@@ -24,6 +26,7 @@ class _Begun(threading.Event):
 
     def __init__(self, thread: threading.Thread) -> None:
         super().__init__()
+        self.is_awaited = True
         self._thread = weakref.ref(thread)
         self._one_at_a_time = threading.Lock()
 
@@ -41,10 +44,8 @@ class _Begun(threading.Event):
                 _limbo.pop(thread, None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not super().wait(BEGIN_TIMEOUT if timeout is None else timeout):
-            raise _NotBegunError(
-                f"a new thread did not begin within {BEGIN_TIMEOUT:g} s: out of memory, or of addresses"
-            )
+        if self.is_awaited and not super().wait(BEGIN_TIMEOUT if timeout is None else timeout):
+            raise _NotBegunError
         return True
 
 
@@ -62,9 +63,33 @@ class DaemonThread(threading.Thread):
         try:
             super().start()
         except _NotBegunError:
-            if self._is_decided.acquire(blocking=False):  # else it has begun just now
-                self._begun.give_up()
+            if self.give_up():
                 raise
+
+    def start_soon(
+        self, loop: asyncio.AbstractEventLoop, not_begun: Callable[[RuntimeError], object]
+    ) -> asyncio.TimerHandle:
+        """As :meth:`start`, without waiting for its first step, which takes the event loop's time where many are started.
+
+        Args:
+            not_begun: told on the loop, after ``BEGIN_TIMEOUT``, that it did not begin and never calls the target. The timer
+                is returned.
+
+        Raises RuntimeError: no thread can be started."""
+        self._begun.is_awaited = False
+        self.start()
+        return loop.call_later(BEGIN_TIMEOUT, self._look, not_begun)
+
+    def _look(self, not_begun: Callable[[RuntimeError], object]) -> None:
+        if self.give_up():
+            not_begun(_NotBegunError())
+
+    def give_up(self) -> bool:
+        """If it has not begun it never calls the target; False: it has, perhaps just now."""
+        if not self._is_decided.acquire(blocking=False):
+            return False
+        self._begun.give_up()
+        return True
 
     def run(self) -> None:
         if self._is_decided.acquire(blocking=False):

@@ -114,7 +114,8 @@ class Link(Session):
         self._transport = transport
         self._is_written = self._has_said_so = self._was_refused = False
         self._closed = Signal()
-        self._leaving = Signal()
+        self._is_leaving = False
+        self._at_end: list[Callable[[], object]] = []
         self._reason = ""
         self._patience = 0.0
         self._incoming = IncomingNotifications(
@@ -300,39 +301,6 @@ class Link(Session):
 
     # ---- what the peer says ----
 
-    def _reactions(self) -> dict[type, Callable[[Any], object]]:
-        """What to do, without waiting, about each message of a ready link."""
-        return {
-            Lookup: self._responder.find,
-            Found: self._on_answer,
-            Pulled: self._on_answer,
-            Pong: self._on_answer,
-            Own: self._on_own,
-            Owned: self._on_answer,
-            Claim: self._on_claim,
-            Claimed: self._on_answer,
-            Digest: self._responder.digest,
-            Digests: self._on_answer,
-            Unclaim: self._on_unclaim,
-            Grant: lambda message: self._hold(message.cache),
-            Revoke: self._on_revoke,
-            Revoked: lambda message: self.peer_leases.on_revoked(message.cache_id, message.number),
-            Pull: self._responder.begin,
-            Stop: lambda message: self._responder.stop(message.call),
-            Note: self._incoming.on_note,
-            Watch: self.layer_events.on_watch,
-            Landed: self.layer_events.on_landed,
-            Taken: self.notification_queue.on_taken,
-            Ping: lambda message: self._wire.post(Pong(call=message.call)),
-            Renew: self.channels.on_renew,
-            Renewed: self.channels.on_renewed,
-            Retire: self.channels.on_retire,
-            Broken: self.channels.on_broken,
-            Outdated: self.channels.on_outdated,
-            Unknown: lambda message: self._wire.post(Unsupported(kind=message.type, call=message.call)),
-            Unsupported: self._on_unsupported,
-        }
-
     def _on_own(self, message: Own) -> None:
         """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer. What
         was said before something that was heard already is out of date."""
@@ -421,11 +389,13 @@ class Link(Session):
         """Until the link is over: listen to the peer and, when asked to, part from it. Then give everything back."""
         try:
             async with anyio.create_task_group() as group:
-                self._tasks = Spawner(group)
+                self._tasks, self._scope = Spawner(group), group.cancel_scope
                 self._wire.react_at_once(self._react_at_once)
-                group.start_soon(self._part)
-                group.start_soon(self._pump)
-                group.start_soon(self._watch, group.cancel_scope)
+                self._wire.pump_with(lambda: self.spawn(self._pump))
+                if self._is_leaving:  # asked to before it was served
+                    group.start_soon(self._part)
+                if self._is_broken:
+                    group.cancel_scope.cancel()
                 try:
                     await self._listen()
                 finally:
@@ -440,10 +410,6 @@ class Link(Session):
             self._tasks = None
             self._wire.react_at_once(None)
             await self._give_back()
-
-    async def _watch(self, scope: anyio.CancelScope) -> None:
-        await self._broken.wait()
-        scope.cancel()
 
     async def _pump(self) -> None:
         try:
@@ -463,7 +429,6 @@ class Link(Session):
 
     async def _hear(self) -> None:
         """Until one end has had the last word."""
-        reactions = self._reactions()
         while True:
             message = await self._wire.receive()
             self._has_said_so |= isinstance(message, (Bye, Disconnect, Refuse))
@@ -477,8 +442,8 @@ class Link(Session):
             if isinstance(message, Disconnect) and self.is_open:
                 self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 self.spawn(self._say_bye)
-            elif (react := reactions.get(type(message))) is not None:
-                react(message)
+            elif (react := _REACTIONS.get(type(message))) is not None:
+                react(self, message)
             else:
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
             if self._wire.is_congested:
@@ -503,11 +468,10 @@ class Link(Session):
         self._wire.post(Bye())
         with anyio.move_on_after(DRAIN_TIMEOUT):
             await self._wire.flush()
-        self._broken.set()
+        self._end_serving()
 
     async def _part(self) -> None:
-        """When asked to: drain, and tell the peer. In the link's own task, so that no caller can be cancelled half-way."""
-        await self._leaving.wait()
+        """Drain, and tell the peer. In a task of the link's own, so that no caller can be cancelled half-way."""
         await self._drain(self._patience)
         self._wire.post(Disconnect(reason=self._reason))
 
@@ -534,7 +498,8 @@ class Link(Session):
         if self.state is LinkState.READY:
             self._end(LinkClosed(f"the link to cluster {self.cluster_id} was unlinked: {reason}"), LinkState.CLOSING)
             self._reason, self._patience = reason, timeout
-            self._leaving.set()
+            self._is_leaving = True
+            self.spawn(self._part)
         with anyio.move_on_after(timeout) as limit:
             await self._closed.wait()
         if limit.cancelled_caught:
@@ -554,7 +519,7 @@ class Link(Session):
             self._end(failure, LinkState.CLOSED)
         self._stop()
         await self._wire.aclose()
-        self._broken.set()
+        self._end_serving()
         await self._closed.wait()
 
     async def _give_back(self) -> None:
@@ -581,6 +546,8 @@ class Link(Session):
             self.layer_events.end(self.copy_of_failure())
             self.notification_queue.end()
             self._closed.set()
+            for call in self._at_end:
+                call()
 
     async def _shut(self) -> bool:
         """Close the channels; False when it is not known what the peer can reach."""
@@ -631,6 +598,15 @@ class Link(Session):
         self.state = LinkState.CLOSED
         await self._give_back()
 
+    @property
+    def is_closed(self) -> bool:
+        """Everything was given back."""
+        return self._closed.is_set()
+
+    def call_when_closed(self, call: Callable[[], object]) -> None:
+        """When everything was given back; ``call`` must not raise. For a link that is not closed yet."""
+        self._at_end.append(call)
+
     async def wait_closed(self) -> LinkError:
         """Until everything was given back; why it ended."""
         await self._closed.wait()
@@ -639,3 +615,36 @@ class Link(Session):
     def __repr__(self) -> str:
         busy = len(self._transfers) + len(self.operations)
         return f"<Link to cluster {self.cluster_id} {self.state.value} {busy} transfers>"
+
+
+_REACTIONS: dict[type, Callable[[Link, Any], object]] = {
+    Lookup: lambda link, message: link._responder.find(message),
+    Found: Link._on_answer,
+    Pulled: Link._on_answer,
+    Pong: Link._on_answer,
+    Own: Link._on_own,
+    Owned: Link._on_answer,
+    Claim: Link._on_claim,
+    Claimed: Link._on_answer,
+    Digest: lambda link, message: link._responder.digest(message),
+    Digests: Link._on_answer,
+    Unclaim: Link._on_unclaim,
+    Grant: lambda link, message: link._hold(message.cache),
+    Revoke: Link._on_revoke,
+    Revoked: lambda link, message: link.peer_leases.on_revoked(message.cache_id, message.number),
+    Pull: lambda link, message: link._responder.begin(message),
+    Stop: lambda link, message: link._responder.stop(message.call),
+    Note: lambda link, message: link._incoming.on_note(message),
+    Watch: lambda link, message: link.layer_events.on_watch(message),
+    Landed: lambda link, message: link.layer_events.on_landed(message),
+    Taken: lambda link, message: link.notification_queue.on_taken(message),
+    Ping: lambda link, message: link._wire.post(Pong(call=message.call)),
+    Renew: lambda link, message: link.channels.on_renew(message),
+    Renewed: lambda link, message: link.channels.on_renewed(message),
+    Retire: lambda link, message: link.channels.on_retire(message),
+    Broken: lambda link, message: link.channels.on_broken(message),
+    Outdated: lambda link, message: link.channels.on_outdated(message),
+    Unknown: lambda link, message: link._wire.post(Unsupported(kind=message.type, call=message.call)),
+    Unsupported: Link._on_unsupported,
+}
+"""What to do, without waiting, about each message of a ready link. One table for all of them."""

@@ -128,7 +128,8 @@ class Session:
         self._shortcuts: dict[tuple[str, int, int, bool], Shortcut] = {}
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
-        self._broken = Signal()
+        self._scope: anyio.CancelScope | None = None
+        self._is_broken = False
         self._vanished = False
         self._is_ending = False
         self._names = (0, 0)
@@ -535,7 +536,13 @@ class Session:
             self._vanished = self.state is LinkState.CLOSING
             self._end(failure, LinkState.BROKEN, cause)
             self._stop()
-            self._broken.set()
+            self._end_serving()
+
+    def _end_serving(self) -> None:
+        """The peer is listened to no longer, and the link's tasks end. Anywhere on the loop."""
+        self._is_broken = True
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _stop(self) -> None:
         """Ask what is under way to stop; it ends with ``failure``."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import PeerLost
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import Message
@@ -27,8 +28,8 @@ class Wire:
     """Messages over a byte stream: one reader, and one writer at a time.
 
     While a link is made its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
-    waits, so a reaction to a message can answer it, and :meth:`pump` sends them in this order. The first in a turn of the
-    loop does not wait for the pump, if it can be sent at once.
+    waits, so a reaction to a message can answer it. They are sent in this order: the first in a turn of the loop in the call
+    that posts it, the others together at the beginning of the next one, and what the kernel does not take by :meth:`pump`.
 
     Args:
         at_once: sends without waiting, or says that it cannot now.
@@ -45,8 +46,9 @@ class Wire:
         self._ready: deque[Message | Unknown] = deque()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
-        self._posted = anyio.Event()
-        self._flushed = anyio.Event()
+        self._flushed = Signal()
+        self._start_pump: Callable[[], object] | None = None
+        self._is_pumped = False
 
     @property
     def peer_minor(self) -> int:
@@ -74,38 +76,53 @@ class Wire:
     def post(self, message: Message) -> None:
         """Send it soon. Raises ProtocolError: it is too large for a frame, or newer than the peer; nothing was posted."""
         data = encode(message, self.peer_minor)
-        if not self._has_had_its_turn and not self._backlog_bytes and self._at_once(data):
+        if not self._has_had_its_turn and not self._backlog_bytes:
             self._has_had_its_turn = True
             asyncio.get_running_loop().call_soon(self._next_turn)
-            return
+            if self._at_once(data):
+                return
         self._backlog.append(data)
         self._backlog_bytes += len(data)
-        self._posted.set()
 
     def _next_turn(self) -> None:
         self._has_had_its_turn = False
+        if self._backlog and not self._is_pumped:
+            if self._backlog_bytes <= RECEIVE and self._at_once(b"".join(self._backlog)):
+                self._backlog.clear()
+                self._backlog_bytes = 0
+                self._flushed.wake()
+            else:
+                self._pump()
+
+    def _pump(self) -> None:
+        if self._start_pump is not None:
+            self._is_pumped = True
+            self._start_pump()
+
+    def pump_with(self, start_pump: Callable[[], object]) -> None:
+        """From now on what the kernel does not take at once is sent by :meth:`pump`, which this starts in a task."""
+        self._start_pump = start_pump
+        if self._backlog:
+            self._pump()
 
     @property
     def is_congested(self) -> bool:
         return self._backlog_bytes > MAX_BACKLOG
 
     async def flush(self) -> None:
-        """Until everything posted so far was handed to the kernel. :meth:`pump` has to run."""
+        """Until everything posted so far was handed to the kernel."""
         while self._backlog_bytes:
             await self._flushed.wait()
 
     async def pump(self) -> None:
-        """Send what is posted, for ever. Raises PeerLost: the peer is gone."""
-        while True:
-            await self._posted.wait()
-            self._posted = anyio.Event()
+        """Send what is posted, until nothing is left. Raises PeerLost: the peer is gone."""
+        while self._backlog:
             frames, self._backlog = self._backlog, []
             data = b"".join(frames)
             await self._write(data)
             self._backlog_bytes -= len(data)
-            if not self._backlog_bytes:
-                self._flushed.set()
-                self._flushed = anyio.Event()
+        self._is_pumped = False
+        self._flushed.wake()
 
     async def receive(self) -> Message | Unknown:
         """The next message, or one that only a newer version than this end's knows.

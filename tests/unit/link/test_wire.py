@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import cast
 
 import anyio
@@ -13,6 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
@@ -104,7 +106,7 @@ async def test_posted_messages_arrive_in_this_order_with_those_that_were_posted_
     async with pair() as (one, other), anyio.create_task_group() as group:
         one.post(Ping(call=1))
         one.post(Ping(call=2))
-        group.start_soon(one.pump)
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
         assert [await other.receive() for _ in range(2)] == [Ping(call=1), Ping(call=2)]
         await anyio.wait_all_tasks_blocked()
         one.post(Ping(call=3))
@@ -126,7 +128,7 @@ async def test_message_that_is_too_large_is_refused_and_harms_no_other() -> None
         one.post(pull(src_blocks=[2**63] * MAX_INDEXES))
     one.post(Ping(call=2))
     async with anyio.create_task_group() as group:
-        group.start_soon(one.pump)
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
         await one.flush()
         group.cancel_scope.cancel()
     assert stream.arrived() == [Ping(call=1), Ping(call=2)]
@@ -143,7 +145,7 @@ async def test_flush_returns_when_everything_posted_is_with_the_kernel() -> None
         order.append(f"flushed {len(stream.arrived())}")
 
     async with anyio.create_task_group() as group:
-        group.start_soon(one.pump)
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
         group.start_soon(flush)
         await anyio.wait_all_tasks_blocked()
         one.post(Ping(call=2))  # while the first is being written
@@ -159,7 +161,7 @@ async def test_peer_that_does_not_read_makes_it_congested_until_it_reads() -> No
     one, stream = wire(is_open=False)
     size = len(encode(LARGE))
     async with anyio.create_task_group() as group:
-        group.start_soon(one.pump)
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
         for count in range(1, MAX_BACKLOG // size + 2):
             one.post(LARGE)
             assert congested(one) == (count * size > MAX_BACKLOG)
@@ -176,7 +178,7 @@ async def test_more_than_any_socket_holds_goes_through_while_the_peer_reads() ->
     count = 400
     async with pair() as (one, other), anyio.create_task_group() as group:
         other.trust()
-        group.start_soon(one.pump)
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
         for i in range(count):
             one.post(LARGE)
             one.post(Ping(call=i + 1))
