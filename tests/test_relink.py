@@ -363,6 +363,15 @@ async def test_pushes_and_leased_pulls_wait_too() -> None:
         assert await lease.wait_ended() is LeaseEnd.TAKEN
 
 
+async def test_what_does_not_wait_says_that_the_link_is_being_made_again() -> None:
+    async with waiting_pair() as (_, decoder, _, _, door, changes):
+        with pytest.raises(NotLinked, match=r"the last link ended: .*it is being made again: await wait_linked\(\)"):
+            await decoder.datadist.notify(1, b"x")
+        await door.open()
+        await until(changes, LINKED)
+        await decoder.datadist.notify(1, b"x")
+
+
 async def test_a_transfer_waits_no_longer_than_it_may() -> None:
     async with waiting_pair(relink={"wait": 0.2}) as (prompt, decoder, source, cache, _, _):
         manager = decoder.datadist.cache_manager

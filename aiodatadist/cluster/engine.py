@@ -754,9 +754,9 @@ class Engine:
         if link is None:
             refusal = self._refusals.get(cluster_id)
             if refusal is not None:
-                raise NotLinked(
-                    f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint="link_clusters() again"
-                )
+                is_making = self.relinker.is_making(cluster_id)
+                hint = "it is being made again: await wait_linked()" if is_making else "link_clusters() again"
+                raise NotLinked(f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint=hint)
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
 

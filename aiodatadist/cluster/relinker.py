@@ -103,6 +103,11 @@ class Relinker:
         """A link is being made again."""
         return any(wanted.lost_at is not None for wanted in self._wanted.values())
 
+    def is_making(self, cluster_id: int) -> bool:
+        """The link to this cluster broke, and is being made again."""
+        wanted = self._wanted.get(cluster_id)
+        return wanted is not None and wanted.lost_at is not None
+
     def end(self) -> None:
         """The cluster is finalized: nothing is made again, and what waits for a link fails."""
         self._is_over = True
