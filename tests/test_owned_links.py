@@ -139,7 +139,7 @@ async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkey
     async with ends() as (a, b):
         assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
         assert await a.unlink() is SUCCESS
-        await anyio.wait_all_tasks_blocked()
+        await a.cluster.datadist.cache_manager._engine.wait_parted()
         assert not a.has_link
 
 

@@ -11,6 +11,9 @@ from typing import Any
 BEGIN_TIMEOUT = 5.0
 """Seconds that a new thread has for its first step, which takes less than a millisecond on a machine that is not busy."""
 
+LAST_LOOK = 0.2
+"""Seconds after that until it is given up."""
+
 
 class _NotBegunError(RuntimeError):
     def __init__(self) -> None:
@@ -78,11 +81,16 @@ class DaemonThread(threading.Thread):
         Raises RuntimeError: no thread can be started."""
         self._begun.is_awaited = False
         self.start()
-        return loop.call_later(BEGIN_TIMEOUT, self._look, not_begun)
+        return loop.call_later(BEGIN_TIMEOUT, self._look, loop, not_begun)
 
-    def _look(self, not_begun: Callable[[RuntimeError], object]) -> None:
-        if self.give_up():
-            not_begun(_NotBegunError())
+    def _look(self, loop: asyncio.AbstractEventLoop, not_begun: Callable[[RuntimeError], object]) -> None:
+        """A process that was stopped for that long has not run its threads either: look once more."""
+
+        def look_again() -> None:
+            if self.give_up():
+                not_begun(_NotBegunError())
+
+        loop.call_later(LAST_LOOK, look_again)
 
     def give_up(self) -> bool:
         """If it has not begun it never calls the target; False: it has, perhaps just now."""

@@ -16,7 +16,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aiodatadist.concurrency import forks
 from aiodatadist.errors import IncompatiblePeer, LinkError, PeerLost, ProtocolError
 from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import Decoder, Unknown, encode
@@ -97,16 +96,12 @@ class _Reader(asyncio.StreamReader):
 
 
 class Connection(anyio.abc.ByteStream):
-    """A connected socket as a byte stream; of a client's, what is behind its first message.
-
-    A forked child may run some of the parent's tasks once more, while its event loop ends, and says nothing over it.
-    """
+    """A connected socket as a byte stream; of a client's, what is behind its first message."""
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._may_hold_more = False
-        self._generation = forks.generation
         writer.transport.set_write_buffer_limits(0)  # sent is what the kernel has
 
     @classmethod
@@ -141,7 +136,7 @@ class Connection(anyio.abc.ByteStream):
 
     async def send(self, item: bytes) -> None:
         """Until the kernel has it. Raises BrokenResourceError."""
-        if self._writer.transport.is_closing() or self._generation != forks.generation:
+        if self._writer.transport.is_closing():
             raise anyio.BrokenResourceError
         self._writer.write(item)
         try:
@@ -152,7 +147,7 @@ class Connection(anyio.abc.ByteStream):
     def send_at_once(self, data: bytes) -> bool:
         """Whether it is on its way: not behind something that the kernel has not taken, nor when the connection is over."""
         transport = self._writer.transport
-        if transport.is_closing() or transport.get_write_buffer_size() or self._generation != forks.generation:
+        if transport.is_closing() or transport.get_write_buffer_size():
             return False
         transport.write(data)
         return True

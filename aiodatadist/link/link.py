@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.abc
+from anyio.lowlevel import checkpoint
 
 from aiodatadist.cache.names import Name
 from aiodatadist.concurrency.signal import Signal
@@ -401,6 +402,9 @@ class Link(Session):
                 finally:
                     self.questions.end()
                     self.close_broken()
+                    group.start_soon(
+                        checkpoint
+                    )  # a group without tasks does not wait for those that start while it ends
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:
@@ -619,18 +623,18 @@ class Link(Session):
 
 _REACTIONS: dict[type, Callable[[Link, Any], object]] = {
     Lookup: lambda link, message: link._responder.find(message),
-    Found: Link._on_answer,
-    Pulled: Link._on_answer,
-    Pong: Link._on_answer,
-    Own: Link._on_own,
-    Owned: Link._on_answer,
-    Claim: Link._on_claim,
-    Claimed: Link._on_answer,
+    Found: lambda link, message: link._on_answer(message),
+    Pulled: lambda link, message: link._on_answer(message),
+    Pong: lambda link, message: link._on_answer(message),
+    Own: lambda link, message: link._on_own(message),
+    Owned: lambda link, message: link._on_answer(message),
+    Claim: lambda link, message: link._on_claim(message),
+    Claimed: lambda link, message: link._on_answer(message),
     Digest: lambda link, message: link._responder.digest(message),
-    Digests: Link._on_answer,
-    Unclaim: Link._on_unclaim,
+    Digests: lambda link, message: link._on_answer(message),
+    Unclaim: lambda link, message: link._on_unclaim(message),
     Grant: lambda link, message: link._hold(message.cache),
-    Revoke: Link._on_revoke,
+    Revoke: lambda link, message: link._on_revoke(message),
     Revoked: lambda link, message: link.peer_leases.on_revoked(message.cache_id, message.number),
     Pull: lambda link, message: link._responder.begin(message),
     Stop: lambda link, message: link._responder.stop(message.call),
@@ -645,6 +649,6 @@ _REACTIONS: dict[type, Callable[[Link, Any], object]] = {
     Broken: lambda link, message: link.channels.on_broken(message),
     Outdated: lambda link, message: link.channels.on_outdated(message),
     Unknown: lambda link, message: link._wire.post(Unsupported(kind=message.type, call=message.call)),
-    Unsupported: Link._on_unsupported,
+    Unsupported: lambda link, message: link._on_unsupported(message),
 }
 """What to do, without waiting, about each message of a ready link. One table for all of them."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import anyio.abc
 
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import PeerLost
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
@@ -31,6 +33,8 @@ class Wire:
     waits, so a reaction to a message can answer it. They are sent in this order: the first in a turn of the loop in the call
     that posts it, the others together at the beginning of the next one, and what the kernel does not take by :meth:`pump`.
 
+    A forked child may run some of the parent's tasks once more, while its event loop ends. It says nothing over it.
+
     Args:
         at_once: sends without waiting, or says that it cannot now.
     """
@@ -38,6 +42,7 @@ class Wire:
     def __init__(self, stream: anyio.abc.ByteStream, at_once: Callable[[bytes], bool] = lambda _: False) -> None:
         self.stream = stream
         self._at_once = at_once
+        self._generation = forks.generation
         self._has_had_its_turn = False
         self._is_waiting = False
         self._react: Callable[[Message | Unknown], bool] | None = None
@@ -49,6 +54,7 @@ class Wire:
         self._flushed = Signal()
         self._start_pump: Callable[[], object] | None = None
         self._is_pumped = False
+        self._may_be_buffered = False
 
     @property
     def peer_minor(self) -> int:
@@ -68,6 +74,8 @@ class Wire:
         await self._write(b"".join(encode(message, self.peer_minor) for message in messages))
 
     async def _write(self, data: bytes) -> None:
+        if self._generation != forks.generation:
+            raise PeerLost("the connection is the parent process's")
         try:
             await self.stream.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -76,18 +84,25 @@ class Wire:
     def post(self, message: Message) -> None:
         """Send it soon. Raises ProtocolError: it is too large for a frame, or newer than the peer; nothing was posted."""
         data = encode(message, self.peer_minor)
+        if self._generation != forks.generation:
+            return
         if not self._has_had_its_turn and not self._backlog_bytes:
-            self._has_had_its_turn = True
             asyncio.get_running_loop().call_soon(self._next_turn)
-            if self._at_once(data):
+            self._has_had_its_turn = True
+            if self._try(data):
                 return
         self._backlog.append(data)
         self._backlog_bytes += len(data)
 
+    def _try(self, data: bytes) -> bool:
+        is_sent = self._at_once(data)
+        self._may_be_buffered |= is_sent
+        return is_sent
+
     def _next_turn(self) -> None:
         self._has_had_its_turn = False
         if self._backlog and not self._is_pumped:
-            if self._backlog_bytes <= RECEIVE and self._at_once(b"".join(self._backlog)):
+            if self._backlog_bytes <= RECEIVE and self._try(b"".join(self._backlog)):
                 self._backlog.clear()
                 self._backlog_bytes = 0
                 self._flushed.wake()
@@ -110,12 +125,16 @@ class Wire:
         return self._backlog_bytes > MAX_BACKLOG
 
     async def flush(self) -> None:
-        """Until everything posted so far was handed to the kernel."""
+        """Until everything posted so far was handed to the kernel, or the peer is gone."""
         while self._backlog_bytes:
             await self._flushed.wait()
+        if self._may_be_buffered:
+            with suppress(PeerLost):
+                await self._write(b"")  # behind what was sent at once, and may be in the stream's buffer yet
 
     async def pump(self) -> None:
-        """Send what is posted, until nothing is left. Raises PeerLost: the peer is gone."""
+        """Send what is posted, until nothing is left. Raises PeerLost: the peer is gone. Then, and when it is cancelled, no
+        posted message is sent any more."""
         while self._backlog:
             frames, self._backlog = self._backlog, []
             data = b"".join(frames)

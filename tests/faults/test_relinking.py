@@ -71,10 +71,12 @@ async def test_memory_waits_for_a_link_that_another_one_replaced() -> None:
             await old._wire.aclose()
             await decoder.datadist.wait_link_closed(1)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
-            assert prompt.datadist._running().find_link(2) is not old
+            new = prompt.datadist._running().find_link(2)
+            assert new is not old
             assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000))[
                 0
             ] is LLMStatusCode.LLM_SUCCESS
+            await new.wait_closed()
             async with anyio.create_task_group() as group:
                 group.start_soon(prompt.datadist.cache_manager.unregister_cache, source.cache_id)
                 await anyio.wait_all_tasks_blocked()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import cast
 
@@ -157,6 +157,33 @@ async def test_flush_returns_when_everything_posted_is_with_the_kernel() -> None
     assert order == ["open", "flushed 2"]
 
 
+async def test_flush_waits_for_what_was_sent_at_once_and_the_kernel_has_not_taken() -> None:
+    async with connections() as (client, server), anyio.create_task_group() as group:
+        one, other, turns, received = client.wire(), server.wire(), 0, list[Message | Unknown]()
+        other.trust()
+        one.pump_with(partial(Spawner(group).start_soon, one.pump))
+
+        async def receive() -> None:
+            with suppress(PeerLost):
+                while True:
+                    received.append(await other.receive())
+
+        while not client._writer.transport.get_write_buffer_size():
+            one.post(Ping(call=1))
+            for _ in range(10):
+                one.post(Note(payload="x" * 5000))
+            one.post(Bye())
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        async with anyio.create_task_group() as parting:
+            parting.start_soon(one.flush)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(receive)
+        await one.aclose()
+    assert received.count(Bye()) == turns
+
+
 async def test_peer_that_does_not_read_makes_it_congested_until_it_reads() -> None:
     one, stream = wire(is_open=False)
     size = len(encode(LARGE))
@@ -267,14 +294,20 @@ async def test_peer_that_left_is_lost_to_the_pump() -> None:
 
 
 @asynccontextmanager
-async def heard() -> AsyncIterator[tuple[Wire, Wire, list[Message | Unknown]]]:
-    """A wire that reacts to pings at once, the one that it hears from, and the pings; nothing is posted in between."""
+async def connections() -> AsyncIterator[tuple[Connection, Connection]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = await connected(*listener.getsockname())
         accepted, _ = listener.accept()
     accepted.setblocking(False)
     client, server = await Connection.over(sock), await Connection.over(accepted)
     async with client, server:
+        yield client, server
+
+
+@asynccontextmanager
+async def heard() -> AsyncIterator[tuple[Wire, Wire, list[Message | Unknown]]]:
+    """A wire that reacts to pings at once, the one that it hears from, and the pings; nothing is posted in between."""
+    async with connections() as (client, server):
         reacted: list[Message | Unknown] = []
         hearing = server.wire()
         hearing.trust()
