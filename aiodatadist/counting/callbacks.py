@@ -17,7 +17,7 @@ def guarded(call: Callable[[], T], logger: logging.Logger, words: str, *args: ob
         return call()
     except (KeyboardInterrupt, SystemExit) as error:
         asyncio.get_running_loop().call_soon(_raise, error)
-    except BaseException:
+    except BaseException:  # CancelledError, too: that of a callback must not cancel the link that calls it
         logger.exception(words, *args)
     return None
 

@@ -402,9 +402,8 @@ class Link(Session):
                 finally:
                     self.questions.end()
                     self.close_broken()
-                    group.start_soon(
-                        checkpoint
-                    )  # a group without tasks does not wait for those that start while it ends
+                    # a group without tasks does not wait for those that start while it ends
+                    group.start_soon(checkpoint)
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:

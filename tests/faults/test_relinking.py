@@ -6,6 +6,7 @@ import asyncio
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode
 from aiodatadist.testing import (
@@ -56,7 +57,7 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
             assert (await linking)[0] is not LLMStatusCode.LLM_SUCCESS
 
 
-async def test_memory_waits_for_a_link_that_another_one_replaced() -> None:
+async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It broke, and its channel, to which the memory is bound, is still being closed when the next link has ended already."""
     async with linked_pair(DESC) as (prompt, decoder, source, _):
         old = prompt.datadist._running().find_link(2)
@@ -66,7 +67,7 @@ async def test_memory_waits_for_a_link_that_another_one_replaced() -> None:
             await may_close.wait()
             await close()
 
-        old.channels.aclose = close_late  # type: ignore[method-assign]
+        monkeypatch.setattr(old.channels, "aclose", close_late)
         with anyio.fail_after(20):
             await old._wire.aclose()
             await decoder.datadist.wait_link_closed(1)

@@ -110,7 +110,7 @@ def test_signals_at_any_moment_change_nothing(one_sided: bool, loop: str) -> Non
     found = json.loads(done.stdout)
     assert found["came"] > 500
     assert found["after"][0] == found["before"][0], "descriptors"
-    assert found["after"][1] <= found["before"][1] + 1, "threads: one may be on its way out, of all rounds"
+    assert found["after"][1] <= found["before"][1], "threads: one may have been on its way out before"
 
 
 if __name__ == "__main__":
