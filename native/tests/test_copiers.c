@@ -1,5 +1,8 @@
-/* Copiers share large copies: several streams at a time, in ranges of all sizes, every byte once; and an abort ends all of them. */
+/* Copiers share large copies: several streams at a time, in ranges of all sizes, every byte once; and an abort ends all of them.
+ * What copies much is put behind what wakes. */
 #include "hccl_pair.h"
+#include <dirent.h>
+#include <sys/syscall.h>
 
 enum { STREAMS = 4, ROUNDS = 2, RANGES = 96, MAPPED = 0, PRIVATE = 1 };
 static const uint64_t size = 2 << 20;                       /* of what one stream moves */
@@ -122,14 +125,63 @@ static void an_abort(uint32_t rank, int other)
     close_end(&e);
 }
 
+/* Nanoseconds of the turns of this process's threads whose name begins so, all alike; 0: the kernel knows none. */
+static uint64_t turns_of(const char *name)
+{
+    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } attr = { 0 };
+    uint64_t turn = 0;
+    char path[300], comm[32];
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *task; (task = readdir(tasks)); ) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        bool is_read = file && fgets(comm, sizeof comm, file);
+        if (file)
+            fclose(file);
+        if (!is_read || strncmp(comm, name, strlen(name)))
+            continue;
+        CHECK_OK((int)syscall(SYS_sched_getattr, (pid_t)atoi(task->d_name), &attr, sizeof attr, 0));
+        CHECK(!turn || turn == attr.runtime);
+        turn = attr.runtime;
+    }
+    closedir(tasks);
+    return turn;
+}
+
+static void get(end *e, uint32_t rank, uint64_t bytes)
+{
+    HcclOneSideOpDesc desc = { e->local, e->remote[MAPPED], bytes, HCCL_DATA_TYPE_UINT8 };
+    CHECK_OK(HcclBatchGet(e->comm, 1 - rank, &desc, 1, e->stream[0]));
+    CHECK_OK(aclrtSynchronizeStream(e->stream[0]));
+}
+
+/* The kernel lets a thread that wakes pass one that runs, if that has the longer turns: else it looks 250 times a second. */
+static void turns(uint32_t rank, int other)
+{
+    end e;
+    open_end(&e, rank, other);
+    uint64_t mine = turns_of("test_copiers");
+    get(&e, rank, STREAMS * size);
+    if (mine) {
+        CHECK(turns_of("softnpu-s") > mine);
+        CHECK(turns_of("softnpu-copier") > mine);
+        get(&e, rank, 500 << 10);            /* shared by no copier */
+        CHECK(turns_of("softnpu-s") < mine);
+        CHECK(turns_of("softnpu-copier") > mine);
+    }
+    close_end(&e);
+}
+
 TEST(test_several_streams_share_the_copiers) { run_pair(all_streams_at_once); }
 TEST(test_an_abort_ends_all_of_them) { run_pair(an_abort); }
+TEST(test_what_copies_much_stands_behind_what_wakes) { run_pair(turns); }
 
 int main(void)
 {
     setenv("SOFTNPU_COPIERS", "4", 1);
     RUN(test_several_streams_share_the_copiers);
     RUN(test_an_abort_ends_all_of_them);
+    RUN(test_what_copies_much_stands_behind_what_wakes);
     setenv("SOFTNPU_COPIERS", "1", 1);
     RUN(test_several_streams_share_the_copiers);
     return check_done();

@@ -1,5 +1,7 @@
-/* thread.c: how softnpu's own threads are made: deaf to signals, named, counted, and with turns of a tenth of a millisecond,
- * which Linux 6.12 and later grant: so a thread of the program that wakes does not wait 3 ms for one that copies. */
+/* thread.c: how softnpu's own threads are made: deaf to signals, named, counted, and how long their turns are, which Linux 6.12
+ * and later let a thread wish for. There a thread that wakes is put in front of one that has longer turns than it has itself; else
+ * it waits for the kernel's next look, which comes each 4 ms on many machines. So a thread that wakes for work has short turns, and
+ * one that copies much has longer ones than the program's threads, which have up to 3 ms: what wakes meanwhile goes first. */
 #include "runtime.h"
 #include <sched.h>
 #include <signal.h>
@@ -8,7 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TURN_NS = 100 * 1000 };
+enum { SHORT_NS = 100 * 1000, LONG_NS = 6 * 1000 * 1000 };
+
+static _Thread_local struct { bool ours, copies; int nice; } self;
 
 typedef struct start {
     void *(*run)(void *);
@@ -16,12 +20,25 @@ typedef struct start {
     char name[16];
 } start;
 
-void soft_thread_turns(int nice)
+static void wish(uint64_t turn_ns)
 {
-    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } wish = {
-        .size = 48, .policy = SCHED_OTHER, .nice = nice, .runtime = TURN_NS };
-    if (syscall(SYS_sched_setattr, 0, &wish, 0) && nice)
-        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
+    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } turns = {
+        .size = 48, .policy = SCHED_OTHER, .nice = self.nice, .runtime = turn_ns };
+    if (syscall(SYS_sched_setattr, 0, &turns, 0) && self.nice)
+        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), self.nice);
+}
+
+void soft_thread_copies(bool much)
+{
+    if (self.ours && self.copies != much)
+        wish(much ? LONG_NS : SHORT_NS);
+    self.copies = much;
+}
+
+void soft_thread_stand_back(int nice)
+{
+    self.nice = nice;
+    wish(self.copies ? LONG_NS : SHORT_NS);
 }
 
 static void *begin(void *argument)
@@ -29,7 +46,8 @@ static void *begin(void *argument)
     start how = *(start *)argument;
     free(argument);
     pthread_setname_np(pthread_self(), how.name);
-    soft_thread_turns(getpriority(PRIO_PROCESS, 0));        /* of this thread, as it inherited it */
+    self.ours = true;
+    soft_thread_stand_back(getpriority(PRIO_PROCESS, 0));   /* of this thread, as it inherited it */
     void *result = how.run(how.argument);
     SOFT_COUNT(threads, -1);
     return result;

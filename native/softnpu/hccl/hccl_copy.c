@@ -181,6 +181,7 @@ static fault copy_all(const hccl_transfer *transfer)
 {
     uint64_t total = transfer->task.bytes;
     work all = {.transfer = transfer, .piece_bytes = piece_size(total), .lock = PTHREAD_MUTEX_INITIALIZER};
+    soft_thread_copies(total >= SHARED);
     soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : (unsigned)(total / all.piece_bytes));
     pthread_mutex_destroy(&all.lock);
     return all.first;
