@@ -25,7 +25,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.channels import LinkChannel
 from aiodatadist.link.checksums import Checks
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
@@ -328,17 +328,16 @@ class _Lookup:
 
     def ask(self) -> None:
         """Whatever goes wrong, the operation tells it."""
-        name = name_of(self._spec.key)
-        with self._failing():
-            self._question = self._session.questions.start(
-                lambda call: _lookup(call, name), Found, name, self._answered
-            )
+        self._failing(self._ask)
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """What is raised within fails the operation."""
+    def _ask(self) -> None:
+        name = name_of(self._spec.key)
+        self._question = self._session.questions.start(lambda call: _lookup(call, name), Found, name, self._answered)
+
+    def _failing(self, step: Callable[[], None]) -> None:
+        """What it raises fails the operation."""
         try:
-            yield
+            step()
         except LLMException as error:
             self._operation.finish(TransferState.FAILED, error)
         except Exception as error:
@@ -351,23 +350,25 @@ class _Lookup:
 
     def _look(self, waited: float) -> None:
         """There is no answer yet. It, or the question, may have been lost."""
+        self._failing(lambda: self._ask_again(waited))
+
+    def _ask_again(self, waited: float) -> None:
         left = self._end - self._loop.time()
-        with self._failing():
-            if left <= 0:
-                who, seconds = self._session.cluster_id, self._spec.seconds
-                raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
-            if self._question is not None:
-                self._session.post(_lookup(self._question.number, name_of(self._spec.key)))
-            pause = min(2 * waited, MOST_AGAIN_SECONDS)
-            self._timer = self._loop.call_later(min(pause, left), self._look, pause)
+        if left <= 0:
+            who, seconds = self._session.cluster_id, self._spec.seconds
+            raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
+        if self._question is not None:
+            self._session.post(_lookup(self._question.number, name_of(self._spec.key)))
+        pause = min(2 * waited, MOST_AGAIN_SECONDS)
+        self._timer = self._loop.call_later(min(pause, left), self._look, pause)
 
     def _answered(self) -> None:
         self._over()
-        with self._failing():
-            self._go_on(None if self._question is None else self._question.answer)
+        self._failing(self._go_on)
 
-    def _go_on(self, answer: Answer | None) -> None:
+    def _go_on(self) -> None:
         session, spec = self._session, self._spec
+        answer = None if self._question is None else self._question.answer
         if isinstance(answer, Found) and answer.cache is None:
             raise _not_offered(session, spec.key)
         known = session.within_reach(spec.entry, spec.key) if session.is_ready else None

@@ -66,7 +66,9 @@ class Responder:
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is, but not while it is being taken back."""
         session = self._session
-        found = self._registry.offered(Name(**message.name.model_dump())) if session.is_ready else None
+        wanted = message.name
+        name = Name(wanted.kind, wanted.id, wanted.model_id)
+        found = self._registry.offered(name) if session.is_ready else None
         if found is None:
             session.post(Found(call=message.call, cache=None))
             return

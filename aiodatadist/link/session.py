@@ -335,7 +335,17 @@ class Session:
         entry: Entry,
         remote: RemoteCache,
     ) -> None:
-        """Lease both caches, and use the channel, until the device let go. ``what``: pulled, pushed or served."""
+        """Lease both caches, and use the channel, until the device let go. ``what``: pulled, pushed or served.
+
+        Of one that is over, well, nothing is left to do but to count it.
+        """
+        if transfer.state is TransferState.DONE:
+            if transfer.priority is not TransferPriority.CRITICAL or not self._transfers:
+                self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
+            self.counters.ran(what, transfer.nbytes, transfer.transfer_seconds)
+            if what == "served":
+                self._host.totals.begun(what, transfer)
+            return
         entry.lease()
         remote.use()
         link_channel.uses += 1
@@ -559,5 +569,6 @@ class Session:
         )
 
     def check_idle(self) -> None:
-        if self._is_idle:
+        """Something has ended. Only a link that ends waits for the last of them."""
+        if self.state is not LinkState.READY and self._is_idle:
             self._idle.wake()
