@@ -31,6 +31,7 @@ TOUCHES_THE_LOOP = (
     "tests/test_after_linking.py",
     "tests/test_checksums.py",
     "tests/test_layered_checksums.py",
+    "tests/test_layered_relink.py",
     "tests/test_deadlines.py",
     "tests/test_listening.py",
     "tests/test_notifications.py",

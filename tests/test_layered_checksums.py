@@ -20,7 +20,6 @@ from aiodatadist import (
     LinkError,
     LLMException,
     LLMStatusCode,
-    NotLinked,
     ParamInvalid,
     TransferConfig,
     TransferTimeout,
@@ -31,7 +30,6 @@ from aiodatadist.cluster.engine import Engine
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from aiodatadist.wire.messages import Hello
 from tests.test_layered import BLOCKS, LAYERS, Fan, fan, modes
-from tests.test_relink import SLOW
 
 NAMED = r"layer {}: 1 of 3 pieces are not what was sent: block 4 \(CRC-32C"
 DAMAGED = LLMStatusCode.LLM_FAILED
@@ -313,13 +311,4 @@ async def test_wrong_arguments() -> None:
             made.source.datadist.cache_manager.transfer_cache_async(
                 made.src, synchronizer, [config], [1, 2], [4, 4], checksum=True
             )
-        assert made.entry.leases == 0
-
-
-async def test_a_link_that_is_being_made_again_is_not_waited_for() -> None:
-    async with fan(relink={**SLOW, "wait": 5}) as made:
-        await made.source.datadist._running().any_link(2)._wire.aclose()
-        await made.source.datadist.wait_link_closed(2)
-        with pytest.raises(NotLinked, match="layered transfers do not wait for a link that is being made again"):
-            start(made, AwaitableLayerSynchronizer(LAYERS))
         assert made.entry.leases == 0

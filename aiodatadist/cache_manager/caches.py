@@ -456,19 +456,6 @@ class Caches:
         link.check_ready()
         return link
 
-    def _link_now(self, key: Key) -> Link:
-        """The same of what does not wait for one that is being made again, which the error says."""
-        try:
-            return self._link(key)
-        except (NotLinked, LinkError) as error:
-            if self._engine.relinker.awaited(key.cluster_id) is None:
-                raise
-            raise NotLinked(
-                f"layered transfers do not wait for a link that is being made again: {error.args[0]}",
-                peer=key.cluster_id,
-                hint="await wait_linked or link_changes, and begin with a source that is as it should be then",
-            ) from error
-
     def _link_or_wait(self, key: Key) -> Link | AwaitedLink:
         """The same; or one that is being made again, if transfers wait for it."""
         try:

@@ -502,18 +502,20 @@ class CacheManager(Caches):
 
         Returns:
             The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has
-            ``sync_kv_timeout`` for each of its layers, from when it begins to run.
+            ``sync_kv_timeout`` for each of its layers, from when it begins to run. A destination whose link broke and is
+            being made again waits for that before, as :meth:`pull_blocks` does, and sends what the source holds then; the
+            others go on. While it waits it leases the source, and nothing of the peer's.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
-            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked. It
-                does not wait for a link that is being made again.
+            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked.
             FeatureNotEnabled: with ``checksum``: a peer knows none.
 
         Awaiting it raises the first destination's error; ``get_results()`` has the status of each: ``LLM_PARAM_INVALID`` if
         the synchronizer gave a layer up, ``LLM_FAILED`` if it raised, or, with ``checksum``, if a layer is not what was sent:
-        DataCorrupted, which names it. After failure and cancellation no byte lands any more,
-        and what the destinations hold is undefined.
+        DataCorrupted, which names it. One that waited for its link: NotLinked if that came too late, CacheNotFound if
+        another process than before answers to the name of a destination that is given by addresses.
+        After failure and cancellation no byte lands any more, and what the destinations hold is undefined.
         """
         entry = self._local(src_cache, "src_cache")
         request = LayeredRequest.of(
@@ -525,7 +527,7 @@ class CacheManager(Caches):
         configs = checks.sequence(transfer_configs, "transfer_configs", kind)
         if not configs:
             raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
-        wanted = [request.wanted(config, self._link_now) for config in configs]
+        wanted = [request.wanted(config, self._link_or_wait) for config in configs]
         needed = max(each.layers.stop for each in wanted)
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:
@@ -534,7 +536,8 @@ class CacheManager(Caches):
         is_checked = self._is_checked(checksum, wanted[0].selection)
         if is_checked:
             for each in wanted:
-                each.link.requester.checks.want_peer()
+                if not isinstance(each.link, AwaitedLink):
+                    each.link.requester.checks.want_peer()
         transfer = LayeredTransfer(
             entry, layer_synchronizer, wanted, self._engine.timeout, priority, checksum=is_checked
         )

@@ -55,6 +55,7 @@ class _Wanted:
         lost_at: when it broke; None: it is there, or is being made by a caller for the first time.
         reason: why, or what the last attempt failed with.
         attempts: that were made since.
+        instance: of the peer, as it was when the link was made the last time.
         pauses: calls of ``link_clusters`` that are making it.
         scope: of the task that makes it again; None: there is none.
         woken: the task's: a link is there.
@@ -65,6 +66,7 @@ class _Wanted:
         self.cluster_id = cluster_id
         self.address = address
         self.seconds = seconds
+        self.instance = ""
         self.lost_at: float | None = None
         self.reason: LinkError | None = None
         self.attempts = 0
@@ -124,7 +126,9 @@ class Relinker:
             return
         wanted = self._wanted.get(cluster_id)
         if wanted is None:
-            self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
+            wanted = self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
+            link = self._engine.peek_link(cluster_id)
+            wanted.instance = "" if link is None else link.instance
         else:
             wanted.address, wanted.seconds = address, seconds
             self._check_there(wanted)
@@ -165,7 +169,7 @@ class Relinker:
         if link is not None and link.was_unlinked:
             return None
         if wanted.awaited is None:
-            wanted.awaited = AwaitedLink(cluster_id, self._policy.wait, lambda: wanted.reason)
+            wanted.awaited = AwaitedLink(cluster_id, self._policy.wait, lambda: wanted.reason, lambda: wanted.instance)
         return wanted.awaited
 
     # ---- what becomes of links ----
@@ -180,6 +184,7 @@ class Relinker:
                 wanted = None
         self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
         if wanted is not None:
+            wanted.instance = link.instance
             if link.is_owned:
                 self._is_there(wanted, link)
             wanted.woken.wake()

@@ -21,6 +21,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.layered.comparison import LayerComparison
 from aiodatadist.layered.request import Wanted
+from aiodatadist.link import AwaitedLink, Link, check_still_usable
 from aiodatadist.link.cost_model import group_size
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -34,7 +35,8 @@ MAX_IN_FLIGHT = 2
 
 
 class Destination:
-    """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone.
+    """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone. Where its link is
+    being made again it waits for that first, and holds nothing of the peer's.
 
     Args:
         index: the destination's place among all.
@@ -64,7 +66,10 @@ class Destination:
     ) -> None:
         self.index = index
         self._priority = priority
-        self.link = wanted.link
+        self._link: Link | None = None
+        self._awaited: AwaitedLink | None = None
+        self._awaited_instance = ""
+        self._linked: Callable[[Destination], None] | None = None
         self.layers = wanted.layers
         self.state = TransferState.PENDING
         self.error: LLMException | None = None
@@ -93,12 +98,30 @@ class Destination:
         self._gate: Gate | None = None
         self._layering: Layering | None = None
         self._is_watched = False
-        self._comparison = self._new_comparison() if checksum else None
+        self._is_checked = checksum
+        self._comparison: LayerComparison | None = None
+        if isinstance(wanted.link, AwaitedLink):
+            self._awaited = wanted.link
+        else:
+            self._use(wanted.link)
 
-    def _new_comparison(self) -> LayerComparison:
-        return LayerComparison(
-            self.link, self._compare, self._hold, self._is_there, self.fail, lambda: self._news(self)
-        )
+    def _use(self, link: Link) -> None:
+        self._link = link
+        if self._is_checked:
+            self._comparison = LayerComparison(
+                link, self._compare, self._hold, self._is_there, self.fail, lambda: self._news(self)
+            )
+
+    @property
+    def link(self) -> Link:
+        if self._link is None:
+            raise InternalError(f"the link to cluster {self.cluster_id} is not there yet")
+        return self._link
+
+    @property
+    def has_link(self) -> bool:
+        """It does not wait for it, and has not ended before it was there."""
+        return self._link is not None
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +134,31 @@ class Destination:
 
     @property
     def cluster_id(self) -> int:
-        return self.link.cluster_id
+        return self._wanted.link.cluster_id
+
+    # ---- a link that is being made again ----
+
+    def wait_for_link(self, linked: Callable[[Destination], None]) -> None:
+        """Call it when the link is there. For one that has none."""
+        if self._awaited is not None:
+            self._linked = linked
+            self._awaited_instance = self._awaited.instance()
+            self._awaited.add(self)
+
+    def begin(self, link: Link) -> None:
+        """The link is there. Raises LLMException: the transfer cannot be as it was asked for."""
+        check_still_usable(self._entry)
+        if self._wanted.addresses is not None and link.instance != self._awaited_instance:
+            raise CacheNotFound(
+                f"cluster {self.cluster_id} is another process than when its dst_addrs were given: they would be of its"
+                " memory now",
+                hint="ask it for its addresses anew",
+            )
+        if self._is_checked:
+            link.requester.checks.want_peer()
+        self._use(link)
+        if self._linked is not None:
+            self._linked(self)
 
     # ---- the beginning ----
 
@@ -399,6 +446,8 @@ class Destination:
             self._arrived(self._layering.landed)  # they may not have been watched
         if not self.is_open:
             return
+        if self._awaited is not None:
+            self._awaited.drop(self)
         self.state, self.error = state, error
         if error is not None:
             error.peer = self.cluster_id

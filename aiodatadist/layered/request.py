@@ -19,7 +19,7 @@ from aiodatadist.values.selection import Geometry, Layers, Selection, layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
-    from aiodatadist.link import Link
+    from aiodatadist.link import AwaitedLink, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Wanted:
     """One destination, as far as this end knows.
 
     Attributes:
+        link: to the peer; or one that is being made again, for which it waits.
         layers: of the source.
         first: destination layer of the first of them; None: the one that the key's address lies in.
         selection: all layers at once.
@@ -50,7 +51,7 @@ class Wanted:
         addresses: of the destination's tensors, where the caller gave them; else the key's cache says them.
     """
 
-    link: Link
+    link: Link | AwaitedLink
     key: Key
     layers: range
     first: int | None
@@ -130,7 +131,9 @@ class LayeredRequest:
             raise ParamInvalid(f"dst_block_memory_size is {size}, but there are no dst_block_indices")
         return cls(entry, sources, targets, size or (entry.stride if sources else 0), tensors)
 
-    def wanted(self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link]) -> Wanted:
+    def wanted(
+        self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link | AwaitedLink]
+    ) -> Wanted:
         """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: the peer is not there."""
         count = len(self.entry.addresses) // self.tensors
         layers = range(count) if config.src_layer_range is None else config.src_layer_range
@@ -153,7 +156,9 @@ class LayeredRequest:
     def _selection(self, slot: int, layers: Layers) -> Selection:
         return Selection(layers, self.src_blocks, self.dst_blocks, src_slot=slot, nbytes=self.entry.stride)
 
-    def _wanted_by_address(self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link]) -> Wanted:
+    def _wanted_by_address(
+        self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link | AwaitedLink]
+    ) -> Wanted:
         addresses = array("Q", config.dst_addrs)
         if len(addresses) != self.tensors * len(layers):
             raise ParamInvalid(

@@ -23,6 +23,9 @@ from aiodatadist.layered.request import Wanted
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.values.transfer_priority import TransferPriority
 
+Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
+"""Starts a task of the engine's."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerDone:
@@ -44,8 +47,8 @@ class LayerDone:
 class LayeredTransfer(TransferCompletion):
     """It ends when all destinations have; one that fails, or is slow to be found, does not concern the others."""
 
-    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_task", "_landed", "_ready_seconds", "_scope", "_started",
-                 "_synchronizer", "_verdicts", "parts")  # fmt: skip
+    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_ready_seconds", "_scopes", "_spawn",
+                 "_started", "_synchronizer", "_verdicts", "parts")  # fmt: skip
 
     def __init__(
         self,
@@ -60,10 +63,11 @@ class LayeredTransfer(TransferCompletion):
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
-        self._scope = Scope()
+        self._scopes: set[Scope] = set()  # of its tasks
+        self._spawn: Spawn | None = None
         self._changed: Signal | None = None
         self._started = perf_counter()
-        self._has_task = self._has_concluded = False
+        self._has_waited = self._has_concluded = False
         self._landed: list[
             tuple[Destination, int, int, float]
         ] = []  # some layers of a part: first, stop, when we heard of it
@@ -78,12 +82,13 @@ class LayeredTransfer(TransferCompletion):
 
     @property
     def quiesce_seconds(self) -> float:
-        """That of its streams, with a little for its own task."""
-        streams = max((part.link.quiesce_seconds for part in self.parts), default=0.0)
-        return streams + 1.0 + (CLEAN_SECONDS if any(part.link.channels.is_rdma for part in self.parts) else 0.0)
+        """That of its streams, with a little for its own tasks."""
+        links = [part.link for part in self.parts if part.has_link]
+        streams = max((link.quiesce_seconds for link in links), default=0.0)
+        return streams + 1.0 + (CLEAN_SECONDS if any(link.channels.is_rdma for link in links) else 0.0)
 
     def _cancel(self) -> bool:
-        self._scope.cancel()
+        self._stop_tasks()
         for part in self.parts:
             part.cancel()
         return True
@@ -103,20 +108,38 @@ class LayeredTransfer(TransferCompletion):
 
     # ---- the beginning ----
 
-    def start(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]) -> None:
-        """Destinations that are known begin at once. A task looks for the others, and waits for layers if that is needed."""
-        unknown = []
+    def start(self, spawn: Spawn) -> None:
+        """Destinations that are known begin at once. A task looks for the others, and waits for layers if that is needed.
+        Those whose link is being made again begin when it is there."""
+        self._spawn = spawn
+        linked = [part for part in self.parts if part.has_link]
+        unknown = [part for part in linked if not self._begin_at_once(part)]
         for part in self.parts:
-            if part.prepare_at_once():
-                self._prepared(part)
-            else:
-                unknown.append(part)
+            if not part.has_link:
+                self._has_waited = True
+                part.wait_for_link(self._linked)
         if self._listens and not self.is_done:
             self._ready_seconds.clear()  # what was ready before says nothing about compute
             self._listener.listen(self._offer_ready)
         if (unknown or self._walks) and not self.is_done:
-            self._has_task = True
-            spawn(lambda: self._run(unknown))
+            self._start_task(unknown, walks=self._walks)
+
+    def _begin_at_once(self, part: Destination) -> bool:
+        """False: it has to be looked for."""
+        is_known = part.prepare_at_once()
+        if is_known:
+            self._prepared(part)
+        return is_known
+
+    def _linked(self, part: Destination) -> None:
+        if not self._begin_at_once(part):
+            self._start_task([part], walks=False)
+
+    def _start_task(self, unknown: Sequence[Destination], *, walks: bool) -> None:
+        if self._spawn is not None:
+            scope = Scope()
+            self._scopes.add(scope)
+            self._spawn(lambda: self._run(scope, unknown, walks))
 
     @property
     def _listener(self) -> AwaitableLayerSynchronizer:
@@ -132,21 +155,21 @@ class LayeredTransfer(TransferCompletion):
         """A task has to wait for the layers."""
         return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
-    async def _run(self, unknown: Sequence[Destination]) -> None:
+    async def _run(self, scope: Scope, unknown: Sequence[Destination], walks: bool) -> None:
         """In a task of the engine's."""
         try:
-            with self._scope:
+            with scope:
                 async with anyio.create_task_group() as group:
                     for part in unknown:
                         group.start_soon(self._find, part)
-                    if self._walks:
+                    if walks:
                         group.start_soon(self._walk)
         except Exception as error:
             failure = InternalError(f"{self._what()} failed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)
         finally:
-            self._has_task = False
+            self._scopes.discard(scope)
             self._check_end()
 
     async def _find(self, part: Destination) -> None:
@@ -225,9 +248,12 @@ class LayeredTransfer(TransferCompletion):
             part.told = part.landed
         self._wake()
         if not any(each.is_open for each in self.parts):
-            if self._has_task:
-                self._scope.cancel()  # no destination wants further layers
+            self._stop_tasks()  # no destination wants further layers
             self._check_end()
+
+    def _stop_tasks(self) -> None:
+        for scope in self._scopes:
+            scope.cancel()
 
     def _wake(self) -> None:
         if self._changed is not None:
@@ -240,13 +266,13 @@ class LayeredTransfer(TransferCompletion):
             part.fail(error)
 
     def abandon(self) -> None:
-        """Its task will never run, if it had one."""
-        self._has_task = False
+        """Its tasks will never run, if it had any."""
+        self._scopes.clear()
         self.fail(LinkClosed("the cluster was finalized"))
         self._check_end()
 
     def _check_end(self) -> None:
-        if not self._has_task and not self._has_concluded and all(part.is_quiet for part in self.parts):
+        if not self._scopes and not self._has_concluded and all(part.is_quiet for part in self.parts):
             self._has_concluded = True
             self._conclude()
 
@@ -271,9 +297,10 @@ class LayeredTransfer(TransferCompletion):
         self._wake()
 
     def _remember_compute(self) -> None:
-        """How long a layer took to be computed: the next transfer of this cache is planned with it."""
+        """How long a layer took to be computed: the next transfer of this cache is planned with it. Of one that waited for a
+        link that is not known: layers were looked at when that was there."""
         stamps = self._ready_seconds.values()
-        if len(stamps) > 1:
+        if len(stamps) > 1 and not self._has_waited:
             self._entry.layer_seconds = (max(stamps) - min(stamps)) / (len(stamps) - 1)
 
     async def progress(self) -> AsyncIterator[LayerDone]:

@@ -10,7 +10,7 @@ Promises: whatever happens to a link costs its own transfers only, and memory is
 more. Refuses to know: other links.
 """
 
-from aiodatadist.link.awaited_link import AwaitedLink
+from aiodatadist.link.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
@@ -43,6 +43,7 @@ __all__ = [
            "TransferSpec",
            "Wire",
            "channel_name",
+           "check_still_usable",
            "connected",
            "hear_first",
 ]  # fmt: skip

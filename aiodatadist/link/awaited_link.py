@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
+from aiodatadist.cache.table import Entry
 from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import CacheNotFound, InternalError, LLMException, NotLinked
 from aiodatadist.link.link import Link
@@ -14,52 +16,45 @@ from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 Begin = Callable[[Link], TransferCompletion]
 
 
+class Waiting(Protocol):
+    """What waits for a link, and is told once: that it is there, or why it will not be."""
+
+    def begin(self, link: Link) -> None:
+        """Whatever this raises is what it fails with."""
+
+    def fail(self, error: LLMException) -> None: ...
+
+
 class WaitingTransfer(RemoteOperation):
     """A transfer that begins when its link is there. Until it has begun it leases the cache at this end, and nothing else.
 
     Args:
         begin: starts it on the link.
-        late: what it fails with if the link is not there after so many seconds.
     """
 
-    __slots__ = ("_begin", "_is_leased", "_late", "_spec", "_timer")
+    __slots__ = ("_begin", "_is_leased", "_spec")
 
-    def __init__(
-        self, name: str, spec: TransferSpec, begin: Begin, seconds: float, late: Callable[[], LLMException]
-    ) -> None:
+    def __init__(self, name: str, spec: TransferSpec, begin: Begin) -> None:
         super().__init__(name, 0.0)
         self._spec = spec
         self._begin = begin
-        self._late = late
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._out_of_time)
         self._is_leased = True
         spec.entry.lease()
-        self.add_done_callback(lambda _: self._waits_no_more())
+        self.add_done_callback(lambda _: self._let_go_of_cache())
 
     @property
     def quiesce_seconds(self) -> float:
         return super().quiesce_seconds if self._transfer is None else self._transfer.quiesce_seconds
 
     def begin(self, link: Link) -> None:
-        """The link is there. One whose cache is not this end's to fill or to read any more fails."""
-        entry = self._spec.entry
-        if not entry.is_usable:
-            self.finish(TransferState.FAILED, CacheNotFound(f"cache {entry.cache_id} cannot be used any more"))
-            return
-        try:
-            transfer = self._begin(link)
-        except LLMException as error:
-            self.finish(TransferState.FAILED, error)
-        except Exception as error:  # no caller is here to be told, and those that wait behind it are not to blame
-            failure = InternalError(f"it could not begin: {error!r}", peer=link.cluster_id)
-            failure.__cause__ = error
-            self.finish(TransferState.FAILED, failure)
-        else:
-            self._waits_no_more()
-            self.follow(transfer)
+        """The link is there."""
+        check_still_usable(self._spec.entry)
+        transfer = self._begin(link)
+        self._let_go_of_cache()
+        self.follow(transfer)
 
-    def _out_of_time(self) -> None:
-        self.finish(TransferState.FAILED, self._late())
+    def fail(self, error: LLMException) -> None:
+        self.finish(TransferState.FAILED, error)
 
     def _cancel(self) -> bool:
         if self._transfer is not None:
@@ -67,26 +62,35 @@ class WaitingTransfer(RemoteOperation):
         self.finish(TransferState.CANCELLED)
         return True
 
-    def _waits_no_more(self) -> None:
-        self._timer.cancel()
+    def _let_go_of_cache(self) -> None:
         if self._is_leased:
             self._is_leased = False
             self._spec.entry.release()
 
 
+def check_still_usable(entry: Entry) -> None:
+    """Raises CacheNotFound: the cache of what has waited is not this end's to fill or to read any more."""
+    if not entry.is_usable:
+        raise CacheNotFound(f"cache {entry.cache_id} cannot be used any more")
+
+
 class AwaitedLink:
-    """What :meth:`begin` and :meth:`begin_leased` start waits for the link, in the order of the calls.
+    """What :meth:`begin` and :meth:`start_leased` start, and what is added, waits for the link, in the order of the calls.
 
     Args:
         seconds: for which each waits, at most.
         why: what the link broke of, or what the last attempt failed with.
+        instance: of the peer, as it was when the link was made the last time.
     """
 
-    def __init__(self, cluster_id: int, seconds: float, why: Callable[[], LLMException | None]) -> None:
+    def __init__(
+        self, cluster_id: int, seconds: float, why: Callable[[], LLMException | None], instance: Callable[[], str]
+    ) -> None:
         self.cluster_id = cluster_id
+        self.instance = instance
         self._seconds = seconds
         self._why = why
-        self._waiting: dict[WaitingTransfer, None] = {}
+        self._waiting: dict[Waiting, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -111,10 +115,21 @@ class AwaitedLink:
 
     def _wait(self, what: str, spec: TransferSpec, begin: Begin, seconds: float) -> WaitingTransfer:
         name = f"{what} of cluster {self.cluster_id}"
-        waiting = WaitingTransfer(name, spec, begin, seconds, lambda: self._too_late(seconds))
-        self._waiting[waiting] = None
-        waiting.add_done_callback(lambda _: self._waiting.pop(waiting, None))
+        waiting = WaitingTransfer(name, spec, begin)
+        self.add(waiting, seconds)
+        waiting.add_done_callback(self.drop)
         return waiting
+
+    def add(self, waiting: Waiting, seconds: float | None = None) -> None:
+        """It waits for so many seconds, or as long as transfers do; then it fails."""
+        limit = self._seconds if seconds is None else seconds
+        self._waiting[waiting] = asyncio.get_running_loop().call_later(limit, self._out_of_time, waiting, limit)
+
+    def drop(self, waiting: Waiting) -> None:
+        """It does not wait any more, if it did."""
+        timer = self._waiting.pop(waiting, None)
+        if timer is not None:
+            timer.cancel()
 
     async def begin_all(self, link: Link) -> None:
         """The link is there: what waits begins. What has not begun when it breaks again waits on."""
@@ -122,14 +137,30 @@ class AwaitedLink:
             if not link.is_ready:
                 return
             if waiting in self._waiting:
-                del self._waiting[waiting]
-                waiting.begin(link)
+                self.drop(waiting)
+                self._begin(waiting, link)
                 await give_way()
+
+    def _begin(self, waiting: Waiting, link: Link) -> None:
+        """No caller is here to be told what goes wrong, and those that wait behind it are not to blame."""
+        try:
+            waiting.begin(link)
+        except LLMException as error:
+            waiting.fail(error)
+        except Exception as error:
+            failure = InternalError(f"it could not begin: {error!r}", peer=link.cluster_id)
+            failure.__cause__ = error
+            waiting.fail(failure)
 
     def fail(self, why: LLMException) -> None:
         """The link will not be there."""
         for waiting in list(self._waiting):
-            waiting.finish(TransferState.FAILED, type(why)(*why.args, peer=self.cluster_id))
+            self.drop(waiting)
+            waiting.fail(type(why)(*why.args, peer=self.cluster_id))
+
+    def _out_of_time(self, waiting: Waiting, seconds: float) -> None:
+        self.drop(waiting)
+        waiting.fail(self._too_late(seconds))
 
     def _too_late(self, seconds: float) -> NotLinked:
         why = self._why()

@@ -5,21 +5,29 @@ from __future__ import annotations
 import pytest
 
 from aiodatadist import LinkPhase, RelinkPolicy
-from aiodatadist.blocking import LLMException
-from tests.blocking.pairs import KEY, Pair, linked_pair, options
+from aiodatadist.blocking import (
+    BlocksCacheKey,
+    LLMDataDist,
+    LLMException,
+    LLMStatusCode,
+    TransferWithCacheKeyConfig,
+)
+from tests.blocking.pairs import KEY, Pair, cluster, linked_pair, options
 from tests.stopwatch import lasting
 from tests.test_relink import until
 
 
 def cut(pair: Pair, *, listens: bool) -> None:
     """The connection breaks; the peer listens still, or no more. Both are in this process, and on one loop."""
-    theirs, ours = pair.source.datadist, pair.target.datadist
+    cut_between(pair.source.datadist, pair.target.datadist, listens=listens)
 
+
+def cut_between(theirs: LLMDataDist, ours: LLMDataDist, *, listens: bool) -> None:
     async def break_off() -> None:
         engine, changes = theirs._inner._running(), ours._inner.link_changes()
         if not listens:
             await engine.listen_elsewhere(None)
-        await engine.find_link(2)._wire.aclose()
+        await engine.find_link(ours.cluster_id)._wire.aclose()
         await until(changes, LinkPhase.LOST)
 
     theirs._thread.call(break_off)
@@ -47,3 +55,24 @@ def test_a_pull_fails_when_the_link_is_not_there_in_time() -> None:
         handle.wait(30)
         assert handle.failed_blocks() == [0]
         assert "not linked again" in str(handle.exception())
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["is there again", "stays away"])
+def test_layers_wait_for_the_link_too(listens: bool) -> None:
+    policy = RelinkPolicy(first_delay=0.005, max_delay=0.05, wait=30 if listens else 0.2)
+    config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
+    with cluster(1, 0, relink=policy) as source, cluster(2, 100) as target:
+        assert source.datadist.link_clusters([target.info], 5000)[0] is LLMStatusCode.LLM_SUCCESS
+        target.datadist.wait_linked(1)
+        cut_between(target.datadist, source.datadist, listens=listens)
+        handle = source.manager.submit_layers(source.cache, [config], [3, 4], [0, 1])
+        for layer in range(2):
+            handle.layer_ready(layer)
+        assert handle.wait(30)
+        if listens:
+            assert handle.exception() is None
+            target.check({0: (0, 3), 1: (0, 4)})
+        else:
+            assert handle.failed_blocks() == [0, 1]
+            assert "not linked again within 0.2 s" in str(handle.exception())
+            target.check({})

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import anyio.lowlevel
 import pytest
 
-from aiodatadist import CacheKey, LinkClosed, LinkPhase, LLMClusterInfo, LLMStatusCode
-from tests.legacy.pairs import OK, SLOTS, Pair, filled, held, pair
+from aiodatadist import (
+    AwaitableLayerSynchronizer,
+    CacheKey,
+    LinkClosed,
+    LinkPhase,
+    LLMClusterInfo,
+    LLMStatusCode,
+    NotLinked,
+    TransferConfig,
+)
+from tests.legacy.pairs import OK, SLOTS, Pair, filled, held, pair, value
 from tests.test_relink import until
 
 POLICY = {"first_delay": 0.005, "max_delay": 0.05, "wait": 30}
@@ -49,3 +59,25 @@ async def test_unlinking_ends_the_attempts() -> None:
             await pull
         assert p.decoder.figures().relinking.running == 0
         assert not p.decoder._running().has_links
+
+
+async def test_a_layered_transfer_of_the_prompt_does_not_wait_for_the_decoders_link() -> None:
+    """The link is made again by the end that made it, and waited for there."""
+    async with pair(relink=POLICY) as p:
+        source, target = await filled(p.owner, []), await p.puller.allocate_cache(SLOTS)
+        address, synchronizer = p.prompt.listen_address, AwaitableLayerSynchronizer(2)
+        await lose(p)
+
+        def transfer() -> Awaitable[object]:
+            return p.owner.transfer_cache_async(source, synchronizer, [TransferConfig(2, target.tensor_addrs)])
+
+        with pytest.raises(NotLinked):
+            await transfer()
+        changes = p.decoder.link_changes()
+        await p.prompt._running().listen_elsewhere(address)
+        await until(changes, LinkPhase.LINKED)
+        await p.prompt.wait_linked(2)
+        for layer in range(2):
+            synchronizer.ready(layer)
+        await transfer()
+        assert [int(array[0, 0]) for array in held(p.puller, target)] == [value(t, 0) for t in range(4)]
