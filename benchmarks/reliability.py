@@ -2,8 +2,7 @@
 
 One line for each row of that page: what was measured, and the bar. `--write` puts the figures into the page, in English and
 in Chinese. It takes some four minutes; `--short` is a tenth of it, for tests. Rows that other benchmarks measure are theirs:
-R1 is of benchmarks.killed, R9 of benchmarks.scale, R27 of benchmarks.priorities; R4 and R16 are of tests, and R29 is
-`aiodatadist chaos`.
+R1 is of benchmarks.killed, R9 of benchmarks.scale, R27 of benchmarks.priorities, and R29 is `aiodatadist chaos`.
 
     python -m benchmarks.reliability --write
     python -m benchmarks.reliability --rows R7,R13

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +18,13 @@ import anyio.to_thread
 
 from aiodatadist import (
     BlocksCacheKey,
+    Cache,
     CacheDesc,
+    CacheNotFound,
     DataType,
+    LeaseTicket,
+    LinkChanges,
+    LinkPhase,
     LLMClusterInfo,
     LLMException,
     LLMStatusCode,
@@ -36,9 +41,11 @@ from aiodatadist.testing import (
     open_cluster,
     soft_fault,
     soft_faults_cleared,
+    verify,
 )
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION
 from benchmarks.common import now
+from benchmarks.ports import free_port
 from benchmarks.reliability_rows import KIB, Figure, Seconds, descriptors, figure, resident, threads, usual, worst
 
 DESC = CacheDesc(4, [64, 16 << 10], DataType.DT_UINT8)
@@ -61,19 +68,32 @@ async def _host_peer(port: Connection) -> None:
 
 
 @asynccontextmanager
-async def peer_process() -> AsyncIterator[tuple[int, LLMClusterInfo]]:
-    """A peer, cluster 1, in a process of its own: its pid, and how to reach it."""
+async def process_of(host: Callable[..., None], *words: object) -> AsyncIterator[tuple[int, Any]]:
+    """``host(port, *words)`` in a process of its own, until this ends, which kills it: its pid, and what it says first."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=host_peer, args=(theirs,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=host, args=(theirs, *words), daemon=True)
     process.start()
+    theirs.close()
     try:
-        info = LLMClusterInfo(1)
-        info.append_remote_ip_info(*await anyio.to_thread.run_sync(ours.recv))
-        yield process.pid or 0, info
+        yield process.pid or 0, await anyio.to_thread.run_sync(ours.recv)
     finally:
         process.kill()
         await anyio.to_thread.run_sync(process.join)
         process.close()
+        ours.close()
+
+
+@asynccontextmanager
+async def peer_process() -> AsyncIterator[tuple[int, LLMClusterInfo]]:
+    """A peer, cluster 1, in a process of its own: its pid, and how to reach it."""
+    async with process_of(host_peer) as (pid, address):
+        yield pid, info_of(1, address)
+
+
+def info_of(cluster_id: int, address: tuple[str, int]) -> LLMClusterInfo:
+    info = LLMClusterInfo(cluster_id)
+    info.append_remote_ip_info(*address)
+    return info
 
 
 async def link(cluster: Cluster, info: LLMClusterInfo) -> LLMStatusCode:
@@ -192,6 +212,167 @@ async def answered(address: tuple[str, int], data: bytes) -> float:
         except anyio.BrokenResourceError:
             return now() - began
         return now() - began
+
+
+def host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
+    """A process with these clusters."""
+    anyio.run(_host_peers, port, cluster_ids)
+
+
+async def _host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
+    async with AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(open_cluster(each)) for each in cluster_ids]
+        for peer in peers:
+            await peer.blocks(DESC)
+        port.send([peer.datadist.listen_address for peer in peers])
+        await anyio.to_thread.run_sync(port.recv)
+
+
+async def broken(short: bool) -> Figure:
+    """R4."""
+    rounds, hosts, each = (2, 1, 4) if short else (20, 4, 5)
+    count, half, whole = hosts * each, list[float](), list[float]()
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        proxies: list[ChaosProxy] = []
+        cluster = await enter(open_cluster(99, device_id=1, relink="{}"))
+        cache, changes = await cluster.blocks(DESC), cluster.datadist.link_changes()
+        for first in range(1, count, each):
+            ids = range(first, first + each)
+            _, addresses = await enter(process_of(host_peers, ids))
+            for cluster_id, address in zip(ids, addresses, strict=True):
+                proxies.append(await enter(ChaosProxy(address)))
+                assert await link(cluster, info_of(cluster_id, proxies[-1].address)) is LLMStatusCode.LLM_SUCCESS
+        await linked_at(changes, count)
+        for _ in range(rounds):
+            await _pull_of_each(cluster, cache, count)
+            began = now()
+            for proxy in proxies:
+                proxy.reset()
+            times = await linked_at(changes, count)
+            half.append(times[(count - 1) // 2] - began)
+            whole.append(times[-1] - began)
+        await _pull_of_each(cluster, cache, count)
+        generations = {each.generation for each in cluster.datadist.statistics().links}
+        figures = cluster.datadist.figures()
+    return figure(
+        "R4",
+        "1 s, each once",
+        max(whole) <= 1
+        and generations == {rounds + 1}
+        and sum(figures.links_ended.values()) == count * rounds == figures.relinking.succeeded,
+        count,
+        rounds,
+        usual(half),
+        usual(whole),
+        worst(whole),
+    )
+
+
+async def _pull_of_each(cluster: Cluster, cache: Cache, count: int) -> None:
+    for cluster_id in range(1, count + 1):
+        await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(cluster_id), cache, ONE, ONE)
+        verify(cluster.memory(cache), cache, [(t, ONE[0], cluster_id, ONE[0]) for t in range(DESC.num_tensors)])
+
+
+async def linked_at(changes: LinkChanges, count: int) -> list[float]:
+    """When so many links became ready, in that order."""
+    times: list[float] = []
+    async for change in changes:
+        if change.state is LinkPhase.LINKED:
+            times.append(now())
+            if len(times) == count:
+                break
+    return times
+
+
+def host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
+    """A process with cluster 1 at this port, whose blocks hold this number."""
+    anyio.run(_host_again, port, number, listen, one_sided)
+
+
+async def _host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
+    """It has one cache under the name that each of them has, and one under a name of its own, and leases blocks."""
+    async with open_cluster(1, **_options(one_sided), listen_ip_info=f"127.0.0.1:{listen}") as peer:
+        listens = now()  # which other processes read from the same clock
+        caches = [await peer.blocks(DESC, model_id) for model_id in (number, 0)]
+        view = peer.memory(caches[1]).view()
+        view[:] = bytes([number]) * len(view)
+        lease = peer.datadist.cache_manager.lease_blocks(caches[1], ONE, 600_000)
+        port.send((listens, lease.ticket()))
+        await anyio.to_thread.run_sync(port.recv)
+
+
+async def started_again(short: bool) -> Figure:
+    """R16."""
+    rounds = 2 if short else 10
+    seconds: list[float] = []
+    right = refused = 0
+    for one_sided in (True, False):
+        async with open_cluster(2, device_id=1, relink="{}", **_options(one_sided)) as cluster:
+            found = await _restarts(cluster, one_sided, rounds)
+        seconds += found[0]
+        right, refused = right + found[1], refused + found[2]
+    return figure(
+        "R16",
+        "1 s, all pulls, all refused",
+        max(seconds) <= 1 and right == 2 * rounds and refused == 4 * rounds,
+        rounds,
+        usual(seconds),
+        worst(seconds),
+        right,
+        2 * rounds,
+        refused,
+        4 * rounds,
+    )
+
+
+async def _restarts(cluster: Cluster, one_sided: bool, rounds: int) -> tuple[list[float], int, int]:
+    """Seconds from when the peer listens to the link; pulls that had its bytes; uses of the old one's names refused."""
+    seconds: list[float] = []
+    right = refused = 0
+    datadist, cache, port = cluster.datadist, await cluster.blocks(DESC), free_port()
+    changes, ticket = datadist.link_changes(), None
+    for number in range(1, rounds + 2):
+        linked = asyncio.ensure_future(linked_at(changes, 1))
+        async with process_of(host_again, number, port, one_sided) as (pid, (listens, fresh)):
+            if ticket is None:
+                assert await link(cluster, info_of(1, ("127.0.0.1", port))) is LLMStatusCode.LLM_SUCCESS
+            (at,) = await linked
+            assert [each.generation for each in datadist.statistics().links] == [number], "it was linked more than once"
+            if ticket is not None:
+                seconds.append(max(at - listens, 0.0))
+                right += await _holds(cluster, cache, number)
+                refused += await _refuses(cluster, cache, number - 1, ticket)
+            await datadist.cache_manager.pull_blocks(BlocksCacheKey(1, number), cache, ONE, ONE)
+            ticket = fresh
+            os.kill(pid, signal.SIGKILL)
+            await datadist.wait_link_closed(1)
+    return seconds, right, refused
+
+
+async def _holds(cluster: Cluster, cache: Cache, number: int) -> bool:
+    """A pull has what the peer has now."""
+    await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, ONE, ONE)
+    memory, stride = cluster.memory(cache), DESC.stride
+    view = memory.view()
+    starts = [address - memory.address + ONE[0] * stride for address in cache.tensor_addrs]
+    return all(bytes(view[at : at + stride]) == bytes([number]) * stride for at in starts)
+
+
+async def _refuses(cluster: Cluster, cache: Cache, number: int, ticket: LeaseTicket) -> int:
+    """Of two pulls by what the peer had before, a key and a lease, those that fail for want of it."""
+    manager, count = cluster.datadist.cache_manager, 0
+    calls: tuple[Callable[[], Awaitable[object]], ...] = (
+        lambda: manager.pull_blocks(BlocksCacheKey(1, number), cache, ONE, ONE),
+        lambda: manager.pull_leased(ticket, cache, ONE),
+    )
+    for call in calls:
+        try:
+            await call()
+        except CacheNotFound:
+            count += 1
+    return count
 
 
 async def other_version(short: bool) -> Figure:
@@ -380,6 +561,6 @@ async def clock(short: bool) -> Figure:
 
 Measure = Callable[[bool], Awaitable[Figure]]
 MEASURES: dict[str, Measure] = {
-    "R2": stopped, "R3": slow, "R17": other_version, "R19": strangers, "R22": busy, "R26": parting, "R28": economy,
-    "R24": clock,
+    "R2": stopped, "R3": slow, "R4": broken, "R16": started_again, "R17": other_version, "R19": strangers, "R22": busy,
+    "R26": parting, "R28": economy, "R24": clock,
 }  # fmt: skip
