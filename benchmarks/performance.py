@@ -5,7 +5,6 @@ It takes some minutes, needs a package index once, and a machine with nothing el
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,19 +134,16 @@ def layered_lines(rows: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def copier_lines(rows: Sequence[Row], copies: Sequence[float]) -> list[list[str]]:
-    """Pool memory pulled, against what two threads copy without anything else, measured before and after."""
-    wanted = [row for row in rows if (row.by, row.case.op, row.case.memory) == (OURS, Op.PULL, MemoryKind.POOL)]
-    best = statistics.median(copies)
-    found = [(row, row.gigabytes_per_second.median / best) for row in wanted if row.case.block in {64 << 10, 1 << 20}]
+def copier_lines(shares: Sequence[copies.Share]) -> list[list[str]]:
+    """Pool memory pulled, against what two threads copy and nothing else."""
     return [
         [
-            f"pull, pool, blocks of {size_text(row.case.block)}: of two threads' non-temporal copies, {best:.1f} GB/s",
-            f"{share:.2f}",
+            f"pull, pool, blocks of {size_text(each.block)}: of two threads' non-temporal copies of them, in turns",
+            f"{each.ratio}",
             "at least 0.85",
             "`python -m benchmarks.copies`",
         ]
-        for row, share in found
+        for each in shares
     ]
 
 
@@ -319,11 +315,9 @@ def main() -> None:
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
     check_plot()
-    rates = copies.gigabytes_per_second()
     large, small = asyncio.run(both(given.seconds))
-    rates += copies.gigabytes_per_second()
     others = [
-        *copier_lines(large.rows, rates),
+        *copier_lines(asyncio.run(copies.shares())),
         *user_lines(large.rows),
         *small_goal_lines(small.rows, asyncio.run(measured(BATCHED)).rows),
         *asyncio.run(other_lines()),
