@@ -110,6 +110,10 @@ class Connection(anyio.abc.ByteStream):
         loop, reader = asyncio.get_running_loop(), _Reader()
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
+            # A message waits for no acknowledgement of the one before, which the kernel may put off for 40 ms. asyncio sets
+            # this only where a socket was made with the protocol's number.
+            if sock.family in {socket.AF_INET, socket.AF_INET6}:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
             return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         except BaseException:

@@ -124,6 +124,12 @@ async def test_stream_gives_what_comes_and_then_the_end() -> None:
             await stream.receive()
 
 
+async def test_no_message_waits_for_an_acknowledgement() -> None:
+    async with connection() as (_, stream):
+        sock = stream._writer.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_stream_that_is_always_full_lets_the_loop_go_on() -> None:
     async with connection() as (client, stream), anyio.create_task_group() as group:
         turns = 0
