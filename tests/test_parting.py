@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
-from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode
+from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
 from aiodatadist.link.link_handshake import LinkHandshake
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from aiodatadist.wire.messages import Ready
+from aiodatadist.wire.messages import MAX_NOTE, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
 WINDOW = 64
@@ -71,6 +73,36 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
         assert await leaving == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         with pytest.raises(LinkClosed):
             await untaken
+
+
+async def test_a_peer_that_is_left_by_force_hears_it_behind_what_was_said_in_the_same_turn() -> None:
+    async with linked() as (prompt, decoder):
+        link = decoder.datadist._running().find_link(1)
+        ended = asyncio.create_task(prompt.datadist.wait_link_closed(2))
+        await asyncio.sleep(0)
+        link.release_lease("0" * 32)
+        await link.abandon(LinkClosed("it was enough"))
+        assert await ended == "cluster 2 unlinked: it was enough"
+
+
+async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked() as (prompt, decoder):
+        link, pumped = prompt.datadist._running().find_link(2), asyncio.Event()
+
+        async def pump() -> None:
+            pumped.set()
+            raise PeerLost("it cannot be written to any more")
+
+        monkeypatch.setattr(link._wire, "pump", pump)
+        ended = asyncio.create_task(link.wait_closed())
+        link._wire._gathers_until = math.inf
+        link.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
+        await pumped.wait()
+        assert await decoder.datadist.unlink_clusters(known_as(1), force=True) == SUCCESS
+        assert str(await ended).startswith("cluster 2 unlinked: ")
+        monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
+        with anyio.fail_after(20):  # one that begins late waits for nothing more
+            await link._pump()
 
 
 # ---- links that one end has, and the other has not yet ----

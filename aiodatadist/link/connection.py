@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterable
 from typing import Self, SupportsIndex
@@ -24,6 +25,8 @@ from aiodatadist.wire.messages import Message
 
 REFUSAL_SECONDS = 1.0
 """Seconds for telling a client that it is refused."""
+MAX_REST = 8 << 20
+"""Bytes that are read of a connection that broke: no more than the kernel holds, usually."""
 
 
 async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
@@ -72,7 +75,8 @@ async def _refuse(sock: socket.socket, error: LinkError) -> None:
 
 
 class _Reader(asyncio.StreamReader):
-    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it.
+    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it. Where a
+    write finds out that it broke, that word may still be in the kernel.
 
     Attributes:
         hear: is shown what comes while nothing is to be read; what it answers True to is not read.
@@ -92,7 +96,16 @@ class _Reader(asyncio.StreamReader):
 
     def set_exception(self, exc: Exception) -> None:
         self.broken = exc
+        self._take_the_rest()
         self.feed_eof()
+
+    def _take_the_rest(self) -> None:
+        """Nothing more comes, and the event loop is about to close the socket. (It would be paused in feed_data.)"""
+        transport = getattr(self, "_transport", None)  # asyncio's, which it never takes away
+        sock = None if transport is None else transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            while sock is not None and self._has_unread() < MAX_REST and (data := os.read(sock.fileno(), RECEIVE)):
+                self._buffer.extend(data)  # type: ignore[attr-defined]
 
 
 class Connection(anyio.abc.ByteStream):

@@ -93,6 +93,8 @@ DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
 PORTION_BYTES = 64 << 20
 """Of a pull of leased blocks, which are known to be here even if a later portion fails."""
+LAST_WORD_SECONDS = 1.0
+"""Seconds for hearing what a peer said before its connection broke."""
 MAX_HELD = 1 << 20
 """Caches that a peer may tell us of."""
 
@@ -114,6 +116,7 @@ class Link(Session):
         super().__init__(wire, device, transport, host)
         self._transport = transport
         self._is_written = self._has_said_so = self._was_refused = False
+        self._is_heard_out = Signal()
         self._closed = Signal()
         self._is_leaving = False
         self._at_end: list[Callable[[], object]] = []
@@ -400,6 +403,7 @@ class Link(Session):
                 try:
                     await self._listen()
                 finally:
+                    self._is_heard_out.set()
                     self.questions.end()
                     self.close_broken()
                     # a group without tasks does not wait for those that start while it ends
@@ -418,6 +422,9 @@ class Link(Session):
         try:
             await self._wire.pump()
         except PeerLost as error:
+            with anyio.move_on_after(LAST_WORD_SECONDS):
+                await self._is_heard_out.wait()  # the peer may have said before why it goes: the link ends with that
+                return
             self.lost(str(error.args[0]))
 
     async def _listen(self) -> None:
@@ -519,6 +526,7 @@ class Link(Session):
         """End this half at once, without waiting for the peer, which may or may not hear of it."""
         if self.failure is None:
             self._wire.post(Disconnect(reason=str(failure.args[0])))
+            self._wire.hurry()
             self._end(failure, LinkState.CLOSED)
         self._stop()
         await self._wire.aclose()

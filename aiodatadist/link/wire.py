@@ -59,6 +59,7 @@ class Wire:
         self._flushed = Signal()
         self._start_pump: Callable[[], object] | None = None
         self._is_pumped = False
+        self._is_over = False
         self._may_be_buffered = False
 
     @property
@@ -89,7 +90,7 @@ class Wire:
     def post(self, message: Message) -> None:
         """Send it soon. Raises ProtocolError: it is too large for a frame, or newer than the peer; nothing was posted."""
         data = encode(message, self.peer_minor)
-        if self._generation != forks.generation:
+        if self._generation != forks.generation or self._is_over:
             return
         if not self._backlog_bytes:
             now = monotonic()
@@ -106,13 +107,20 @@ class Wire:
         return is_sent
 
     def _next_turn(self) -> None:
-        if self._backlog and not self._is_pumped:
-            if self._backlog_bytes <= RECEIVE and self._try(b"".join(self._backlog)):
-                self._backlog.clear()
-                self._backlog_bytes = 0
-                self._flushed.wake()
-            else:
-                self._pump()
+        if not self.hurry():
+            self._pump()
+
+    def hurry(self) -> bool:
+        """Send what is being gathered, if the kernel takes it at once: False where it does not. What it did not take
+        earlier is not this method's."""
+        if not self._backlog or self._is_pumped:
+            return True
+        if self._backlog_bytes > RECEIVE or not self._try(b"".join(self._backlog)):
+            return False
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._flushed.wake()
+        return True
 
     def _pump(self) -> None:
         if self._start_pump is not None:
@@ -143,9 +151,20 @@ class Wire:
         while self._backlog:
             frames, self._backlog = self._backlog, []
             data = b"".join(frames)
-            await self._write(data)
+            try:
+                await self._write(data)
+            except PeerLost:
+                self._give_up()
+                raise
             self._backlog_bytes -= len(data)
         self._is_pumped = False
+        self._flushed.wake()
+
+    def _give_up(self) -> None:
+        """Nothing is sent any more, and no caller waits for it. What the peer said can still be received."""
+        self._is_over = True
+        self._backlog.clear()
+        self._backlog_bytes = 0
         self._flushed.wake()
 
     async def receive(self) -> Message | Unknown:

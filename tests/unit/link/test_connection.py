@@ -130,6 +130,19 @@ async def test_no_message_waits_for_an_acknowledgement() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+async def test_a_write_that_finds_the_connection_broken_leaves_what_came_before() -> None:
+    async with connection() as (client, stream):
+        assert stream.send_at_once(b"unread")
+        await asyncio.sleep(0)
+        client.sendall(b"the last word")
+        client.close()  # with something unread: a reset
+        for _ in range(3):  # in one turn of the loop, which reads nothing meanwhile
+            stream.send_at_once(b"x")
+        assert await stream.receive() == b"the last word"
+        with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
+            await stream.receive()
+
+
 async def test_stream_that_is_always_full_lets_the_loop_go_on() -> None:
     async with connection() as (client, stream), anyio.create_task_group() as group:
         turns = 0

@@ -290,6 +290,27 @@ async def test_peer_that_left_is_lost_to_the_pump() -> None:
             await one.pump()
 
 
+async def test_peer_that_left_is_waited_for_by_no_flush() -> None:
+    one, stream = wire()
+    stream.error = anyio.BrokenResourceError()
+    one.post(LARGE)
+    with pytest.raises(PeerLost):
+        await one.pump()
+    one.post(Ping(call=1))
+    with anyio.fail_after(5):
+        await one.flush()
+
+
+async def test_who_closes_can_send_first_what_was_posted_in_this_turn() -> None:
+    async with connections() as (client, server):
+        one, other = client.wire(), server.wire()
+        for message in (Ping(call=1), Bye()):
+            one.post(message)
+        assert one.hurry()
+        await one.aclose()
+        assert [await other.receive(), await other.receive()] == [Ping(call=1), Bye()]
+
+
 # ---- reacting in the call that brings it ----
 
 
