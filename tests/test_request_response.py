@@ -16,6 +16,7 @@ from aiodatadist import (
     CacheNotFound,
     DataType,
     FeatureNotEnabled,
+    LinkClosed,
     LLMStatusCode,
     ParamInvalid,
     Placement,
@@ -30,6 +31,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
+from aiodatadist.wire.messages import Pull
 from tests.strict.marks import any_memory
 from tests.test_pull import BLOCKS, SLOTS, moved
 
@@ -59,6 +61,24 @@ async def test_blocks_are_written_by_their_owner() -> None:
         by_id = CacheKeyByIdAndIndex(1, source.cache_id)
         await decoder.datadist.cache_manager.pull_blocks(by_id, cache, [12], [2])
         verify(decoder.memory(cache), cache, moved(BLOCKS, {0: 3, 1: 4, 7: 9, 2: 12}))
+
+
+async def test_a_request_that_comes_while_its_owner_unlinks_ends_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked_pair(BLOCKS, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
+        link, unlinking = prompt.datadist._running().find_link(2), list[asyncio.Task[None]]()
+        begin = link._responder.begin
+
+        def leave_and_begin(message: Pull) -> None:
+            unlinking.append(asyncio.create_task(link.disconnect("it was enough", 5.0)))
+            begin(message)
+
+        monkeypatch.setattr(link._responder, "begin", leave_and_begin)
+        with pytest.raises(
+            LinkClosed, match=r"cluster 1 has ended the link, and said: .* was unlinked: it was enough"
+        ) as told:
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        assert (told.value.peer, told.value.status_code) == (1, LLMStatusCode.LLM_NOT_YET_LINK)
+        await unlinking[0]
 
 
 async def test_a_key_is_consumed_with_its_last_layer_and_the_memory_with_the_last_key() -> None:

@@ -16,6 +16,7 @@ from aiodatadist.device import CLEAN_SECONDS, StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     InternalError,
+    LinkClosed,
     LinkError,
     LLMException,
     LLMStatusCode,
@@ -289,6 +290,12 @@ class Requester:
             return CacheNotFound(
                 f"cluster {self._session.cluster_id} offers no cache for {key}",
                 hint="has it been made there, or has its key been consumed by a pull?",
+            )
+        if answer.status == LLMStatusCode.LLM_NOT_YET_LINK:  # it heard the request when it had begun to end the link
+            return LinkClosed(
+                f"cluster {self._session.cluster_id} has ended the link, and said: {answer.reason}",
+                peer=self._session.cluster_id,
+                hint="link again",
             )
         return status_error(answer)
 
