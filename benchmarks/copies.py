@@ -1,8 +1,9 @@
-"""How much of what two threads can copy has a pull of pool memory?
+"""How much of what two threads can copy has a pull of pool memory, and how much of that a pull of the caller's own?
 
-128 MiB in blocks of 64 KiB, or of 1 MiB, scattered, as `aiodatadist bench` has them: pulled from another process, awaited;
-and in turns with it the same blocks copied between shared memory of one process, by the processor's non-temporal stores on
-two threads. The ratio is that of each turn. Bar, on two cores: at least 0.85.
+128 MiB in blocks of 16 KiB to 2 MiB, scattered, as `aiodatadist bench` has them, are pulled from another process and awaited:
+of a pool, then of numpy's arrays; and in turns with that the same blocks are copied between shared memory of one process, by
+the processor's non-temporal stores on two threads. Ratios are those of each turn. Bars, on two cores: 0.85 of the copies, and
+0.6 of a pool's memory.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMClusterInfo, LLMStatusCode, empty
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMClusterInfo, LLMStatusCode, empty
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.testing import Cluster, open_cluster
 from benchmarks.common import Spread, arguments, now, report
 
 TOTAL = 128 << 20
-BLOCKS = (64 << 10, 1 << 20)
+BLOCKS = tuple(kib << 10 for kib in (16, 64, 256, 1024, 2048))
 TENSORS, THREADS = 8, 2
-POOL = '{"memory_size": 1073741824}'
+POOL = '{"memory_size": 2147483648}'
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of one size of blocks. GB/s, and the pull's of the copies'."""
+    """Of one size of blocks: GB/s, and what a pull has of what passes it."""
 
     block: int
-    pulled: Spread
-    copied: Spread
-    ratio: Spread
+    pool: Spread
+    user: Spread
+    copies: Spread
+    pool_of_copies: Spread
+    user_of_pool: Spread
 
 
 def ranges_of(source: int, target: int, pairs: Sequence[tuple[int, int]], block: int) -> Any:
@@ -76,32 +79,35 @@ class Copies:
 
 
 class Pulls:
-    """From another process, into pool memory."""
+    """From another process."""
 
     def __init__(self, hub: Cluster, peer: int) -> None:
         self._manager, self._peer = hub.datadist.cache_manager, peer
-        self._caches: dict[int, Any] = {}
+        self._caches: list[Cache] = []
         self._numbers = {block: _scattered(TOTAL // block // TENSORS) for block in BLOCKS}
 
     async def prepare(self) -> None:
         self._caches = await _caches(self._manager, 1)
 
-    async def run(self, block: int) -> float:
+    async def run(self, block: int, *, user: bool) -> float:
         """Seconds."""
-        numbers, key = self._numbers[block], BlocksCacheKey(self._peer, BLOCKS.index(block))
+        numbers, model = self._numbers[block], 2 * BLOCKS.index(block) + user
         began = now()
-        await self._manager.pull_blocks(key, self._caches[block], numbers, numbers[::-1])
+        await self._manager.pull_blocks(BlocksCacheKey(self._peer, model), self._caches[model], numbers, numbers[::-1])
         return now() - began
 
 
-async def _caches(manager: Any, cluster_id: int) -> dict[int, Any]:
-    """One for each size of blocks, twice as large as what is moved."""
-    caches = {}
-    for model, block in enumerate(BLOCKS):
+async def _caches(manager: CacheManager, cluster_id: int) -> list[Cache]:
+    """Two for each size of blocks, twice as large as what is moved: of the pool, and of arrays."""
+    caches: list[Cache] = []
+    for block in BLOCKS:
         desc = CacheDesc(TENSORS, [2 * TOTAL // block // TENSORS, block], DataType.DT_UINT8)
-        caches[block] = await manager.allocate_blocks_cache(desc, BlocksCacheKey(cluster_id, model))
-        for array in manager.arrays(caches[block]):
+        pool = await manager.allocate_blocks_cache(desc, BlocksCacheKey(cluster_id, len(caches)))
+        for array in manager.arrays(pool):
             array[:] = 1
+        arrays = [np.ones(desc.shape, np.uint8) for _ in range(TENSORS)]
+        key = BlocksCacheKey(cluster_id, len(caches) + 1)
+        caches += [pool, await manager.register_blocks_cache(desc, arrays, key)]
     return caches
 
 
@@ -137,22 +143,27 @@ async def _linked() -> AsyncIterator[Pulls]:
 
 async def shares(seconds: float = 2.0) -> list[Share]:
     """Of each size of blocks, in turns for so many seconds each."""
-    times: dict[int, list[tuple[float, float]]] = {block: [] for block in BLOCKS}
+    times: dict[int, list[tuple[float, float, float]]] = {block: [] for block in BLOCKS}
     with ThreadPoolExecutor(THREADS) as threads:
         copies = Copies(threads)
         async with _linked() as pulls:
+
+            async def turn(block: int) -> tuple[float, float, float]:
+                return await pulls.run(block, user=False), await pulls.run(block, user=True), copies.run(block)
+
             for block in BLOCKS:
-                copies.run(block), await pulls.run(block)
+                await turn(block)
             end = now() + seconds * len(BLOCKS)
             while now() < end:
                 for block, found in times.items():
-                    found.append((await pulls.run(block), copies.run(block)))
+                    found.append(await turn(block))
     return [_share(block, found) for block, found in times.items()]
 
 
-def _share(block: int, times: Sequence[tuple[float, float]]) -> Share:
-    pulled, copied = ([TOTAL / each / 1e9 for each in side] for side in zip(*times, strict=True))
-    return Share(block, Spread.of(pulled), Spread.of(copied), Spread.of([b / a for a, b in times]))
+def _share(block: int, times: Sequence[tuple[float, float, float]]) -> Share:
+    pool, user, copies = (Spread.of([TOTAL / each / 1e9 for each in side]) for side in zip(*times, strict=True))
+    of_copies, of_pool = Spread.of([c / p for p, _, c in times]), Spread.of([p / u for p, u, _ in times])
+    return Share(block, pool, user, copies, of_copies, of_pool)
 
 
 def main() -> None:
@@ -162,9 +173,11 @@ def main() -> None:
     rows = [
         {
             "block KiB": each.block >> 10,
-            "pull GB/s": f"{each.pulled}",
-            "two threads' copies": f"{each.copied}",
-            "ratio": f"{each.ratio}",
+            "pool GB/s": f"{each.pool}",
+            "user GB/s": f"{each.user}",
+            "two threads' copies": f"{each.copies}",
+            "pool/copies": f"{each.pool_of_copies}",
+            "user/pool": f"{each.user_of_pool}",
         }
         for each in asyncio.run(shares(given.seconds))
     ]

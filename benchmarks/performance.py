@@ -135,15 +135,21 @@ def layered_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def copier_lines(shares: Sequence[copies.Share]) -> list[list[str]]:
-    """Pool memory pulled, against what two threads copy and nothing else."""
-    return [
+    """Pool memory pulled, against what two threads copy and nothing else; and memory of the caller's against that."""
+    command = "`python -m benchmarks.copies`"
+    of_copies = [
         [
             f"pull, pool, blocks of {size_text(each.block)}: of two threads' non-temporal copies of them, in turns",
-            f"{each.ratio}",
+            f"{each.pool_of_copies}",
             "at least 0.85",
-            "`python -m benchmarks.copies`",
+            command,
         ]
         for each in shares
+    ]
+    of_pool = ", ".join(f"{each.user_of_pool.median:.2f} ({size_text(each.block)})" for each in shares)
+    return [
+        *of_copies,
+        ["pull, user: of a pool's memory, by the block, in turns", of_pool, "at least 0.6", command],
     ]
 
 
@@ -174,22 +180,6 @@ def small_goal_lines(rows: Sequence[Row], batched: Sequence[Row]) -> list[list[s
             f"`{BATCHED_COMMAND}`",
         ],
     ]
-
-
-def user_lines(rows: Sequence[Row]) -> list[list[str]]:
-    """Memory of the caller's against a pool's."""
-    speeds = {
-        (row.case.op, row.case.memory, row.case.block): row.gigabytes_per_second.median
-        for row in rows
-        if row.by == OURS
-    }
-    shares = {
-        block: speeds[op, MemoryKind.USER, block] / speeds[op, memory, block]
-        for op, memory, block in speeds
-        if op is Op.PULL and memory is MemoryKind.POOL
-    }
-    text = ", ".join(f"{share:.2f} ({size_text(block)})" for block, share in shares.items())
-    return [["pull, user: of a pool's memory, by the block", text, "at least 0.6", f"`{LARGE_COMMAND}`"]]
 
 
 async def link_lines(times: int = 3) -> list[list[str]]:
@@ -268,12 +258,13 @@ machine is busy.
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: an awaited pull is 23 calls of Python around one of C, which this processor needs 6 to 9 us
-for; links cost threads and handshakes, some milliseconds of processor time at each end; a first pull is three turns of an
-event loop and 600 calls of Python, of both ends; and a call of the facade waits for the interpreter's lock while the loop's
-thread has it, or for the garbage collector, which one in eighty of them sets off. Beside a large transfer the thread that has
-the lock waits for a core itself: on two cores it shares them with two that copy, and the kernel gives turns of 3 ms. With one
-copier (`SOFTNPU_COPIERS=1`) a submission of 64 blocks waits 0.1 ms there, at the 99th percentile.
+Where a goal is missed: one call of `HcclBatchGet` takes 256 ranges, which are 4 MiB in blocks of 16 KiB, and the threads that
+copy end each of them together. A first pull is three turns of an event loop and 500 calls of Python, of both ends, each of which runs
+once, with cold caches: it takes half as long again as in a loop of its own. A call of the facade waits for the
+interpreter's lock while the loop's thread has it, which takes up what was submitted and what has ended; the lock goes to
+another thread when its owner waits, or after 5 ms (`sys.setswitchinterval`). Beside a large transfer the loop's thread shares
+two cores with two threads that copy. Those let it pass when it wakes (Linux 6.12 and later), where else it may wait 4 ms for
+the kernel's next look, with the lock; with one copier (`SOFTNPU_COPIERS=1`) it has a core for itself.
 
 Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
 that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
@@ -318,7 +309,6 @@ def main() -> None:
     large, small = asyncio.run(both(given.seconds))
     others = [
         *copier_lines(asyncio.run(copies.shares())),
-        *user_lines(large.rows),
         *small_goal_lines(small.rows, asyncio.run(measured(BATCHED)).rows),
         *asyncio.run(other_lines()),
         *facade_lines(),
