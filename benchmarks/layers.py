@@ -3,13 +3,15 @@
 `gated`: 80 layers to 4 destinations, held by gates on the device: milliseconds of the event loop's thread in all, from the
 call to the last completion; bar: 2 ms. `awaitable`: the same with an AwaitableLayerSynchronizer: microseconds per layer and
 destination. `small`: layers of 4 KiB to 256 KiB that are computed in no time or in 100 us each, layer by layer as the library
-chooses, against one push behind the last layer; bar: at most 2 % longer.
+chooses, against one push behind the last layer; bar: at most 2 % longer. `large`: 128 MiB in four layers that are all
+ready, in scattered blocks, against one push of the same blocks; bar: at most 10 % longer. Both are taken in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -26,10 +28,15 @@ from aiodatadist import (
 )
 from aiodatadist.device import Device, Stream
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from benchmarks.common import arguments, now, percentile, report
+from benchmarks.common import Spread, arguments, now, percentile, report
 
 LAYERS = 80
 DESTINATIONS = 4
+LARGE, LARGE_BLOCKS, LARGE_LAYERS = 128 << 20, (64 << 10, 1 << 20), 4
+
+Moves = tuple[list[int], list[int]]
+"""Blocks of the source, and of the destination."""
+FEW: Moves = ([0, 2], [1, 3])
 
 
 async def clusters(stack: AsyncExitStack, count: int, desc: CacheDesc) -> tuple[Cluster, Cache, list[Cluster]]:
@@ -123,20 +130,20 @@ def row(what: str, values: list[float], scale: float) -> dict[str, Any]:
 # ---- small layers ----
 
 
-async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float) -> float:
+async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves = FEW) -> float:
     """Seconds from the start of compute until the last byte is there."""
     synchronizer = AwaitableLayerSynchronizer(layers)
     started = now()
-    task = source.datadist.cache_manager.transfer_cache_async(cache, synchronizer, targets(1, layers), [0, 2], [1, 3])
+    task = source.datadist.cache_manager.transfer_cache_async(cache, synchronizer, targets(1, layers), *moves)
     await compute(layers, pause, synchronizer.ready)
     await task
     return now() - started
 
 
-async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float) -> float:
+async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves = FEW) -> float:
     started = now()
     await compute(layers, pause, lambda _: None)
-    await source.datadist.cache_manager.push_blocks(BlocksCacheKey(2), cache, [0, 2], [1, 3])
+    await source.datadist.cache_manager.push_blocks(BlocksCacheKey(2), cache, *moves)
     return now() - started
 
 
@@ -176,6 +183,32 @@ async def measure_small(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+# ---- large ones ----
+
+
+async def ratio_of_large(block: int, rounds: int) -> Spread:
+    """The time of a layered transfer, all of whose layers are ready, over that of one push."""
+    count = LARGE // block // (2 * LARGE_LAYERS)
+    desc = CacheDesc(2 * LARGE_LAYERS, [2 * count, block], DataType.DT_UINT8)
+    moves = random.sample(range(0, 2 * count, 2), count), random.sample(range(0, 2 * count, 2), count)
+    ratios = []
+    async with AsyncExitStack() as stack:
+        source, cache, _ = await clusters(stack, 1, desc)
+        for turn in range(rounds + 5):
+            layered = await as_they_come(source, cache, LARGE_LAYERS, 0.0, moves)
+            pushed = await at_the_end(source, cache, LARGE_LAYERS, 0.0, moves)
+            if turn >= 5:
+                ratios.append(layered / pushed)
+    return Spread.of(ratios)
+
+
+async def measure_large(rounds: int) -> list[dict[str, Any]]:
+    return [
+        {"block": f"{block >> 10} KiB", "layered/push": f"{await ratio_of_large(block, rounds)}"}
+        for block in LARGE_BLOCKS
+    ]
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=30)
@@ -184,6 +217,7 @@ def main() -> None:
     report(
         "layers: small ones, as they come against one push at the end", asyncio.run(measure_small(args.rounds)), None
     )
+    report("layers: large ones that are ready, against one push", asyncio.run(measure_large(4 * args.rounds)), None)
 
 
 if __name__ == "__main__":

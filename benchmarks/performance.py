@@ -17,7 +17,7 @@ from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import MemoryKind, Op
-from benchmarks import copies, facade, scale
+from benchmarks import copies, facade, layers, scale
 from benchmarks.common import arguments
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -38,9 +38,6 @@ SMALL = BenchOptions(
     layers=1,
     against=PEERS,
     lengths=Lengths(seconds=1.0),
-)
-LAYERED = BenchOptions(
-    owner_arguments=OWNER, ops=(Op.PUSH, Op.LAYERED), blocks_of=(64 << 10, 1 << 20), lengths=Lengths(seconds=2.0)
 )
 BATCHED = BenchOptions(
     owner_arguments=OWNER, ops=(Op.PULL,), blocks_of=(2 << 10,), batch=64, layers=1, lengths=Lengths(seconds=1.0)
@@ -119,18 +116,16 @@ def losses(reports: Sequence[BenchReport]) -> list[str]:
     return lines
 
 
-def layered_lines(rows: Sequence[Row]) -> list[list[str]]:
+async def layered_lines() -> list[list[str]]:
     """A layered transfer, all of whose layers are ready, against one push of the same blocks."""
-    speeds = {(row.case.op, row.case.block): row.gigabytes_per_second.median for row in rows}
     return [
         [
-            f"a layered transfer without compute, blocks of {size_text(block)}: its time over one push's",
-            f"{speeds[Op.PUSH, block] / speeds[Op.LAYERED, block]:.2f}",
+            f"a layered transfer without compute, blocks of {size_text(block)}: its time over one push's, in turns",
+            f"{await layers.ratio_of_large(block, 100)}",
             "at most 1.1",
-            "`aiodatadist bench --op push,layered --block 64KiB,1MiB`",
+            "`python -m benchmarks.layers`",
         ]
-        for op, block in speeds
-        if op is Op.LAYERED
+        for block in layers.LARGE_BLOCKS
     ]
 
 
@@ -259,8 +254,8 @@ machine is busy.
 {table(["what", "here", "goal", "command"], others)}
 
 Where a goal is missed: one call of `HcclBatchGet` takes 256 ranges, which are 4 MiB in blocks of 16 KiB, and the threads that
-copy end each of them together. A first pull is three turns of an event loop and 500 calls of Python, of both ends, each of which runs
-once, with cold caches: it takes half as long again as in a loop of its own. A call of the facade waits for the
+copy end each of them together. A first pull is three turns of an event loop and 500 calls of Python, of both ends, each of
+which runs once, with cold caches: it takes half as long again as in a loop of its own. A call of the facade waits for the
 interpreter's lock while the loop's thread has it, which takes up what was submitted and what has ended; the lock goes to
 another thread when its owner waits, or after 5 ms (`sys.setswitchinterval`). Beside a large transfer the loop's thread shares
 two cores with two threads that copy. Those let it pass when it wakes (Linux 6.12 and later), where else it may wait 4 ms for
@@ -297,7 +292,7 @@ async def both(seconds: float | None) -> tuple[BenchReport, BenchReport]:
 
 
 async def other_lines() -> list[list[str]]:
-    return [*layered_lines((await measured(LAYERED)).rows), *await link_lines()]
+    return [*await layered_lines(), *await link_lines()]
 
 
 def main() -> None:
