@@ -60,6 +60,10 @@ def test_its_memory_is_given_back_with_the_last_view(placement: Placement) -> No
     assert used() == before
 
 
+def test_one_number_is_a_shape_as_it_is_for_numpy() -> None:
+    assert aiodatadist.empty(1000, np.int16).shape == (1000,)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [

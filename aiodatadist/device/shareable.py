@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def empty(
-    shape: Sequence[int], dtype: DTypeLike, *, placement: Placement = Placement.DEVICE, device_id: int = 0
+    shape: Sequence[int] | int, dtype: DTypeLike, *, placement: Placement = Placement.DEVICE, device_id: int = 0
 ) -> NDArray[Any]:
     """A numpy array whose memory the transport shares as it is; contents are undefined.
 
@@ -43,12 +43,13 @@ def empty(
     """
     numpy = _imported("numpy")
     kind = numpy.dtype(dtype)
-    view = _shared(math.prod(_sizes(shape)) * kind.itemsize, placement, device_id)
-    return numpy.frombuffer(view, kind).reshape(tuple(shape))  # type: ignore[no-any-return]
+    sizes = _sizes(shape)
+    view = _shared(math.prod(sizes) * kind.itemsize, placement, device_id)
+    return numpy.frombuffer(view, kind).reshape(sizes)  # type: ignore[no-any-return]
 
 
 def torch_empty(
-    shape: Sequence[int], dtype: Any, *, placement: Placement = Placement.DEVICE, device_id: int = 0
+    shape: Sequence[int] | int, dtype: Any, *, placement: Placement = Placement.DEVICE, device_id: int = 0
 ) -> Any:
     """The same as a ``torch.Tensor``: on the CPU on softnpu and for HOST, on the npu for DEVICE memory of an NPU (made by
     torch_npu, whose memory HCCL registers as it is; not yet run on hardware).
@@ -69,7 +70,9 @@ def torch_empty(
     return torch.frombuffer(view, dtype=dtype).reshape(sizes)
 
 
-def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
+    if not isinstance(shape, Iterable):
+        shape = (shape,)
     sizes = tuple(checks.integer(size, "shape", checks.INT64) for size in shape)
     if any(size <= 0 for size in sizes):
         raise ParamInvalid(f"shape is {sizes}: every size has to be above 0")
