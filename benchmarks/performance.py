@@ -253,13 +253,14 @@ machine is busy.
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: one call of `HcclBatchGet` takes 256 ranges, which are 4 MiB in blocks of 16 KiB, and the threads that
-copy end each of them together. A first pull is three turns of an event loop and 500 calls of Python, of both ends, each of
-which runs once, with cold caches: it takes half as long again as in a loop of its own. A call of the facade waits for the
-interpreter's lock while the loop's thread has it, which takes up what was submitted and what has ended; the lock goes to
-another thread when its owner waits, or after 5 ms (`sys.setswitchinterval`). Beside a large transfer the loop's thread shares
-two cores with two threads that copy. Those let it pass when it wakes (Linux 6.12 and later), where else it may wait 4 ms for
-the kernel's next look, with the lock; with one copier (`SOFTNPU_COPIERS=1`) it has a core for itself.
+Where a goal is missed: ranges are handed to HCCL 64 at a time, and no more than 256 are under way, because a queue of RDMA's
+takes 510; in blocks of 16 KiB the threads that copy end each MiB together. A first pull is three turns of an event loop and
+500 calls of Python, of both ends, each of which runs once, with cold caches: it takes half as long again as in a loop of its
+own. A call of the facade waits for the interpreter's lock while the loop's thread has it, which takes up what was submitted
+and what has ended; the lock goes to another thread when its owner waits, or after 5 ms (`sys.setswitchinterval`). Beside a
+large transfer the loop's thread shares two cores with two threads that copy. Those let it pass when it wakes (Linux 6.12 and
+later), where else it may wait 4 ms for the kernel's next look, with the lock; with one copier (`SOFTNPU_COPIERS=1`) it has a
+core for itself.
 
 Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
 that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
