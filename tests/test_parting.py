@@ -95,12 +95,12 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(link._wire, "pump", pump)
         ended = asyncio.create_task(link.wait_closed())
+        monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
         link._wire._gathers_until = math.inf
         link.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
         await pumped.wait()
         assert await decoder.datadist.unlink_clusters(known_as(1), force=True) == SUCCESS
         assert str(await ended).startswith("cluster 2 unlinked: ")
-        monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
         with anyio.fail_after(20):  # one that begins late waits for nothing more
             await link._pump()
 

@@ -31,7 +31,8 @@ class GatedByEvent(Protocol):
     """A synchronizer whose layers the device can wait for: the host need not."""
 
     def device_event(self, layer_index: int) -> int:
-        """Handle of an event that has been recorded behind the layer, when ``synchronize_layer`` returned True."""
+        """Handle of an event that has been recorded behind the layer, when ``synchronize_layer`` returned True. It is neither
+        destroyed nor recorded again before the transfer has ended."""
 
 
 class AwaitableLayerSynchronizer(LayerSynchronizer):
@@ -134,7 +135,8 @@ class EventLayerSynchronizer(LayerSynchronizer):
 
     def record(self, layer_index: int, stream: Stream | int) -> None:
         """The layer is final when everything submitted to ``stream`` so far is done: a stream of ``device.open_stream``, or
-        an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it."""
+        an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it. It has to stay open until the transfer has
+        ended: a destination that waits for its link opens its gates there when it has begun."""
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
         open_gates(self._device, self._gates, layer_index, stream)

@@ -17,6 +17,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist.concurrency import forks
 from aiodatadist.errors import IncompatiblePeer, LinkError, PeerLost, ProtocolError
 from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import Decoder, Unknown, encode
@@ -87,6 +88,7 @@ class _Reader(asyncio.StreamReader):
 
     def __init__(self) -> None:
         super().__init__()
+        self._generation = forks.generation
         # asyncio changes this buffer in place, and has no public question for how much is in it.
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
@@ -100,7 +102,10 @@ class _Reader(asyncio.StreamReader):
         self.feed_eof()
 
     def _take_the_rest(self) -> None:
-        """Nothing more comes, and the event loop is about to close the socket. (It would be paused in feed_data.)"""
+        """Nothing more comes, and the event loop is about to close the socket. (It would be paused in feed_data.) In a forked
+        child it is the parent's to read."""
+        if self._generation != forks.generation:
+            return
         transport = getattr(self, "_transport", None)  # asyncio's, which it never takes away
         sock = None if transport is None else transport.get_extra_info("socket")
         with contextlib.suppress(OSError):

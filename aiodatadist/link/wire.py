@@ -37,7 +37,6 @@ class Wire:
     it, those that follow it closely together, at the beginning of the loop's next turn, and what the kernel does not take by
     :meth:`pump`.
 
-
     A forked child may run some of the parent's tasks once more, while its event loop ends. It says nothing over it.
 
     Args:
@@ -113,7 +112,7 @@ class Wire:
     def hurry(self) -> bool:
         """Send what is being gathered, if the kernel takes it at once: False where it does not. What it did not take
         earlier is not this method's."""
-        if not self._backlog or self._is_pumped:
+        if not self._backlog or self._is_pumped or self._generation != forks.generation:
             return True
         if self._backlog_bytes > RECEIVE or not self._try(b"".join(self._backlog)):
             return False

@@ -1,7 +1,8 @@
 /* thread.c: how softnpu's own threads are made: deaf to signals, named, counted, and how long their turns are, which Linux 6.12
  * and later let a thread wish for. There a thread that wakes is put in front of one that has longer turns than it has itself; else
- * it waits for the kernel's next look, which comes each 4 ms on many machines. So a thread that wakes for work has short turns, and
- * one that copies much has longer ones than the program's threads, which have up to 3 ms: what wakes meanwhile goes first. */
+ * it waits for the kernel's next look, which comes each 4 ms on many machines. So a thread begins with short turns, and has longer
+ * ones than the program's threads, which have up to 3 ms, from a large copy on to the next small one: what wakes meanwhile goes
+ * first, and so it does when the thread wakes for its next large copy. */
 #include "runtime.h"
 #include <sched.h>
 #include <signal.h>

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.concurrency import forks
 from aiodatadist.link import Connection, hear_first
 from aiodatadist.link.wire import UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
@@ -141,6 +142,16 @@ async def test_a_write_that_finds_the_connection_broken_leaves_what_came_before(
         assert await stream.receive() == b"the last word"
         with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
             await stream.receive()
+
+
+async def test_a_forked_child_leaves_the_last_word_to_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connection() as (client, stream):
+        client.sendall(b"the last word")
+        with monkeypatch.context() as child:
+            child.setattr(forks, "generation", forks.generation + 1)
+            stream._reader._take_the_rest()
+        assert not stream._reader._has_unread()
+        assert await stream.receive() == b"the last word"
 
 
 async def test_stream_that_is_always_full_lets_the_loop_go_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
+from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
@@ -309,6 +311,23 @@ async def test_who_closes_can_send_first_what_was_posted_in_this_turn() -> None:
         assert one.hurry()
         await one.aclose()
         assert [await other.receive(), await other.receive()] == [Ping(call=1), Bye()]
+
+
+async def test_a_forked_child_does_not_send_what_its_parent_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connections() as (client, server):
+        one, other = client.wire(), server.wire()
+        one._gathers_until = math.inf
+        one.post(Ping(call=1))
+        with monkeypatch.context() as child:
+            child.setattr(forks, "generation", forks.generation + 1)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            assert one._backlog == [encode(Ping(call=1))]
+        one.hurry()
+        await one.aclose()
+        assert await other.receive() == Ping(call=1)
+        with pytest.raises(PeerLost):
+            await other.receive()
 
 
 # ---- reacting in the call that brings it ----
