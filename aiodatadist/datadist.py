@@ -532,14 +532,15 @@ class LLMDataDist:
             end(ended)
 
     async def wait_linked(self, cluster_id: int) -> None:
-        """Until a link to that cluster is ready, whichever end made it."""
+        """Until a link to that cluster is ready, whichever end made it; for ever, if none is made: set a limit with
+        ``anyio.fail_after`` or ``asyncio.timeout``."""
         await self._running_here().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:
         """Until the link to that cluster is gone; in words, why: the peer died, or one end unlinked.
 
         Raises:
-            NotLinked: there is no such link.
+            NotLinked: there is no such link, or none any more; the error says why the last one ended.
         """
         link = self._running().any_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import anyio
@@ -36,25 +39,36 @@ class GatedByEvent(Protocol):
 
 
 class AwaitableLayerSynchronizer(LayerSynchronizer):
-    """Model code on the same event loop says which layer is ready. ``num_layers``: of the source cache."""
+    """Model code says which layer is ready, on the event loop or in any thread. ``num_layers``: of the source cache."""
 
     def __init__(self, num_layers: int) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._said: dict[int, bool] = {}
         self._listeners: list[Callable[[], None]] = []
         self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
         self._events: dict[int, anyio.Event] = {}
 
     def ready(self, layer_index: int) -> None:
-        """The layer is final."""
+        """The layer is final. In a thread this returns at once, and the event loop hears of it in its next turn."""
         self._say(layer_index, True)
 
     def fail(self, layer_index: int) -> None:
-        """The layer will not come."""
+        """The layer will not come. As :meth:`ready`."""
         self._say(layer_index, False)
 
     def _say(self, layer_index: int, what: bool) -> None:
         self._check(layer_index)
-        self._said.setdefault(layer_index, what)
+        self._said.setdefault(
+            layer_index, what
+        )  # before the loop is looked for: who listens sets that first, and looks then
+        loop = self._loop
+        if loop is None or loop is _get_running_loop():
+            self._tell(layer_index)
+        else:
+            with suppress(RuntimeError):  # it is closed: no transfer waits any more
+                loop.call_soon_threadsafe(self._tell, layer_index)
+
+    def _tell(self, layer_index: int) -> None:
         if layer_index in self._events:
             self._events.pop(layer_index).set()
         for listener in list(self._listeners):
@@ -71,7 +85,8 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         return self._said.get(layer_index)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call it whenever something was said."""
+        """Call it on this loop whenever something was said. What was said before is to be looked for behind that."""
+        self._loop = asyncio.get_running_loop()
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
@@ -85,6 +100,7 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
         self._check(layer_index)
+        self._loop = asyncio.get_running_loop()
         if layer_index not in self._said:
             event = self._events.setdefault(layer_index, anyio.Event())
             with anyio.move_on_after(None if timeout_in_millis is None else timeout_in_millis / 1000):
@@ -129,6 +145,7 @@ class EventLayerSynchronizer(LayerSynchronizer):
         self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
         self.seconds = checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) / 1000
         self._device = device
+        self._loop = _get_running_loop()
         self._gates: list[Gate] = []
         self._streams: dict[int, Stream | int] = {}
         device.want_gates()
@@ -136,14 +153,23 @@ class EventLayerSynchronizer(LayerSynchronizer):
     def record(self, layer_index: int, stream: Stream | int) -> None:
         """The layer is final when everything submitted to ``stream`` so far is done: a stream of ``device.open_stream``, or
         an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it. It has to stay open until the transfer has
-        ended: a destination that waits for its link opens its gates there when it has begun."""
+        ended: a destination that waits for its link opens its gates there when it has begun.
+
+        Raises ParamInvalid: there is no such layer, the stream is closed, or this is another thread than the event loop's.
+        """
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
+        if self._loop is not None and _get_running_loop() is not self._loop:
+            raise ParamInvalid(
+                "an EventLayerSynchronizer belongs to its event loop, and record was called in another thread",
+                hint="loop.call_soon_threadsafe(synchronizer.record, layer_index, stream)",
+            )
         open_gates(self._device, self._gates, layer_index, stream)
         self._streams[layer_index] = stream
 
     def gate(self, layers: range) -> Gate:
         """For a destination: one more set of gates. Layers recorded already open at once, behind their streams' work."""
+        self._loop = asyncio.get_running_loop()
         gate = Gate(self._device, layers, self._gates.remove)
         self._gates.append(gate)
         try:

@@ -121,6 +121,7 @@ class LayeredTransfer(TransferCompletion):
         if self._listens and not self.is_done:
             self._ready_seconds.clear()  # what was ready before says nothing about compute
             self._listener.listen(self._offer_ready)
+            self._offer_ready()  # what a thread has said since the parts began
         if (unknown or self._walks) and not self.is_done:
             self._start_task(unknown, walks=self._walks)
 

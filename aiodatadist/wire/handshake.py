@@ -126,6 +126,11 @@ class Handshake:
         self.peer = theirs
         mine = self._hello
         check_version(theirs.protocol, theirs.minor)
+        if theirs.instance == mine.instance:
+            raise OwnListener(f"cluster {mine.cluster_id} met itself")
+        if theirs.cluster_id == mine.cluster_id:
+            raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids have to be unique")
+        us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"  # in words that are right at both ends
         for what, a, b in (
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
@@ -133,16 +138,11 @@ class Handshake:
             ("transfer_backend", mine.backend or "none", theirs.backend or "none"),
         ):
             if a != b:
-                raise IncompatiblePeer(f"{what} differs: {a} here, {b} at the peer")
-        if theirs.instance == mine.instance:
-            raise OwnListener(f"cluster {mine.cluster_id} met itself")
-        if theirs.cluster_id == mine.cluster_id:
-            raise IncompatiblePeer(f"the peer has our own cluster id {mine.cluster_id}: ids have to be unique")
+                raise IncompatiblePeer(f"{what} differs: {a} at {us}, {b} at {them}")
         if self._expected is not None and theirs.cluster_id != self._expected:
             raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
         if theirs.has_key != mine.has_key:
-            holder = "the peer" if theirs.has_key else "this end"
-            raise AuthError(f"only {holder} has a key: both ends need the same")
+            raise AuthError(f"only {them if theirs.has_key else us} has a key: both ends need the same")
         return self._prove() if self.side == "client" else self._answer()
 
     def _answer(self) -> list[Message]:

@@ -208,10 +208,11 @@ def test_own_proof_sent_back_is_no_proof() -> None:
         client.receive(echo)
 
 
-@pytest.mark.parametrize(("mine", "theirs", "holder"), [(KEY, None, "this end"), (None, KEY, "the peer")])
-def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: bytes | None, holder: str) -> None:
-    for side in ("client", "server"):
-        with pytest.raises(AuthError, match=f"only {holder} has a key"):
+@pytest.mark.parametrize(("mine", "theirs"), [(KEY, None), (None, KEY)])
+def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: bytes | None) -> None:
+    sides: list[tuple[Side, int]] = [("client", 1), ("server", 2)]
+    for side, number in sides:
+        with pytest.raises(AuthError, match=f"only cluster {number if mine else 7} has a key"):
             end(side, mine).receive(hello(7, has_key=theirs is not None))
 
 
@@ -222,12 +223,15 @@ def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: byte
             hello(1, protocol=PROTOCOL + 1),
             f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.{MINOR} at the peer",
         ),
-        (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft here, ascend at the peer"),
-        (hello(1, endpoint=endpoint(transport="loopback")), "transport differs: hccl here, loopback at the peer"),
-        (hello(1, one_sided=False), "enable_remote_cache_accessible differs: True here, False at the peer"),
-        (hello(1, backend="hixl"), "transfer_backend differs: none here, hixl at the peer"),
+        (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft at cluster 2, ascend at cluster 1"),
+        (
+            hello(1, endpoint=endpoint(transport="loopback")),
+            "transport differs: hccl at cluster 2, loopback at cluster 1",
+        ),
+        (hello(1, one_sided=False), "enable_remote_cache_accessible differs: True at cluster 2, False at cluster 1"),
+        (hello(1, backend="hixl"), "transfer_backend differs: none at cluster 2, hixl at cluster 1"),
         (hello(2), "cluster 2 met itself"),
-        (hello(2, instance="b" * 64), "the peer has our own cluster id 2: ids have to be unique"),
+        (hello(2, instance="b" * 64), "both ends have cluster id 2: ids have to be unique"),
     ],
 )
 def test_ends_that_do_not_fit_are_refused_with_both_values(theirs: Hello, words: str) -> None:
