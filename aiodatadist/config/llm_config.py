@@ -110,8 +110,9 @@ class LLMConfig(BaseModel):
             ``global_resource_config`` has to be JSON when ``init`` sees it. Addresses in ``cluster_info`` are kept as
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
-        heartbeat_interval: milliseconds between two signs of life on a link, 10 to 600000.
-        heartbeat_misses: a peer that missed so many of them in a row, 1 to 100, is lost.
+        heartbeat_interval: milliseconds between two signs of life that this end gives on a link, 10 to 600000. The peer is
+            told, and waits for them: how soon this end notices a silent peer is the peer's setting, so set it at both.
+        heartbeat_misses: a peer that missed so many of its own in a row, 1 to 100, is lost.
         relink: when a link that ``link_clusters`` of this end made, and that broke, is made again, as JSON, a dict or a
             :class:`RelinkPolicy`; kept as JSON. None: it is not, as upstream has it. ``"{}"``: with the policy's defaults.
         transfer_checksum: compare what arrives with what was sent, in every pull and push that this cluster starts, unless
