@@ -199,10 +199,11 @@ async def test_a_ticker_ticks_beside_a_tight_loop() -> None:
 
         ticker = asyncio.create_task(tick())
         await asyncio.sleep(0)
-        for _ in range(5000):
+        end = monotonic() + 0.2
+        while monotonic() < end:
             await once()
         ticker.cancel()
-        assert ticks >= 10, "5000 pulls take 100 ms at the least"
+        assert ticks >= 10, "the loop goes round once in a millisecond"
 
 
 async def test_two_tight_loops_make_headway_together() -> None:
