@@ -248,8 +248,11 @@ async def test_figures_may_be_read_by_any_thread_while_links_are_made_and_lost()
                 thread.start()
             for _ in range(10):
                 assert (await one.datadist.link_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
-                one.datadist._running().find_link(2).lost("its network is gone")
-                await one.datadist.wait_link_closed(2)
+                await two.datadist.wait_linked(1)
+                ends = [one.datadist._running().find_link(2), two.datadist._running().find_link(1)]
+                ends[0].lost("its network is gone")
+                for end in ends:
+                    await end.wait_closed()
         finally:
             sys.setswitchinterval(interval)
             over.set()

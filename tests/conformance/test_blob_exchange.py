@@ -162,7 +162,7 @@ class TestMissingMembers:
                 ends = await asyncio.gather(
                     *(outcome(meet(devices[i], name, i, members, text, b"", 0.3)) for i in present)
                 )
-            assert 0.3 <= loop.time() - began < 3.3
+            assert 0.299 <= loop.time() - began < 3.3  # the clock of a loop may have whole milliseconds
             assert [type(end) for end in ends] == [LinkTimeout] * len(present), ends
             assert len(await meeting(devices, name)) == members
 
