@@ -2,9 +2,10 @@
  * What copies much is put behind what wakes. */
 #include "hccl_pair.h"
 #include <dirent.h>
+#include <sched.h>
 #include <sys/syscall.h>
 
-enum { STREAMS = 4, ROUNDS = 2, RANGES = 96, MAPPED = 0, PRIVATE = 1 };
+enum { COPIERS = 4, STREAMS = 4, ROUNDS = 2, RANGES = 96, MAPPED = 0, PRIVATE = 1 };
 static const uint64_t size = 2 << 20;                       /* of what one stream moves */
 
 typedef struct end {
@@ -125,11 +126,11 @@ static void an_abort(uint32_t rank, int other)
     close_end(&e);
 }
 
-/* Nanoseconds of the turns of this process's threads whose name begins so, all alike; 0: the kernel knows none. */
-static uint64_t turns_of(const char *name)
+/* Nanoseconds of the shortest turns of this process's threads of this name; 0: the kernel knows none, or there are fewer. */
+static uint64_t turns_of(const char *name, int threads)
 {
     struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } attr = { 0 };
-    uint64_t turn = 0;
+    uint64_t least = UINT64_MAX;
     char path[300], comm[32];
     DIR *tasks = opendir("/proc/self/task");
     for (struct dirent *task; (task = readdir(tasks)); ) {
@@ -138,14 +139,14 @@ static uint64_t turns_of(const char *name)
         bool is_read = file && fgets(comm, sizeof comm, file);
         if (file)
             fclose(file);
-        if (!is_read || strncmp(comm, name, strlen(name)))
+        if (!is_read || strcspn(comm, "\n") != strlen(name) || strncmp(comm, name, strlen(name)))
             continue;
+        threads--;
         CHECK_OK((int)syscall(SYS_sched_getattr, (pid_t)atoi(task->d_name), &attr, sizeof attr, 0));
-        CHECK(!turn || turn == attr.runtime);
-        turn = attr.runtime;
+        least = attr.runtime < least ? attr.runtime : least;
     }
     closedir(tasks);
-    return turn;
+    return threads > 0 ? 0 : least;
 }
 
 static void get(end *e, uint32_t rank, uint64_t bytes)
@@ -159,15 +160,21 @@ static void get(end *e, uint32_t rank, uint64_t bytes)
 static void turns(uint32_t rank, int other)
 {
     end e;
+    int32_t id = 0;
+    char worker[32];
     open_end(&e, rank, other);
-    uint64_t mine = turns_of("test_copiers");
+    uint64_t mine = turns_of("test_copiers", 1);
     get(&e, rank, STREAMS * size);
+    CHECK_OK(aclrtStreamGetId(e.stream[0], &id));
+    snprintf(worker, sizeof worker, "softnpu-s%d", (int)id);
     if (mine) {
-        CHECK(turns_of("softnpu-s") > mine);
-        CHECK(turns_of("softnpu-copier") > mine);
-        get(&e, rank, 500 << 10);            /* shared by no copier */
-        CHECK(turns_of("softnpu-s") < mine);
-        CHECK(turns_of("softnpu-copier") > mine);
+        CHECK(turns_of(worker, 1) > mine);
+        for (time_t limit = time(NULL) + 20; turns_of("softnpu-copier", COPIERS - 1) < mine && time(NULL) < limit;)
+            sched_yield();                                  /* the last of them may not have begun */
+        CHECK(turns_of("softnpu-copier", COPIERS - 1) > mine);
+        get(&e, rank, 500 << 10);                           /* shared by no copier */
+        CHECK(turns_of(worker, 1) < mine);
+        CHECK(turns_of("softnpu-copier", COPIERS - 1) > mine);
     }
     close_end(&e);
 }

@@ -28,7 +28,7 @@ void    soft_cond_init(pthread_cond_t *cond);               /* a condition on CL
 
 /* ---- thread.c: deaf to signals, named (at most 15 characters), counted in softnpu_counters.threads until run returns ---- */
 int soft_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument); /* 0, or -1 */
-void soft_thread_copies(bool much);                         /* the calling thread, if it is softnpu's: it copies much, or waits */
+void soft_thread_copies(bool much);                         /* the calling thread's last copy, if it is softnpu's */
 void soft_thread_stand_back(int nice);                      /* of the calling thread: this much modesty */
 
 /* ---- handle.c: numbers that look like pointers. A stale or foreign handle is not found, it is never followed. ---- */

@@ -13,7 +13,7 @@
 
 enum { SHORT_NS = 100 * 1000, LONG_NS = 6 * 1000 * 1000 };
 
-static _Thread_local struct { bool ours, copies; int nice; } self;
+static _Thread_local struct { bool ours, copies; } self;
 
 typedef struct start {
     void *(*run)(void *);
@@ -21,25 +21,24 @@ typedef struct start {
     char name[16];
 } start;
 
-static void wish(uint64_t turn_ns)
+static void wish(uint64_t turn_ns)                          /* nothing else of the calling thread changes */
 {
     struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } turns = {
-        .size = 48, .policy = SCHED_OTHER, .nice = self.nice, .runtime = turn_ns };
-    if (syscall(SYS_sched_setattr, 0, &turns, 0) && self.nice)
-        setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), self.nice);
+        .size = 48, .policy = SCHED_OTHER, .nice = getpriority(PRIO_PROCESS, 0), .runtime = turn_ns };
+    syscall(SYS_sched_setattr, 0, &turns, 0);
 }
 
 void soft_thread_copies(bool much)
 {
-    if (self.ours && self.copies != much)
+    if (self.ours && self.copies != much) {
+        self.copies = much;
         wish(much ? LONG_NS : SHORT_NS);
-    self.copies = much;
+    }
 }
 
 void soft_thread_stand_back(int nice)
 {
-    self.nice = nice;
-    wish(self.copies ? LONG_NS : SHORT_NS);
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice);
 }
 
 static void *begin(void *argument)
@@ -48,7 +47,7 @@ static void *begin(void *argument)
     free(argument);
     pthread_setname_np(pthread_self(), how.name);
     self.ours = true;
-    soft_thread_stand_back(getpriority(PRIO_PROCESS, 0));   /* of this thread, as it inherited it */
+    wish(SHORT_NS);
     void *result = how.run(how.argument);
     SOFT_COUNT(threads, -1);
     return result;

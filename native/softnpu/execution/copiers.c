@@ -54,8 +54,8 @@ static bool is_wanted_soon(void)
 static void *help(void *unused)
 {
     (void)unused;
-    soft_thread_copies(true);
     soft_thread_stand_back(MODEST);                         /* what wants the processor meanwhile is the program itself */
+    soft_thread_copies(true);
     pthread_mutex_lock(&lock);
     for (;;) {
         job *mine = enter();
