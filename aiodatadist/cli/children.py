@@ -6,11 +6,12 @@ It has a session of its own, so that Ctrl-C in a terminal reaches only the paren
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -93,6 +94,15 @@ class Child:
             if self.process.returncode is None:
                 self.process.kill()
             await self.process.aclose()
+            await self._forget_stdin()
+
+    async def _forget_stdin(self) -> None:
+        """A child that was killed may have left orders unread. asyncio of Python 3.11.2 logs that as an exception of
+        the pipe that was never retrieved, unless its end is waited for. anyio, whose stream this is, has no name for that."""
+        writer = getattr(self.process.stdin, "_stream", None)
+        if isinstance(writer, asyncio.StreamWriter):
+            with anyio.move_on_after(GRACE_SECONDS), suppress(OSError):
+                await writer.wait_closed()
 
     def __str__(self) -> str:
         return f"the {self.name} process (pid {self.pid})"
