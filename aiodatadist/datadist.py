@@ -532,8 +532,7 @@ class LLMDataDist:
             end(ended)
 
     async def wait_linked(self, cluster_id: int) -> None:
-        """Until a link to that cluster is ready, whichever end made it; for ever, if none is made: set a limit with
-        ``anyio.fail_after`` or ``asyncio.timeout``."""
+        """Until a link to that cluster is ready, whichever end made it; for ever, if none is made."""
         await self._running_here().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:

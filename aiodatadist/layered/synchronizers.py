@@ -58,9 +58,8 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
 
     def _say(self, layer_index: int, what: bool) -> None:
         self._check(layer_index)
-        self._said.setdefault(
-            layer_index, what
-        )  # before the loop is looked for: who listens sets that first, and looks then
+        # Before the loop is looked for: a transfer that listens sets the loop first, and looks for what was said then.
+        self._said.setdefault(layer_index, what)
         loop = self._loop
         if loop is None or loop is _get_running_loop():
             self._tell(layer_index)

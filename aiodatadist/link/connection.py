@@ -110,7 +110,7 @@ class _Reader(asyncio.StreamReader):
         sock = None if transport is None else transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             while sock is not None and self._has_unread() < MAX_REST and (data := os.read(sock.fileno(), RECEIVE)):
-                self._buffer.extend(data)  # type: ignore[attr-defined]
+                self._buffer.extend(data)  # type: ignore[attr-defined]  # asyncio's own: see __init__
 
 
 class Connection(anyio.abc.ByteStream):
