@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import pty
@@ -13,7 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import pytest
+
+from aiodatadist.cli.children import Child
+from aiodatadist.cli.messages import Receiving
 
 from .process import LIMIT, PATIENCE, Demo
 
@@ -171,3 +177,24 @@ def test_terminal_gets_one_moving_line() -> None:
     assert re.search(r"\rprefill \[#+\]  reference \[#+\]  pull \[#+\]  decode \[#+\]\s*\n", text)
     assert all(len(bars) < 100 for bars in re.findall(r"\r([^\r\n]+)", text))
     assert text.endswith("tokens equal: yes\n")
+
+
+def test_an_order_to_a_child_that_is_dead_is_logged_by_no_loop() -> None:
+    """asyncio's own loop of Python 3.11.2 did."""
+    told: list[str] = []
+
+    async def order_and_stop() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        process = await anyio.open_process([sys.executable, "-c", "input()"], stdout=None, stderr=None)
+        child = Child("decode", process)
+        child.process.kill()
+        await child.order(Receiving(port=1, blocks=list(range(1 << 18))))  # more than a pipe holds
+        await child.stop(1.0)
+
+    async def main() -> None:
+        await order_and_stop()
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert not told
