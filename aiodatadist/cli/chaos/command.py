@@ -23,7 +23,7 @@ from aiodatadist.cli.chaos.pooled_run import PooledRun, engine
 from aiodatadist.cli.chaos.profiles import PROFILES, Door, Profile
 from aiodatadist.cli.chaos.program import FAULTS
 from aiodatadist.cli.chaos.puller import Puller
-from aiodatadist.cli.chaos.report import as_json, lines
+from aiodatadist.cli.chaos.report import as_json, lines, summary
 from aiodatadist.cli.chaos.run import Length, Result
 from aiodatadist.cli.chaos.saver import Saver
 from aiodatadist.cli.chaos.side import Side
@@ -63,7 +63,11 @@ def run_chaos(options: ChaosOptions) -> int:
         _write(options.json, json.dumps(report, indent=1) + "\n")
     broken = sum(result.broken for result in results)
     if not quiet:
-        print(f"{broken} violations; seed {options.seed}; the same again: {options.replay}")
+        print(
+            "\n".join(
+                [*summary(results), f"{broken} violations; seed {options.seed}; the same again: {options.replay}"]
+            )
+        )
     return 1 if broken else 0
 
 

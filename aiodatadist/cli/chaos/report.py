@@ -12,6 +12,8 @@ from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.cli.tables import folded
 
 MIB = 1 << 20
+SUMMARIZED = 5
+"""Violations of each profile that are told of again at the very end."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -37,6 +39,15 @@ def lines(result: Result, columns: int) -> Iterator[str]:
         first, *rest = what.splitlines() or [""]
         yield f"  {rule}: {first}"
         yield from (f"      {line}" for line in rest)
+
+
+def summary(results: Sequence[Result]) -> Iterator[str]:
+    """Once more what is wrong, at the end of all profiles: a line each of the first ones."""
+    for result in results:
+        for rule, what in result.violations[:SUMMARIZED]:
+            yield f"{result.profile}: {rule}: {(what.splitlines() or [''])[0]}"
+        if result.broken > SUMMARIZED:
+            yield f"{result.profile}: and {result.broken - SUMMARIZED} more"
 
 
 def _operations(result: Result) -> Iterator[list[str]]:

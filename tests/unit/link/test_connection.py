@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
 from aiodatadist.link import Connection, hear_first
-from aiodatadist.link.wire import UNVERIFIED_BODY
+from aiodatadist.link.wire import RECEIVE, UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
 from aiodatadist.wire.messages import AttachHeartbeats, Message, Refuse
 
@@ -129,6 +130,22 @@ async def test_no_message_waits_for_an_acknowledgement() -> None:
     async with connection() as (_, stream):
         sock = stream._writer.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_a_message_takes_no_more_memory_than_it_is_long() -> None:
+    """Of another protocol asyncio takes 256 KiB for each, which the kernel maps and unmaps."""
+    async with connection() as (client, stream):
+        client.sendall(b"first")
+        assert await stream.receive() == b"first"
+        tracemalloc.start()
+        try:
+            client.sendall(b"second")
+            before, _ = tracemalloc.get_traced_memory()
+            assert await stream.receive() == b"second"
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak - before < RECEIVE
 
 
 async def test_a_write_that_finds_the_connection_broken_leaves_what_came_before() -> None:
