@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMConfig, LLMRole, ParamInvalid
-from aiodatadist.cluster import listen_address
+from aiodatadist.cluster import host_names
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.testing import cluster_info, open_cluster
 
@@ -25,7 +25,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
             (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses
         ]
 
-    monkeypatch.setattr(listen_address, "getaddrinfo", look_up)
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
 
 
 async def test_peers_link_to_the_address_of_a_name() -> None:

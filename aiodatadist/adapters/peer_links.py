@@ -7,14 +7,11 @@ one to the same cluster. So what a peer asks, and what it is asked, belongs to o
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import NamedTuple
 
-import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.concurrency.signal import Signal
@@ -138,14 +135,16 @@ class PeerLinks:
         attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")
         try:
             millis = round(1000 * self._seconds)
-            status, _ = await self._datadist.link_clusters([await self._info(peer)], millis)
-            if status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
+            info = LLMClusterInfo(peer.cluster_id)
+            info.append_remote_ip_info(peer.host, peer.port)
+            linked = await self._datadist.link_clusters([info], millis)
+            if linked.status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
                 attempt.error = None
             else:
-                attempt.error = LinkTimeout(f"no link to {peer.place}: {status.name}", status_code=status)
+                attempt.error = LinkTimeout(f"no link to {peer.place}: {linked.errors[0]}", status_code=linked.status)
         except LLMException as error:
             attempt.error = error
-        except (OSError, ValueError, RuntimeError) as error:  # no such host, or no address that can be linked to
+        except (ValueError, RuntimeError) as error:  # it can be no host's name or address
             attempt.error = LinkTimeout(f"no link to {peer.place}: {error}")
         finally:
             del self._attempts[peer.cluster_id, peer.place]
@@ -164,16 +163,3 @@ class PeerLinks:
         await link.wait_closed()
         del self._watched[peer]
         self._on_closed(peer)
-
-    @staticmethod
-    async def _info(peer: PeerAddress) -> LLMClusterInfo:
-        """Raises OSError: there is no such host. RuntimeError: it is no address to link to."""
-        address = peer.host
-        try:
-            ip_address(address)
-        except ValueError:
-            found = await anyio.getaddrinfo(address, peer.port, type=socket.SOCK_STREAM)
-            address = str(found[0][4][0])
-        info = LLMClusterInfo(peer.cluster_id)
-        info.append_remote_ip_info(address, peer.port)
-        return info

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
 import socket
@@ -18,6 +17,7 @@ import anyio.abc
 from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
+from aiodatadist.cluster.dial import dial
 from aiodatadist.cluster.link_changes import ChangeFeed
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.listener import Listener
@@ -40,7 +40,6 @@ from aiodatadist.errors import (
     LLMException,
     LLMStatusCode,
     NotLinked,
-    explained,
 )
 from aiodatadist.layered import LayeredTransfer
 from aiodatadist.link import (
@@ -52,7 +51,6 @@ from aiodatadist.link import (
     Notification,
     NotificationInbox,
     channel_name,
-    connected,
     hear_first,
 )
 from aiodatadist.transport import RdmaConfig, Transport, open_transport
@@ -641,12 +639,13 @@ class Engine:
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         hello = self._hello(key, cluster_id)  # at once: a link that the peer makes meanwhile is not one that was lost
-        link = Link((await self._connect(address)).wire(), self.device, self.transport, self)
+        connection, host = await dial(*address)
+        link = Link(connection.wire(), self.device, self.transport, self)
         handshake = Handshake("client", hello, key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
         async def attach(token: str) -> None:
-            await self._heartbeats.attach(link, address, token, self._tasks())
+            await self._heartbeats.attach(link, (host, address[1]), token, self._tasks())
 
         try:
             await self._make(link, handshake, connect, attach=attach)
@@ -672,17 +671,6 @@ class Engine:
                 f"cluster {self.cluster_id} is being finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
             )
         return LinkTimeout(f"cluster {cluster_id} at {host_port(*address)} was not linked within {timeout} s")
-
-    async def _connect(self, address: tuple[str, int]) -> Connection:
-        try:
-            return await Connection.over(await connected(*address))
-        except OSError as error:
-            what = f"no cluster can be reached at {host_port(*address)}: "
-            if error.errno in {errno.EMFILE, errno.ENFILE}:
-                raise LinkError(what + explained(error)) from error
-            raise LinkError(
-                f"{what}{error}", hint="is the peer initialised, and listening there? LLMConfig(listen=...)"
-            ) from error
 
     async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
         """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 
-from anyio import getaddrinfo
-
+from aiodatadist.cluster.host_names import addresses_of, is_address
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.errors import ParamInvalid, explained
 
@@ -22,9 +20,7 @@ async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
     if address is None:
         return None
     host, port = address
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
+    if not is_address(host):
         host = await _address_of(host, config)
         config.check_listening_on(ipaddress.ip_address(host))
     return host, port
@@ -32,11 +28,9 @@ async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
 
 async def _address_of(name: str, config: LLMConfig) -> str:
     try:
-        found = await getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return (await addresses_of(name))[0]
     except OSError as error:
         raise ParamInvalid(
             f"listen_ip_info is {config.listen_ip_info!r}: the host name {name!r} is not found: {explained(error)}",
             hint="give the address of a network card of this machine instead",
         ) from error
-    addresses = [each[4][0] for each in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
-    return str(addresses[0])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
+from aiodatadist.cluster.host_names import is_address
 from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -294,8 +295,8 @@ class Relinker:
         if error is None:
             return True
         wanted.reason = error
-        if isinstance(error, (AuthError, IncompatiblePeer)):
-            self._give_up(wanted)
+        if isinstance(error, (AuthError, IncompatiblePeer)) and is_address(wanted.address[0]):
+            self._give_up(wanted)  # a name may lead elsewhere the next time, an address does not
             return True
         logger.debug("cluster %d: attempt %d: %s", self._engine.cluster_id, wanted.attempts, error)
         return False

@@ -15,6 +15,7 @@ from aiodatadist.config.option_rules import PoolConfig, bounded, optional
 from aiodatadist.config.relink_policy import RelinkPolicy
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.values import checks
+from aiodatadist.values.addresses import is_host_name
 
 __all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName", "parse_address"]
 
@@ -36,11 +37,6 @@ WITHOUT_EFFECT: Final = {
 _UNSET: Final[Any] = object()
 
 
-_LABEL: Final = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
-_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?")
-"""Of ASCII; what ends in a number is an address, or a wrong one."""
-
-
 def parse_address(text: str, name: str) -> tuple[str, int]:
     """``"ip:port"``, ``"[ipv6]:port"`` or ``"name:port"``, where the name of a host stays a name; port 0 is any free one.
 
@@ -53,7 +49,7 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     try:
         is_address = ipaddress.ip_address(host).version == (6 if in_brackets else 4)
     except ValueError:
-        is_address = not in_brackets and _HOST_NAME.fullmatch(host) is not None
+        is_address = not in_brackets and is_host_name(host)
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
     if not is_address or not is_port:
         raise ParamInvalid(

@@ -1,6 +1,18 @@
-"""How an address of a listener is shown."""
+"""Addresses of listeners: what is one, and how it is shown."""
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_LABEL: Final = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?")
+"""Of ASCII; what ends in a number is an address, or a wrong one."""
+
+
+def is_host_name(text: str) -> bool:
+    """It can be the name of a host; whether there is one, the name service knows."""
+    return _HOST_NAME.fullmatch(text) is not None
 
 
 def host_port(host: str, port: int) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from aiodatadist.values import checks
-from aiodatadist.values.addresses import host_port
+from aiodatadist.values.addresses import host_port, is_host_name
 from aiodatadist.values.descriptors import LLMRole
 
 
 def _as_kept(ip: str | int, name: str) -> int | str:
-    """An IPv4 address as the number that stands for it here, its four network bytes read little-endian; IPv6 as text."""
+    """An IPv4 address as the number that stands for it here, its four network bytes read little-endian; IPv6, and the name of
+    a host, as text."""
     if isinstance(ip, int):
         return checks.integer(ip, name, checks.UINT32)
     checks.instance(ip, name, str)
     try:
         address = ip_address(ip)
     except ValueError:
-        raise RuntimeError(f"{name} is {ip!r}: it has to be an IPv4 or IPv6 address") from None
+        if is_host_name(ip):
+            return ip
+        raise RuntimeError(f"{name} is {ip!r}: it has to be an IPv4 or IPv6 address, or the name of a host") from None
     return str(address) if isinstance(address, IPv6Address) else int.from_bytes(address.packed, "little")
 
 
@@ -62,17 +65,19 @@ class LLMClusterInfo:
         """Where the peer listens.
 
         Args:
-            ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text.
+            ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text; or the
+                name of a host. A name is looked up whenever a link is made, or made again: its addresses are tried one after
+                the other, IPv4 first.
 
         Raises:
             TypeError, ValueError: a type is wrong, or a number is not within its C type.
-            RuntimeError: the text is not an IP address.
+            RuntimeError: the text is neither an IP address nor can it be a name.
         """
         self._remote.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     @property
     def local_ip_info_list(self) -> list[tuple[int | str, int]]:
-        """IP and port: IPv4 as the integer, IPv6 as text."""
+        """IP and port: IPv4 as the integer, IPv6 and names as text."""
         return list(self._local)
 
     @property

@@ -97,7 +97,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     async def not_found(*words: Any, **options: Any) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    monkeypatch.setattr("aiodatadist.adapters.peer_links.anyio.getaddrinfo", not_found)
+    monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)
     decode.service._thread.call(lambda: life._links.end(peer))
     assert not engine.has_links
 

@@ -46,15 +46,24 @@ def test_each_call_appends_to_its_own_list() -> None:
     assert [port for _, port in info.local_ip_info_list] == [3]
 
 
+def test_names_of_hosts_stay_names() -> None:
+    info = LLMClusterInfo(1)
+    info.append_remote_ip_info("prefill-0.prefill.default.svc.cluster.local", 26000)
+    assert info.remote_ip_info_list == [("prefill-0.prefill.default.svc.cluster.local", 26000)]
+    assert repr(info) == "<LLMClusterInfo 1 at prefill-0.prefill.default.svc.cluster.local:26000>"
+
+
 def test_lists_are_copies() -> None:
     info = LLMClusterInfo()
     info.remote_ip_info_list.append((1, 1))
     assert info.remote_ip_info_list == []
 
 
-@pytest.mark.parametrize("ip", ["", "1.2.3", "1.2.3.4.5", "01.2.3.4", "256.1.1.1", ":::1", "[::1]", "localhost"])
+@pytest.mark.parametrize(
+    "ip", ["", "1.2.3", "1.2.3.4.5", "01.2.3.4", "256.1.1.1", ":::1", "[::1]", "a b", "-a", "user@host"]
+)
 def test_text_that_is_no_address_is_a_runtime_error(ip: str) -> None:
-    with pytest.raises(RuntimeError, match="has to be an IPv4 or IPv6 address"):
+    with pytest.raises(RuntimeError, match="has to be an IPv4 or IPv6 address, or the name of a host"):
         LLMClusterInfo().append_remote_ip_info(ip, 1)
 
 
