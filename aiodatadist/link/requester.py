@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
@@ -210,6 +211,7 @@ class Requester:
         await self._grant(spec.entry)
         await self._ask(operation, spec, is_first=True)
         if not operation.is_done and not operation.is_doubtful:
+            await checkpoint()  # one that was cancelled meanwhile ends here: no byte was written
             await self._grant(spec.entry, anew=True)
             await self._ask(operation, spec, is_first=False)
 
@@ -228,16 +230,18 @@ class Requester:
 
     async def _answer(self, operation: RemoteOperation, question: Question, spec: TransferSpec, is_first: bool) -> None:
         seconds = 2 * spec.seconds if spec.checksum else spec.seconds  # for the peer to sum up what it sent
+        limit = anyio.move_on_after(seconds)
         try:
-            with anyio.move_on_after(seconds):
+            with limit:
                 await question.answered.wait()
         finally:
             if question.answer is None:
                 await self._stop(operation, question)
             if isinstance(question.answer, Pulled):
-                may_repeat = is_first and question.answer.is_unknown and not operation.scope.cancel_called
-                if not may_repeat:
+                if not is_first or not question.answer.is_unknown:
                     self._conclude(operation, question.answer, spec, seconds)
+                elif limit.cancelled_caught:
+                    operation.finish(TransferState.FAILED, _too_late(seconds))
 
     async def _grant(self, entry: Entry, *, anew: bool = False) -> None:
         """Tell the peer where a cache of this end is. ``anew``: also if it was told, which it did not hear."""
@@ -281,7 +285,7 @@ class Requester:
             if not spec.checksum:
                 operation.finish(TransferState.DONE)
         elif answer.stopped and not operation.scope.cancel_called:
-            operation.finish(TransferState.FAILED, TransferTimeout(f"not done within {seconds:g} s"))
+            operation.finish(TransferState.FAILED, _too_late(seconds))
         elif not answer.stopped:
             operation.finish(TransferState.FAILED, self._refused(answer, spec.key))
 
@@ -298,6 +302,10 @@ class Requester:
                 hint="link again",
             )
         return status_error(answer)
+
+
+def _too_late(seconds: float) -> TransferTimeout:
+    return TransferTimeout(f"not done within {seconds:g} s")
 
 
 def _lookup(call: int, name: Name) -> Lookup:

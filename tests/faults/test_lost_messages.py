@@ -134,6 +134,7 @@ FAILS = [
     [("pull", "lost"), ("pulled", "lost")],
     [("pull", "late"), ("pulled", "lost")],
     [("grant", "lost"), ("pulled", None), ("pull", "lost")],
+    [("grant", "lost"), ("pulled", "lost")],
 ]
 
 
@@ -156,6 +157,26 @@ async def test_a_destination_that_stays_unknown_is_refused_and_the_next_pull_tel
         mishaps.decide = once(("grant", "lost"), ("grant", "lost"))
         with pytest.raises(ParamInvalid, match="was never announced"):
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        await pull_works(prompt, decoder, source, cache)
+
+
+async def test_a_pull_is_cancelled_also_where_the_peer_says_just_then_that_it_knows_no_destination(
+    mishaps: Mishaps,
+) -> None:
+    async with linked_pair(BLOCKS, **request_mode(LONG)) as (prompt, decoder, source, cache):
+        first = once(("grant", "lost"))
+
+        def decide(message: Heard) -> Fate:
+            if message.type == "pulled":
+                task.cancel()
+            return first(message)
+
+        mishaps.decide = decide
+        task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (mishaps.happened["grant lost"], task.cancelled()) == (1, True)
+        mishaps.decide = lambda _: None
         await pull_works(prompt, decoder, source, cache)
 
 
