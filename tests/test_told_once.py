@@ -134,7 +134,7 @@ async def test_links_that_fail_have_a_line_each(
         assert status is LLMStatusCode.LLM_LINK_FAILED
         assert len(lines(caplog)) == 1
         caplog.clear()
-        monkeypatch.setattr("aiodatadist.cluster.engine.connected", lambda *_: 1 / 0)
+        monkeypatch.setattr("aiodatadist.cluster.dial.connected", lambda *_: 1 / 0)
         await cluster.datadist.link_clusters([info], 5000)
         (line,) = lines(caplog)
         assert "ZeroDivisionError" in line

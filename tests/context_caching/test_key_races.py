@@ -43,7 +43,10 @@ def race(url: str, seconds: float, seed: int) -> Counter[str]:
 
 
 @LENGTHS
-@pytest.mark.parametrize("memory", [512 * MIB, 3 * MIB], ids=["with room", "evicting"])
+@pytest.mark.parametrize(
+    "memory",
+    [pytest.param(512 * MIB, id="with room", marks=pytest.mark.nightly), pytest.param(3 * MIB, id="evicting")],
+)
 def test_of_redis(seconds: float, seed: int, memory: int) -> None:
     need_redis()
     server = RedisServer(memory)

@@ -20,6 +20,7 @@ import pytest
 
 from aiodatadist.cli.children import Child
 from aiodatadist.cli.messages import Receiving
+from tests.profiles import at_night
 
 from .process import LIMIT, PATIENCE, Demo
 
@@ -39,8 +40,10 @@ def start() -> Iterator[Start]:
         yield start_demo
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("scenario", ["idle", "deaf"])
+@pytest.mark.parametrize(
+    ("scenario", "victim"),
+    [("idle", "prefill"), ("deaf", "decode"), at_night("idle", "decode"), at_night("deaf", "prefill")],
+)
 def test_death_of_one_worker_ends_everything_with_one_line(start: Start, scenario: str, victim: str) -> None:
     demo = start(scenario)
     demo.wait_until_started()

@@ -94,9 +94,16 @@ async def hung(cluster: Cluster, cache: Cache, peer: Puppet) -> None:
 
 @pytest.mark.parametrize(
     ("what", "one_sided"),
-    [(pulling, True), (pushing, True), (notifying, True), (serving, True), (pulling, False), (serving, False), (hung, False)],
-    ids=["pull", "push", "notify", "peer_pulls", "request", "peer_requests", "hung_request"],
-)  # fmt: skip
+    [
+        pytest.param(pulling, True, id="pull"),
+        pytest.param(pushing, True, id="push", marks=pytest.mark.nightly),
+        pytest.param(notifying, True, id="notify"),
+        pytest.param(serving, True, id="peer_pulls"),
+        pytest.param(pulling, False, id="request", marks=pytest.mark.nightly),
+        pytest.param(serving, False, id="peer_requests"),
+        pytest.param(hung, False, id="hung_request"),
+    ],
+)
 async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
     before = soft_counters()
     options = {"enable_remote_cache_accessible": one_sided}

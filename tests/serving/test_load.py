@@ -1,4 +1,4 @@
-"""200 clients at once, of which a quarter leave, while prefill is killed and started again."""
+"""100 clients at once, 200 in the night, of which a quarter leave, while prefill is killed and started again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import anyio.to_thread
 import httpx
 import pytest
 
+from tests.profiles import IS_NIGHT
 from tests.serving.processes import Job, Three, expected, streamed, three
 
-CLIENTS = 200
-KILLED_AFTER = 40
+CLIENTS = 200 if IS_NIGHT else 100
+KILLED_AFTER = CLIENTS // 5
 """Answers."""
 SMALL = "--blocks", "256", "--longest-line", "32", "--wait-seconds", "2"
 SECONDS = 100.0
