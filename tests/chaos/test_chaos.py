@@ -1,5 +1,5 @@
-"""Chaos runs of all profiles that are installed here, in the night, with a new seed each time. Each change has six of them, in
-``make chaos``."""
+"""Chaos runs of all profiles that are installed here, in the night, with a new seed each time. Each change has six of
+them, in ``make chaos``."""
 
 from __future__ import annotations
 
