@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from aiodatadist import LinkError, LinkPhase, LLMClusterInfo, LLMStatusCode
 from aiodatadist.cluster import dial, host_names
@@ -21,21 +26,45 @@ pytestmark = pytest.mark.timeout(60)
 NAME = "prefill-0.prefill"
 
 
+def answer(addresses: list[str]) -> list[Any]:
+    """As ``socket.getaddrinfo`` says it."""
+    families = {4: socket.AF_INET, 6: socket.AF_INET6}
+    return [(families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that the name service knows of every name; none: it knows no name."""
     addresses: list[str] = []
 
-    async def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
+    def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
         if not addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        families = {4: socket.AF_INET, 6: socket.AF_INET6}
-        return [
-            (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses
-        ]
+        return answer(addresses)
 
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)
     return addresses
+
+
+class Silent:
+    """A name service that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.let_go = threading.Event()
+
+    def __call__(self, host: str, port: int | None, **_: Any) -> list[Any]:
+        self.asked.append(host)
+        self.let_go.wait(30)
+        return answer(["127.0.0.1"])
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    service = Silent()
+    monkeypatch.setattr(host_names, "getaddrinfo", service)
+    yield service
+    service.let_go.set()
 
 
 def named(cluster: Cluster, name: str = NAME) -> LLMClusterInfo:
@@ -136,20 +165,104 @@ async def test_another_cluster_at_a_name_is_not_the_end_of_it(known: list[str]) 
         assert (await until(changes, LinkPhase.LINKED, LinkPhase.GIVEN_UP))[-1].generation == 2
 
 
-async def test_giving_up_while_a_name_is_looked_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = asyncio.Event()
-
-    async def look_up(*_: Any, **__: Any) -> list[Any]:
-        asked.set()
-        await anyio.sleep_forever()
-        return []
-
-    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+async def test_giving_up_while_a_name_is_looked_up_leaves_nothing(silent: Silent) -> None:
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         linking = asyncio.ensure_future(decoder.datadist.link_clusters([named(prompt)]))
-        await asked.wait()
+        await wait_all_tasks_blocked()
         linking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await linking
         linked = await decoder.datadist.link_clusters([named(prompt)], 50)
         assert linked.status is LLMStatusCode.LLM_TIMEOUT
+        assert "was not linked within 0.05 s: the name service did not answer" in str(linked.errors[0])
+
+
+async def test_an_answer_that_comes_too_late_is_the_next_attempts(silent: Silent) -> None:
+    """Else a name service that is slower than the caller's patience never helps; and there is one question for all."""
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        for _ in range(3):
+            linked = await decoder.datadist.link_clusters([named(prompt)], 20)
+            assert linked.status is LLMStatusCode.LLM_TIMEOUT
+        silent.let_go.set()
+        linked = await decoder.datadist.link_clusters([named(prompt)], 5000)
+        assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
+        assert silent.asked == [NAME]
+        assert await decoder.datadist._running()._host_names.addresses_of("another") == ["127.0.0.1"]
+        assert silent.asked == [NAME, "another"]
+
+
+async def test_names_without_an_answer_hold_up_no_other_name_and_no_thread_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Silent()
+
+    def look_up(host: str, port: int | None, **words: Any) -> list[Any]:
+        return answer(["127.0.0.1"]) if host == NAME else service(host, port, **words)
+
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    try:
+        async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+            silent = []
+            for number in range(40):  # more than the event loop's own threads, which are 32 at most
+                info = LLMClusterInfo(100 + number)
+                info.append_remote_ip_info(f"silent-{number}", 26000)
+                silent.append(info)
+            linked = await decoder.datadist.link_clusters(silent, 50)
+            assert set(linked.statuses) == {LLMStatusCode.LLM_TIMEOUT}
+            linked = await decoder.datadist.link_clusters([named(prompt)], 5000)
+            assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
+            with anyio.fail_after(5):
+                assert await asyncio.to_thread(int) == 0
+            assert len(service.asked) == 40
+    finally:
+        service.let_go.set()
+
+
+def test_a_name_without_an_answer_holds_up_no_end_of_a_process() -> None:
+    program = """
+import asyncio, threading
+from aiodatadist import LLMClusterInfo
+from aiodatadist.cluster import host_names
+from aiodatadist.testing import open_cluster
+
+host_names.getaddrinfo = lambda *_, **__: threading.Event().wait()
+
+async def main():
+    async with open_cluster(1) as cluster:
+        info = LLMClusterInfo(2)
+        info.append_remote_ip_info("silent", 26000)
+        print((await cluster.datadist.link_clusters([info], 100)).status.name)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "LLM_TIMEOUT\n", "")
+
+
+async def test_addresses_share_the_time_that_is_left(known: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second for each, a peer at the second address was never reached within less."""
+    known += ["127.0.0.9", "127.0.0.1"]
+
+    async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
+        if host == "127.0.0.9":
+            await anyio.sleep_forever()
+        return await connected(host, port, first)
+
+    monkeypatch.setattr("aiodatadist.cluster.dial.connected", connect)
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        linked = await decoder.datadist.link_clusters([named(prompt)], 900)
+        assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
+
+
+@pytest.mark.parametrize("error", [UnicodeError("no such label"), None], ids=["raises", "knows none"])
+async def test_a_name_service_that_does_what_it_must_not_is_told(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: Any, **__: Any) -> list[Any]:
+        if error is not None:
+            raise error
+        return []
+
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    with pytest.raises(socket.gaierror, match="the name has no address" if error is None else "no such label"):
+        await host_names.HostNames().addresses_of(NAME)

@@ -19,7 +19,7 @@ KEY = b"a secret of both ends"
 def answers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """The name service knows these addresses of every name, in this order."""
 
-    async def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
+    def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
         families = {4: socket.AF_INET, 6: socket.AF_INET6}
         return [
             (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses

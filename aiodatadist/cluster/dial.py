@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import errno
+import socket
+from collections.abc import Callable
 
 import anyio
 
-from aiodatadist.cluster.host_names import addresses_of
+from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.errors import LinkError, explained
 from aiodatadist.link import Connection, connected
 from aiodatadist.values.addresses import host_port
 
 ONE_OF_MANY_SECONDS = 1.0
-"""For one of the addresses of a name that has a further one: a host that is gone does not answer at all."""
+"""For one of the addresses of a name that has a further one, at most: a host that is gone does not answer at all."""
 
 
-async def dial(host: str, port: int) -> tuple[Connection, str]:
-    """A connection, and the address that took it: the first one of a name's that does. The caller sets the deadline.
+async def dial(
+    host: str, port: int, names: HostNames, deadline: float, waits_for: Callable[[str], object]
+) -> tuple[Connection, str]:
+    """A connection, and the address that took it: the first one of a name's that does.
+
+    Args:
+        deadline: by the event loop's clock, which its caller keeps. Addresses share the time.
+        waits_for: told what has not happened yet, in words.
 
     Raises:
         LinkError: there is no such host, or nothing listens there.
     """
     what = f"no cluster can be reached at {host_port(host, port)}: "
+    waits_for("the name service did not answer")
     try:
-        addresses = await addresses_of(host)
-    except OSError as error:
+        addresses = await names.addresses_of(host)
+    except socket.gaierror as error:
         raise LinkError(f"{what}the host name is not found: {explained(error)}") from error
+    except OSError as error:
+        raise LinkError(f"{what}the host name cannot be looked up: {explained(error)}") from error
     refusals: list[tuple[str, OSError]] = []
-    for number, address in enumerate(addresses, 1):
+    for number, address in enumerate(addresses):
+        waits_for(f"{host_port(address, port)} took no connection")
+        left, still = deadline - anyio.current_time(), len(addresses) - number
         try:
-            with anyio.fail_after(ONE_OF_MANY_SECONDS if number < len(addresses) else None):
-                return await Connection.over(await connected(address, port)), address
+            with anyio.fail_after(None if still == 1 else min(ONE_OF_MANY_SECONDS, left / still)):
+                connection = await Connection.over(await connected(address, port))
+                waits_for(f"{host_port(address, port)} took the connection, and did not link")
+                return connection, address
         except OSError as error:  # TimeoutError is one, too
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 raise LinkError(what + explained(error)) from error

@@ -18,6 +18,7 @@ from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.dial import dial
+from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.cluster.link_changes import ChangeFeed
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.listener import Listener
@@ -81,6 +82,11 @@ class _Attempt:
         self.scope = anyio.CancelScope(deadline=deadline)
         self.settled = anyio.Event()
         self.error: LinkError | None = None
+        self.waits_for = ""
+
+    def now_waits_for(self, what: str) -> None:
+        """What has not happened yet, in words."""
+        self.waits_for = what
 
 
 class PendingClient:
@@ -159,6 +165,7 @@ class Engine:
         self.peek_link = self._links.get
         self.relinker = Relinker(config.relink_policy, self, self.changes)
         self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
+        self._host_names = HostNames()
         self._linked = Signal()
         self._coming: Counter[int] = Counter()  # links that these clusters are making with us
         self._attempts: dict[int, _Attempt] = {}
@@ -587,7 +594,7 @@ class Engine:
             attempt.error.__cause__ = error
         finally:
             if not is_linked and attempt.error is None:  # out of time, or the engine stops
-                attempt.error = self._why_not(address, cluster_id, timeout)
+                attempt.error = self._why_not(address, cluster_id, timeout, attempt.waits_for)
             self._attempts.pop(cluster_id, None)
             attempt.settled.set()
         if link is not None:
@@ -639,7 +646,8 @@ class Engine:
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
         hello = self._hello(key, cluster_id)  # at once: a link that the peer makes meanwhile is not one that was lost
-        connection, host = await dial(*address)
+        attempt = self._attempts[cluster_id]
+        connection, host = await dial(*address, self._host_names, attempt.scope.deadline, attempt.now_waits_for)
         link = Link(connection.wire(), self.device, self.transport, self)
         handshake = Handshake("client", hello, key, cluster_id)
         connect = Connect(channel=channel_name(self.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT))
@@ -665,12 +673,13 @@ class Engine:
         what = "is being finalized" if self._stopping.is_set() else "does not wait any longer"
         return LinkClosed(f"cluster {self.cluster_id} {what}")
 
-    def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float) -> LinkError:
+    def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float, waits_for: str) -> LinkError:
         if self._stopping.is_set():
             return LinkError(
                 f"cluster {self.cluster_id} is being finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
             )
-        return LinkTimeout(f"cluster {cluster_id} at {host_port(*address)} was not linked within {timeout} s")
+        what = f"cluster {cluster_id} at {host_port(*address)} was not linked within {timeout:g} s"
+        return LinkTimeout(f"{what}: {waits_for}" if waits_for else what)
 
     async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
         """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made

@@ -1,11 +1,24 @@
-"""Addresses of hosts, by their names."""
+"""Addresses of hosts, by their names.
+
+The name service is asked in threads of the cluster's own. A question cannot be taken back, and where no name service answers
+it may last for a minute: in the event loop's pool of threads a few of them would hold up all that is run there, and the end
+of the process.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ipaddress
 import socket
+from socket import getaddrinfo
 
-from anyio import getaddrinfo
+from aiodatadist.concurrency.threads import DaemonThread
+
+AT_A_TIME = 64
+"""Names that are looked up: each takes a thread."""
+KEPT_SECONDS = 5.0
+"""For which an answer is kept that came when its askers had given up: the next one may have it."""
 
 
 def is_address(host: str) -> bool:
@@ -17,13 +30,82 @@ def is_address(host: str) -> bool:
     return True
 
 
-async def addresses_of(host: str) -> list[str]:
-    """An address stands for itself, a name for all that it has: IPv4 first, else in the order of the name service.
+class HostNames:
+    """Questions to the name service, on one event loop.
 
-    Raises OSError: there is no such host, or no name service.
+    Who owns what
+        Each question has a daemon thread, which may outlive its askers, the loop and this object. It ends with the answer.
+
+    What cancellation means
+        An asker that is cancelled leaves its question to those that ask for the same name, now or soon.
     """
-    if is_address(host):
-        return [host]
-    found = await getaddrinfo(host, None, type=socket.SOCK_STREAM)
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Future[list[str] | OSError]] = {}
+        self._room = asyncio.Semaphore(AT_A_TIME)
+
+    async def addresses_of(self, host: str) -> list[str]:
+        """An address stands for itself, a name for all that it has: IPv4 first, else in the order of the name service.
+
+        Raises OSError: there is no such host, or no name service, or no thread to ask it in.
+        """
+        if is_address(host):
+            return [host]
+        if host not in self._asked:
+            await self._room.acquire()
+            if host in self._asked:
+                self._room.release()
+            else:
+                self._asked[host] = self._ask(host)
+        answer = self._asked[host]
+        await asyncio.wait([answer])
+        if self._asked.get(host) is answer:
+            del self._asked[host]
+        found = answer.result()
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def _ask(self, host: str) -> asyncio.Future[list[str] | OSError]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[str] | OSError] = loop.create_future()
+
+        def settle(found: list[str] | OSError) -> None:
+            if not answer.done():
+                answer.set_result(found)
+                self._room.release()
+                loop.call_later(KEPT_SECONDS, self._forget, host, answer)
+
+        def run() -> None:
+            found = _looked_up(host)
+            try:
+                loop.call_soon_threadsafe(settle, found)
+            except RuntimeError:  # the loop is closed, and no task of it waits any more
+                return
+
+        def not_begun(error: RuntimeError) -> None:
+            settle(OSError(errno.EAGAIN, f"no thread can be started for the name service: {error}"))
+
+        try:
+            begun_by = DaemonThread(run, f"aiodatadist looks up {host}").start_soon(loop, not_begun)
+        except RuntimeError as error:
+            not_begun(error)
+        else:
+            answer.add_done_callback(lambda _: begun_by.cancel())
+        return answer
+
+    def _forget(self, host: str, answer: asyncio.Future[list[str] | OSError]) -> None:
+        if self._asked.get(host) is answer:
+            del self._asked[host]
+
+
+def _looked_up(host: str) -> list[str] | OSError:
+    """In a thread."""
+    try:
+        found = getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error
+    except Exception as error:
+        return socket.gaierror(socket.EAI_FAIL, f"the name service failed with {error!r}")
     addresses = (str(each[4][0]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET))
-    return list(dict.fromkeys(addresses))
+    return list(dict.fromkeys(addresses)) or socket.gaierror(socket.EAI_NONAME, "the name has no address")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from aiodatadist.cluster.host_names import addresses_of, is_address
+from aiodatadist.cluster.host_names import HostNames, is_address
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.errors import ParamInvalid, explained
 
@@ -28,7 +28,7 @@ async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
 
 async def _address_of(name: str, config: LLMConfig) -> str:
     try:
-        return (await addresses_of(name))[0]
+        return (await HostNames().addresses_of(name))[0]
     except OSError as error:
         raise ParamInvalid(
             f"listen_ip_info is {config.listen_ip_info!r}: the host name {name!r} is not found: {explained(error)}",

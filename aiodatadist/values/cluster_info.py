@@ -66,8 +66,8 @@ class LLMClusterInfo:
 
         Args:
             ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text; or the
-                name of a host. A name is looked up whenever a link is made, or made again: its addresses are tried one after
-                the other, IPv4 first.
+                name of a host. A name is looked up whenever a link is made, or made again: of its addresses
+                the first that takes a connection counts, IPv4 first.
 
         Raises:
             TypeError, ValueError: a type is wrong, or a number is not within its C type.

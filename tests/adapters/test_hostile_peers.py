@@ -94,7 +94,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     assert engine is not None
     assert engine.has_links
 
-    async def not_found(*words: Any, **options: Any) -> None:
+    def not_found(*words: Any, **options: Any) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)

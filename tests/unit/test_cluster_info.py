@@ -60,7 +60,21 @@ def test_lists_are_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    "ip", ["", "1.2.3", "1.2.3.4.5", "01.2.3.4", "256.1.1.1", ":::1", "[::1]", "a b", "-a", "user@host"]
+    "ip",
+    [
+        "",
+        "1.2.3",
+        "1.2.3.4.5",
+        "01.2.3.4",
+        "256.1.1.1",
+        ":::1",
+        "[::1]",
+        "a b",
+        "-a",
+        "user@host",
+        "0x7f000001",
+        "1.0x2",
+    ],
 )
 def test_text_that_is_no_address_is_a_runtime_error(ip: str) -> None:
     with pytest.raises(RuntimeError, match="has to be an IPv4 or IPv6 address, or the name of a host"):
