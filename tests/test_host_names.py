@@ -105,7 +105,8 @@ async def test_an_address_that_does_not_answer_holds_up_the_next_one_no_longer_t
     monkeypatch.setattr("aiodatadist.cluster.dial.connected", connect)
     monkeypatch.setattr(dial, "ONE_OF_MANY_SECONDS", 0.05)
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        linked = await decoder.datadist.link_clusters([named(prompt)])
+        with anyio.fail_after(15):  # half of the time would be 30 s
+            linked = await decoder.datadist.link_clusters([named(prompt)], 60_000)
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
         assert silent == ["127.0.0.9"]
 
@@ -159,13 +160,17 @@ async def test_another_cluster_at_a_name_is_not_the_end_of_it(known: list[str]) 
         await prompt.datadist._running().listen_elsewhere(("127.0.0.2", port))
         await other.datadist._running().listen_elsewhere(("127.0.0.1", port))
         await cut(prompt)
-        while "3 answered" not in str((await until(changes, LinkPhase.RELINKING))[-1].reason):
-            pass
+        told = ""
+        with anyio.fail_after(20):
+            while "3 answered" not in told:
+                change = (await until(changes, LinkPhase.RELINKING, LinkPhase.GIVEN_UP))[-1]
+                assert change.state is LinkPhase.RELINKING
+                told = str(change.reason)
         known[:] = ["127.0.0.2"]
         assert (await until(changes, LinkPhase.LINKED, LinkPhase.GIVEN_UP))[-1].generation == 2
 
 
-async def test_giving_up_while_a_name_is_looked_up_leaves_nothing(silent: Silent) -> None:
+async def test_giving_up_while_a_name_is_looked_up_takes_no_time(silent: Silent) -> None:
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         linking = asyncio.ensure_future(decoder.datadist.link_clusters([named(prompt)]))
         await wait_all_tasks_blocked()
@@ -174,6 +179,7 @@ async def test_giving_up_while_a_name_is_looked_up_leaves_nothing(silent: Silent
             await linking
         linked = await decoder.datadist.link_clusters([named(prompt)], 50)
         assert linked.status is LLMStatusCode.LLM_TIMEOUT
+        assert silent.asked == [NAME]  # the question that is under way is for both
         assert "was not linked within 0.05 s: the name service did not answer" in str(linked.errors[0])
 
 
@@ -266,3 +272,55 @@ async def test_a_name_service_that_does_what_it_must_not_is_told(
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)
     with pytest.raises(socket.gaierror, match="the name has no address" if error is None else "no such label"):
         await host_names.HostNames().addresses_of(NAME)
+
+
+async def test_one_name_waits_for_another_where_there_is_no_room(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_names, "AT_A_TIME", 1)
+    names, waits_for = host_names.HostNames(), list[str]()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(names.addresses_of("first"))
+        second = group.create_task(names.addresses_of("second", waits_for.append))
+        await wait_all_tasks_blocked()
+        assert waits_for == ["1 other names were being looked up"]
+        silent.let_go.set()
+    assert second.result() == ["127.0.0.1"]
+    assert silent.asked == ["first", "second"]
+
+
+async def test_an_answer_without_an_asker_is_kept_for_a_while_and_a_failure_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_names, "KEPT_SECONDS", 0.0)
+    asked, let_go = list[str](), threading.Event()
+
+    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        let_go.wait(30)
+        if host == "fails" and len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return answer(["127.0.0.1"])
+
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    names = host_names.HostNames()
+    for name in ("fails", "answers"):
+        let_go.clear()
+        with anyio.move_on_after(0.05):
+            await names.addresses_of(name)
+        let_go.set()
+        with anyio.fail_after(20):
+            while name in names._asked:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert await names.addresses_of(name) == ["127.0.0.1"]
+    assert asked == ["fails", "fails", "answers", "answers"]
+
+
+async def test_a_link_local_address_keeps_its_network_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 2))]
+
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    (address,) = await host_names.HostNames().addresses_of(NAME)
+    assert address == "fe80::1%2"
+    assert host_names.is_address(address)

@@ -30,13 +30,12 @@ async def dial(
         LinkError: there is no such host, or nothing listens there.
     """
     what = f"no cluster can be reached at {host_port(host, port)}: "
-    waits_for("the name service did not answer")
     try:
-        addresses = await names.addresses_of(host)
-    except socket.gaierror as error:
-        raise LinkError(f"{what}the host name is not found: {explained(error)}") from error
+        addresses = await names.addresses_of(host, waits_for)
     except OSError as error:
-        raise LinkError(f"{what}the host name cannot be looked up: {explained(error)}") from error
+        is_missing = isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}
+        how = "is not found" if is_missing else "cannot be looked up"
+        raise LinkError(f"{what}the host name {how}: {explained(error)}") from error
     refusals: list[tuple[str, OSError]] = []
     for number, address in enumerate(addresses):
         waits_for(f"{host_port(address, port)} took no connection")
@@ -59,4 +58,4 @@ def _told(refusals: list[tuple[str, OSError]], host: str) -> str:
     """Of a name with what it stands for."""
     if [address for address, _ in refusals] == [host]:
         return str(refusals[0][1])
-    return "; ".join(f"{address}: {error or 'no answer'}" for address, error in refusals)
+    return "; ".join(f"{address}: {error.strerror or 'no answer'}" for address, error in refusals)

@@ -11,14 +11,16 @@ import asyncio
 import errno
 import ipaddress
 import socket
+from collections.abc import Callable
 from socket import getaddrinfo
+from typing import Any
 
 from aiodatadist.concurrency.threads import DaemonThread
 
 AT_A_TIME = 64
 """Names that are looked up: each takes a thread."""
 KEPT_SECONDS = 5.0
-"""For which an answer is kept that came when its askers had given up: the next one may have it."""
+"""For which an answer is kept that came when its askers had given up: the next one may have it. A failure is not kept."""
 
 
 def is_address(host: str) -> bool:
@@ -44,19 +46,24 @@ class HostNames:
         self._asked: dict[str, asyncio.Future[list[str] | OSError]] = {}
         self._room = asyncio.Semaphore(AT_A_TIME)
 
-    async def addresses_of(self, host: str) -> list[str]:
+    async def addresses_of(self, host: str, waits_for: Callable[[str], object] = lambda _: None) -> list[str]:
         """An address stands for itself, a name for all that it has: IPv4 first, else in the order of the name service.
+
+        Args:
+            waits_for: told what has not happened yet, in words.
 
         Raises OSError: there is no such host, or no name service, or no thread to ask it in.
         """
         if is_address(host):
             return [host]
         if host not in self._asked:
+            waits_for(f"{AT_A_TIME} other names were being looked up")
             await self._room.acquire()
             if host in self._asked:
                 self._room.release()
             else:
                 self._asked[host] = self._ask(host)
+        waits_for("the name service did not answer")
         answer = self._asked[host]
         await asyncio.wait([answer])
         if self._asked.get(host) is answer:
@@ -74,7 +81,8 @@ class HostNames:
             if not answer.done():
                 answer.set_result(found)
                 self._room.release()
-                loop.call_later(KEPT_SECONDS, self._forget, host, answer)
+                kept = 0.0 if isinstance(found, OSError) else KEPT_SECONDS
+                loop.call_later(kept, self._forget, host, answer)
 
         def run() -> None:
             found = _looked_up(host)
@@ -99,6 +107,12 @@ class HostNames:
             del self._asked[host]
 
 
+def _as_text(family: int, address: tuple[Any, ...]) -> str:
+    """Of a link-local address with the network card that leads to it."""
+    scope = address[3] if family == socket.AF_INET6 else 0
+    return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
+
+
 def _looked_up(host: str) -> list[str] | OSError:
     """In a thread."""
     try:
@@ -107,5 +121,5 @@ def _looked_up(host: str) -> list[str] | OSError:
         return error
     except Exception as error:
         return socket.gaierror(socket.EAI_FAIL, f"the name service failed with {error!r}")
-    addresses = (str(each[4][0]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET))
+    addresses = (_as_text(each[0], each[4]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET))
     return list(dict.fromkeys(addresses)) or socket.gaierror(socket.EAI_NONAME, "the name has no address")

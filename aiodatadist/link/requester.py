@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.lowlevel import checkpoint
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
@@ -211,7 +210,6 @@ class Requester:
         await self._grant(spec.entry)
         await self._ask(operation, spec, is_first=True)
         if not operation.is_done and not operation.is_doubtful:
-            await checkpoint()  # one that was cancelled meanwhile ends here: no byte was written
             await self._grant(spec.entry, anew=True)
             await self._ask(operation, spec, is_first=False)
 
@@ -238,10 +236,9 @@ class Requester:
             if question.answer is None:
                 await self._stop(operation, question)
             if isinstance(question.answer, Pulled):
-                if not is_first or not question.answer.is_unknown:
-                    self._conclude(operation, question.answer, spec, seconds)
-                elif limit.cancelled_caught:
-                    operation.finish(TransferState.FAILED, _too_late(seconds))
+                is_over = limit.cancelled_caught or operation.scope.cancel_called
+                if is_over or not is_first or not question.answer.is_unknown:
+                    self._conclude(operation, question.answer, spec, seconds, is_late=limit.cancelled_caught)
 
     async def _grant(self, entry: Entry, *, anew: bool = False) -> None:
         """Tell the peer where a cache of this end is. ``anew``: also if it was told, which it did not hear."""
@@ -277,16 +274,21 @@ class Requester:
         operation.is_doubtful = True
         self._session.check_idle()
 
-    def _conclude(self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec, seconds: float) -> None:
-        """Of a success with checksums only the figures: it has to be compared."""
+    def _conclude(
+        self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec, seconds: float, *, is_late: bool
+    ) -> None:
+        """It ends here in every case, but for a success with checksums, which have to be compared. After any other answer no
+        byte lands; of a peer that stopped, or that knew no destination, none was wanted any more."""
         operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
         operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
         if answer.status == LLMStatusCode.LLM_SUCCESS:
             if not spec.checksum:
                 operation.finish(TransferState.DONE)
-        elif answer.stopped and not operation.scope.cancel_called:
+        elif operation.scope.cancel_called and (answer.stopped or answer.is_unknown):
+            operation.finish(TransferState.CANCELLED)
+        elif answer.stopped or (answer.is_unknown and is_late):
             operation.finish(TransferState.FAILED, _too_late(seconds))
-        elif not answer.stopped:
+        else:
             operation.finish(TransferState.FAILED, self._refused(answer, spec.key))
 
     def _refused(self, answer: Pulled, key: Key) -> LLMException:

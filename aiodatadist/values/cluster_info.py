@@ -58,7 +58,8 @@ class LLMClusterInfo:
         self._remote_role_type = checks.instance(value, "remote_role_type", int)
 
     def append_local_ip_info(self, ip: str | int, port: int) -> None:
-        """Kept for compatibility; a client's own address is of no consequence here."""
+        """Kept for compatibility; a client's own address, or name, is of no consequence here. Raises as
+        :meth:`append_remote_ip_info`."""
         self._local.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     def append_remote_ip_info(self, ip: str | int, port: int) -> None:

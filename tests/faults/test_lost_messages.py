@@ -160,14 +160,18 @@ async def test_a_destination_that_stays_unknown_is_refused_and_the_next_pull_tel
         await pull_works(prompt, decoder, source, cache)
 
 
+@pytest.mark.parametrize("answers", [1, 2])
 async def test_a_pull_is_cancelled_also_where_the_peer_says_just_then_that_it_knows_no_destination(
-    mishaps: Mishaps,
+    mishaps: Mishaps, answers: int
 ) -> None:
+    """Also the second time, and then it is not asked for once more."""
     async with linked_pair(BLOCKS, **request_mode(LONG)) as (prompt, decoder, source, cache):
-        first = once(("grant", "lost"))
+        lost: list[tuple[str, Fate]] = [("grant", "lost")] * answers
+        first, heard = once(*lost), Counter[str]()
 
         def decide(message: Heard) -> Fate:
-            if message.type == "pulled":
+            heard[message.type] += 1
+            if message.type == "pulled" and heard["pulled"] == answers:
                 task.cancel()
             return first(message)
 
@@ -175,7 +179,33 @@ async def test_a_pull_is_cancelled_also_where_the_peer_says_just_then_that_it_kn
         task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (mishaps.happened["grant lost"], task.cancelled()) == (1, True)
+        assert (mishaps.happened["grant lost"], task.cancelled()) == (answers, True)
+        await decoder.datadist.check_link_status(1)  # what was said before has been heard
+        assert (heard["pull"], heard["stop"]) == (answers, 0)
+        mishaps.decide = lambda _: None
+        await pull_works(prompt, decoder, source, cache)
+
+
+@pytest.mark.parametrize("mishap", [("grant", None), ("grant", "lost")], ids=["first request", "second request"])
+async def test_a_pull_whose_time_is_over_ends_also_if_it_is_cancelled_before_the_peer_stops(
+    mishaps: Mishaps, mishap: tuple[str, Fate]
+) -> None:
+    async with linked_pair(BLOCKS, **request_mode(SHORT)) as (prompt, decoder, source, cache):
+        first = once(mishap)
+
+        def decide(message: Heard) -> Fate:
+            if message.type == "stop":
+                task.cancel()
+            return first(message)
+
+        mishaps.decide = decide
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:hang")
+            task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+            with anyio.fail_after(20):
+                while not task.done():  # noqa: ASYNC110 - who awaits it would be cancelled with it
+                    await asyncio.sleep(0.01)
+        assert task.cancelled()
         mishaps.decide = lambda _: None
         await pull_works(prompt, decoder, source, cache)
 
