@@ -29,7 +29,9 @@ NAME = "prefill-0.prefill"
 def answer(addresses: list[str]) -> list[Any]:
     """As ``socket.getaddrinfo`` says it."""
     families = {4: socket.AF_INET, 6: socket.AF_INET6}
-    return [(families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+    return [
+        (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0, 0, 0)) for each in addresses
+    ]
 
 
 @pytest.fixture

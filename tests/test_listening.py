@@ -22,7 +22,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
         families = {4: socket.AF_INET, 6: socket.AF_INET6}
         return [
-            (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses
+            (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0, 0, 0))
+            for each in addresses
         ]
 
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)

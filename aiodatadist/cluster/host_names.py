@@ -114,12 +114,12 @@ def _as_text(family: int, address: tuple[Any, ...]) -> str:
 
 
 def _looked_up(host: str) -> list[str] | OSError:
-    """In a thread."""
+    """In a thread: whatever goes wrong there, its askers are told."""
     try:
-        found = getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = sorted(getaddrinfo(host, None, type=socket.SOCK_STREAM), key=lambda each: each[0] != socket.AF_INET)
+        addresses = [_as_text(family, address) for family, *_, address in found]
     except OSError as error:
         return error
     except Exception as error:
         return socket.gaierror(socket.EAI_FAIL, f"the name service failed with {error!r}")
-    addresses = (_as_text(each[0], each[4]) for each in sorted(found, key=lambda each: each[0] != socket.AF_INET))
     return list(dict.fromkeys(addresses)) or socket.gaierror(socket.EAI_NONAME, "the name has no address")
