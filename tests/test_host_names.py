@@ -19,6 +19,7 @@ from aiodatadist import LinkError, LinkPhase, LLMClusterInfo, LLMStatusCode
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.link import connected
 from aiodatadist.testing import Cluster, open_cluster
+from aiodatadist.values.addresses import is_address
 from tests.test_relink import QUICK, cut, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -304,16 +305,23 @@ async def test_an_answer_without_an_asker_is_kept_for_a_while_and_a_failure_is_n
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return answer(["127.0.0.1"])
 
+    forget, forgotten = host_names.HostNames._forget, asyncio.Event()
+
+    def forget_and_tell(*words: Any) -> None:
+        forget(*words)
+        forgotten.set()
+
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    monkeypatch.setattr(host_names.HostNames, "_forget", forget_and_tell)
     names = host_names.HostNames()
     for name in ("fails", "answers"):
         let_go.clear()
+        forgotten.clear()
         with anyio.move_on_after(0.05):
             await names.addresses_of(name)
         let_go.set()
         with anyio.fail_after(20):
-            while name in names._asked:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await forgotten.wait()
         assert await names.addresses_of(name) == ["127.0.0.1"]
     assert asked == ["fails", "fails", "answers", "answers"]
 
@@ -325,4 +333,4 @@ async def test_a_link_local_address_keeps_its_network_card(monkeypatch: pytest.M
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)
     (address,) = await host_names.HostNames().addresses_of(NAME)
     assert address == "fe80::1%2"
-    assert host_names.is_address(address)
+    assert is_address(address)

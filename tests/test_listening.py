@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
-from typing import Any
 
 import pytest
 
@@ -12,6 +10,7 @@ from aiodatadist import LLMConfig, LLMRole, ParamInvalid
 from aiodatadist.cluster import host_names
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.testing import cluster_info, open_cluster
+from tests.test_host_names import answer
 
 KEY = b"a secret of both ends"
 
@@ -19,14 +18,7 @@ KEY = b"a secret of both ends"
 def answers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """The name service knows these addresses of every name, in this order."""
 
-    def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
-        families = {4: socket.AF_INET, 6: socket.AF_INET6}
-        return [
-            (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0, 0, 0))
-            for each in addresses
-        ]
-
-    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    monkeypatch.setattr(host_names, "getaddrinfo", lambda *_, **__: answer(list(addresses)))
 
 
 async def test_peers_link_to_the_address_of_a_name() -> None:

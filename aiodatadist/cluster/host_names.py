@@ -9,27 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections.abc import Callable
 from socket import getaddrinfo
 from typing import Any
 
 from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.values.addresses import is_address
 
 AT_A_TIME = 64
 """Names that are looked up: each takes a thread."""
 KEPT_SECONDS = 5.0
 """For which an answer is kept that came when its askers had given up: the next one may have it. A failure is not kept."""
-
-
-def is_address(host: str) -> bool:
-    """It is an IP address, and no name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class HostNames:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 
-from aiodatadist.cluster.host_names import HostNames, is_address
+from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.errors import ParamInvalid, explained
+from aiodatadist.values.addresses import is_address
 
 
 async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from aiodatadist.cluster.host_names import is_address
 from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 from aiodatadist.link import AwaitedLink, Link
+from aiodatadist.values.addresses import is_address
 
 if TYPE_CHECKING:
     from aiodatadist.config.relink_policy import RelinkPolicy

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
 _LABEL: Final = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?!(?:[0-9]+|0[Xx][0-9A-Fa-f]*)\.?$){_LABEL}\.?")
 """Of ASCII; what ends in a number is an address, or a wrong one."""
+
+
+def is_address(host: str) -> bool:
+    """It is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_host_name(text: str) -> bool:

@@ -202,9 +202,10 @@ async def test_a_pull_whose_time_is_over_ends_also_if_it_is_cancelled_before_the
         with soft_faults_cleared():
             soft_fault("HcclBatchPut:hang")
             task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+            ended = asyncio.Event()  # the test does not await the task, whose cancellation would be the test's
+            task.add_done_callback(lambda _: ended.set())
             with anyio.fail_after(20):
-                while not task.done():  # noqa: ASYNC110 - who awaits it would be cancelled with it
-                    await asyncio.sleep(0.01)
+                await ended.wait()
         assert task.cancelled()
         mishaps.decide = lambda _: None
         await pull_works(prompt, decoder, source, cache)
