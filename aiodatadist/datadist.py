@@ -426,7 +426,7 @@ class LLMDataDist:
         clusters: Sequence[LLMClusterInfo],
         timeout: int = 3000,
     ) -> LinkResults:
-        """Link to peers that listen, up to 16 at a time.
+        """Link to peers that listen, up to 16 at a time. Where it succeeded the peer has the link, too, and may use it.
 
         HCCL cannot be told to stop waiting for a peer. On an NPU a link whose caller was cancelled, or whose time is over, is
         given back when ``HcclCommPrepare`` gave up by itself: it has three phases (connecting, exchanging descriptors,

@@ -580,6 +580,8 @@ class Engine:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask_in_turn(address, cluster_id, timeout, key)
+                if link is not None:
+                    await self._confirm(link)
                 is_linked = True
                 if relink_timeout is not None:
                     self.relinker.remember(cluster_id, address, relink_timeout)
@@ -597,8 +599,29 @@ class Engine:
                 attempt.error = self._why_not(address, cluster_id, timeout, attempt.waits_for)
             self._attempts.pop(cluster_id, None)
             attempt.settled.set()
-        if link is not None:
-            await self._serve(link)
+
+    async def _confirm(self, link: Link) -> None:
+        """Until the peer has the link as well, which answers on it then: this end's half was ready first, and a caller that
+        tells the peer's, in words of their own, that there is a link may be quicker than the link. If cancelled, it ends,
+        unless the cluster does, which parts with every peer.
+
+        Raises LinkError: it broke before that; not where the peer had it, and has unlinked it already.
+        """
+        try:
+            await link.ping()
+        except LinkError as error:
+            if not link.was_unlinked:
+                raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
+        except asyncio.CancelledError:
+            if not self._stopping.is_set():
+                why = LinkError(str(self._gave_up().args[0]))  # no end in good order: what makes it again goes on
+                await link.refuse(why)
+                link.break_off(why)
+            raise
+        finally:
+            if link.failure is not None:
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
+                    await link.wait_closed()
 
     async def _outlast(self, cluster_id: int, seconds: float) -> None:
         """Wait for the end of a link that is being ended: the peer refuses another one until it has agreed to that. But not
@@ -657,8 +680,10 @@ class Engine:
 
         try:
             await self._make(link, handshake, connect, attach=attach)
+            tasks = self._tasks()
             link.is_peers = not self._config.links_have_owners
             self._file(link)
+            tasks.start_soon(self._serve, link)
         except LinkError as error:
             await link.refuse(error)
             raise

@@ -320,6 +320,9 @@ class Relinker:
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._is_linked(wanted.cluster_id):
                 flow.failed(error.status_code.name)
+                wanted.lost_at = (
+                    wanted.lost_at or anyio.current_time()
+                )  # it was ready, and broke before the peer had it
                 return error
         except BaseException:
             flow.failed("CANCELLED")

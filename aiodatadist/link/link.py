@@ -118,7 +118,6 @@ class Link(Session):
         self._is_written = self._has_said_so = self._was_refused = False
         self._is_heard_out = Signal()
         self._closed = Signal()
-        self._is_leaving = False
         self._at_end: list[Callable[[], object]] = []
         self._reason = ""
         self._patience = 0.0
@@ -396,8 +395,8 @@ class Link(Session):
                 self._tasks, self._scope = Spawner(group), group.cancel_scope
                 self._wire.react_at_once(self._react_at_once)
                 self._wire.pump_with(lambda: self.spawn(self._pump))
-                if self._is_leaving:  # asked to before it was served
-                    group.start_soon(self._part)
+                while self._to_start:
+                    group.start_soon(self._to_start.pop(0))
                 if self._is_broken:
                     group.cancel_scope.cancel()
                 try:
@@ -508,7 +507,6 @@ class Link(Session):
         if self.state is LinkState.READY:
             self._end(LinkClosed(f"the link to cluster {self.cluster_id} was unlinked: {reason}"), LinkState.CLOSING)
             self._reason, self._patience = reason, timeout
-            self._is_leaving = True
             self.spawn(self._part)
         with anyio.move_on_after(timeout) as limit:
             await self._closed.wait()

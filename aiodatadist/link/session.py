@@ -121,6 +121,7 @@ class Session:
         self._device = device
         self._host = host
         self._tasks: Spawner | None = None
+        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # when it is served
         self._streams: dict[str, Stream] = {}
         self._transfers: dict[StreamTransfer, _Running] = {}
         self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
@@ -173,9 +174,11 @@ class Session:
         self._wire.post(message)
 
     def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start something that ends with the link."""
+        """Start something that ends with the link; as soon as the link is served, if that has not begun."""
         if self._tasks is not None:
             self._tasks.start_soon(call)
+        elif not self._is_ending:
+            self._to_start.append(call)
 
     def serving_a_request(self) -> AbstractContextManager[None]:
         """Around what the peer asked us to write. Raises LLMException: not now."""
