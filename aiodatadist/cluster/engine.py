@@ -370,6 +370,8 @@ class Engine:
             self._tasks()  # raises where no new link may begin
             link.is_owned = not self._config.links_have_owners
             self._file(link)
+            link.is_mutual = True
+            self._tell_of(link)
         except LinkError as error:
             self._met_itself |= isinstance(error, OwnListener)
             await link.refuse(error)
@@ -446,10 +448,16 @@ class Engine:
         if old is not None:
             self._replaced.add(old)
             self._tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+            if old.is_mutual:
+                self.relinker.replaced(old)
         self._links[link.cluster_id] = link
         link.is_registered = True
         link.generation = self.totals.linked(link.cluster_id)
-        self.relinker.linked(link, old)
+
+    def _tell_of(self, link: Link) -> None:
+        """Of a link that both ends have. A client's half is ready first: a caller that is told of that, and tells the peer in
+        words of its own, may be quicker than the link."""
+        self.relinker.linked(link)
         self._linked.wake()
         logger.info("cluster %d is linked to %d", self.cluster_id, link.cluster_id)
 
@@ -466,7 +474,8 @@ class Engine:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
                     self._remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
-                self.relinker.ended(link)
+                if link.is_mutual:
+                    self.relinker.ended(link)
             self._linked.wake()
 
     def _tasks(self) -> anyio.abc.TaskGroup:
@@ -519,13 +528,13 @@ class Engine:
         key: bytes | None,
         relink_timeout: float | None,
     ) -> None:
-        self._check_not_linked(cluster_id)
         if cluster_id in self._attempts:
             raise LinkError(
                 f"a link to cluster {cluster_id} is being made",
                 status_code=LLMStatusCode.LLM_PROCESSING_LINK,
                 hint="await wait_linked()",
             )
+        self._check_not_linked(cluster_id)
         attempt = _Attempt(anyio.current_time() + timeout)
         key = key or self.auth_key
         self._tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
@@ -601,16 +610,16 @@ class Engine:
             attempt.settled.set()
 
     async def _confirm(self, link: Link) -> None:
-        """Until the peer has the link as well, which answers on it then: this end's half was ready first, and a caller that
-        tells the peer's, in words of their own, that there is a link may be quicker than the link. If cancelled, it ends,
-        unless the cluster does, which parts with every peer.
+        """Until the peer has the link, too, which says something on it then. If cancelled, the link ends, unless the cluster
+        does, which parts with every peer.
 
-        Raises LinkError: it broke before that; not where the peer had it, and has unlinked it already.
+        Raises LinkError: it broke before that.
         """
+        link.call_when_mutual(lambda: self._tell_of(link))
         try:
             await link.ping()
         except LinkError as error:
-            if not link.was_unlinked:
+            if not link.is_mutual:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
         except asyncio.CancelledError:
             if not self._stopping.is_set():
@@ -814,7 +823,7 @@ class Engine:
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""
-        while not (cluster_id in self._links and self._links[cluster_id].is_ready):
+        while not ((link := self._links.get(cluster_id)) and link.is_ready and link.is_mutual):
             if self._stopping.is_set():
                 raise NotLinked(
                     f"cluster {self.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED

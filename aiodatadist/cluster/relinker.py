@@ -175,14 +175,16 @@ class Relinker:
 
     # ---- what becomes of links ----
 
-    def linked(self, link: Link, old: Link | None) -> None:
-        """A link became ready, whichever end made it. ``old``: the one that it replaces, which is not over yet."""
+    def replaced(self, link: Link) -> None:
+        """Another one came in its place, and it is not over yet."""
         wanted = self._wanted.get(link.cluster_id)
-        if old is not None:
-            self._tell_end(old, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
-            if wanted is not None and old.was_unlinked:
-                self._end_wanted(wanted, old.copy_of_failure())
-                wanted = None
+        self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+        if wanted is not None and link.was_unlinked:
+            self._end_wanted(wanted, link.copy_of_failure())
+
+    def linked(self, link: Link) -> None:
+        """Both ends have a link, whichever made it."""
+        wanted = self._wanted.get(link.cluster_id)
         self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
         if wanted is not None:
             wanted.instance = link.instance
@@ -191,7 +193,7 @@ class Relinker:
             wanted.woken.wake()
 
     def ended(self, link: Link) -> None:
-        """A link is over, and was the last one with its peer."""
+        """A link that both ends had is over, and was the last one with its peer."""
         failure = link.copy_of_failure()
         self._tell_end(link, failure)
         wanted = self._wanted.get(link.cluster_id)
@@ -226,9 +228,9 @@ class Relinker:
         self._changes.tell(LinkChange(cluster_id, phase, generation, reason, attempt, next_delay))
 
     def _is_linked(self, cluster_id: int) -> bool:
-        """There is a link that this end may use."""
+        """There is a link that both ends have, and this one may use."""
         link = self._engine.peek_link(cluster_id)
-        return link is not None and link.is_ready and link.is_owned
+        return link is not None and link.is_ready and link.is_mutual and link.is_owned
 
     def _check_there(self, wanted: _Wanted) -> None:
         """Which it may be without having become ready now: this end owns a link of the peer's, too."""

@@ -105,6 +105,7 @@ class Link(Session):
     Attributes:
         heartbeat_token: what a connection for this link's heartbeats has to say.
         is_registered: it was made, and is served.
+        is_mutual: the peer has it, too.
         is_owned, is_peers: it belongs to this end, and to the peer. To both, unless the backend has links that belong to
             their initiator; either end may come to own it then, and a link without an owner is over.
         requester: transfers for which the peer has to be asked.
@@ -119,6 +120,7 @@ class Link(Session):
         self._is_heard_out = Signal()
         self._closed = Signal()
         self._at_end: list[Callable[[], object]] = []
+        self._when_mutual: Callable[[], object] | None = None
         self._reason = ""
         self._patience = 0.0
         self._incoming = IncomingNotifications(
@@ -131,7 +133,7 @@ class Link(Session):
         self.requester = Requester(self)
         self._responder = Responder(self, host.registry)
         self.heartbeat_token = secrets.token_hex(32)
-        self.is_registered = False
+        self.is_registered = self.is_mutual = False
         self.is_owned = self.is_peers = True
         self.generation = self.peer_links = 0
 
@@ -448,6 +450,7 @@ class Link(Session):
                     self._was_refused = True
                     self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 return
+            self._is_heard()
             if isinstance(message, Disconnect) and self.is_open:
                 self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
                 self.spawn(self._say_bye)
@@ -611,6 +614,16 @@ class Link(Session):
     def is_closed(self) -> bool:
         """Everything was given back."""
         return self._closed.is_set()
+
+    def call_when_mutual(self, call: Callable[[], object]) -> None:
+        """When the peer is heard on it for the first time, before that has an effect; ``call`` must not raise."""
+        self._when_mutual = call
+
+    def _is_heard(self) -> None:
+        self.is_mutual = True
+        if self._when_mutual is not None:
+            call, self._when_mutual = self._when_mutual, None
+            call()
 
     def call_when_closed(self, call: Callable[[], object]) -> None:
         """When everything was given back; ``call`` must not raise. For a link that is not closed yet."""
