@@ -120,7 +120,7 @@ class ByHand:
         await self.say("ready", epoch=self._transport.epoch, heartbeat_token="0" * 64)
 
     async def serve(self, clients: Callable[[], Any]) -> None:
-        """As the server, of the next client of a listener; ``clients`` accepts one."""
+        """As the server, of the next client of a listener, to the end; ``clients`` accepts one."""
         self._stream = await clients()
         theirs = await self.hear("hello")
         await self._greet()
@@ -137,6 +137,7 @@ class ByHand:
         self._read = said  # a beat that came behind it is a beat
         await self._beats.send(b"\0")
         await self.hear("ready")
+        await self.react()
 
     # ---- on the link ----
 

@@ -41,18 +41,18 @@ async def linked(end: ByHand, cluster: Cluster, is_client: bool) -> AsyncIterato
     async with anyio.create_task_group() as group:
         if is_client:
             await end.link(*address)
+            group.start_soon(end.react)
             await cluster.datadist.wait_linked(THEIRS)
         else:
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
             async with listener:
                 (socket,) = listener.listeners
                 assert isinstance(socket, anyio.abc.SocketListener)
-                group.start_soon(end.serve, socket.accept)
+                group.start_soon(end.serve, socket.accept)  # and reacts: a client asks whether it has the link, too
                 info = LLMClusterInfo(THEIRS)
                 info.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
                 made = await cluster.datadist.link_clusters([info], int(SECONDS * 1000))
                 assert made[0] is LLMStatusCode.LLM_SUCCESS, made.errors
-        group.start_soon(end.react)
         yield
 
 

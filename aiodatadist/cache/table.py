@@ -14,7 +14,7 @@ from aiodatadist.cache.pool import PagePool
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.transport import Region
-from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey
+from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey, Placement
 from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 
 
@@ -197,8 +197,8 @@ class Entry:
         return CacheEntry(
             cache_id=self.cache_id,
             blocks=self.blocks,
-            placement=self.placement.value,
-            data_type=self.cache.cache_desc.data_type.value,
+            placement=1 if self.placement is Placement.DEVICE else 0,
+            data_type=self.data_type,
             pieces=self.pieces,
             stride=self.stride,
             addresses=list(self.addresses),

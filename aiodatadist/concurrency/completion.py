@@ -24,6 +24,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from aiodatadist.concurrency import forks
@@ -141,7 +142,7 @@ class Completion(ABC):
         self._waiters.clear()
 
     def _tell(self, callback: Callable[[Self], object]) -> None:
-        guarded(lambda: callback(self), logger, "%s: a done callback failed", self._what())
+        guarded(partial(callback, self), logger, "%s: a done callback failed", self._what())
 
     def __repr__(self) -> str:
         return f"<{self._what()} {self.state.value}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -58,9 +59,11 @@ class Requester:
         self.checks = Checks(session)
         self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
+        self._lookups = _Lookups()
 
     def end(self, failure: LinkError) -> None:
         """The link is over: so are the doubtful ones, and those whose task never began."""
+        self._lookups.stop()
         for operation in list(self._session.operations):
             operation.finish(TransferState.FAILED, failure)
 
@@ -78,6 +81,7 @@ class Requester:
 
         def ended(done: RemoteOperation) -> None:
             self._session.operations.discard(operation)
+            self._lookups.end(operation)
             if done.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
                 session.lose(spec.entry)
             else:
@@ -98,7 +102,7 @@ class Requester:
         operation.add_done_callback(ended)
         is_known = spec.entry.is_known and session.is_ready
         if is_known and not spec.is_request and not spec.checksum and session.catalogue.find(spec.key) is None:
-            _Lookup(self, session, operation, spec, what).ask()
+            _Lookup(self, session, self._lookups, operation, spec, what).ask()
         else:
             self.work_on(operation, spec, what)
         return operation
@@ -327,29 +331,79 @@ def _unforeseen(what: str, error: Exception) -> InternalError:
     return failure
 
 
+class _Lookups:
+    """Those of one link that wait for an answer, with one timer for all: most have theirs long before it is of use."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[RemoteOperation, _Lookup] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def begin(self, operation: RemoteOperation, lookup: _Lookup) -> None:
+        self._waiting[operation] = lookup
+        if lookup.look_at < self._timer_at:
+            self._set_timer(lookup.look_at)
+
+    def end(self, operation: RemoteOperation) -> None:
+        lookup = self._waiting.pop(operation, None)
+        if lookup is not None:
+            lookup.close()
+
+    def stop(self) -> None:
+        """The link is over."""
+        self._set_timer(math.inf)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = None if when == math.inf else asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for operation, lookup in list(self._waiting.items()):
+            if lookup.look_at <= now and operation in self._waiting:
+                lookup.look(now)
+        self._set_timer(min((lookup.look_at for lookup in self._waiting.values()), default=math.inf))
+
+
 class _Lookup:
     """A transfer for which the peer is only asked where its cache is. It has no task, which would cost more than the question
-    does: it goes on in the call that brings the answer, and where that is not enough it gets one."""
+    does: it goes on in the call that brings the answer, and where that is not enough it gets one.
+
+    Attributes:
+        look_at: when to say it again or, at the end of its time, to give up; as the event loop counts.
+    """
 
     def __init__(
-        self, requester: Requester, session: Session, operation: RemoteOperation, spec: TransferSpec, what: str
+        self,
+        requester: Requester,
+        session: Session,
+        lookups: _Lookups,
+        operation: RemoteOperation,
+        spec: TransferSpec,
+        what: str,
     ) -> None:
-        self._requester, self._session = requester, session
+        self._requester, self._session, self._lookups = requester, session, lookups
         self._operation, self._spec, self._what = operation, spec, what
+        self._name = name_of(spec.key)
         self._question: Question | None = None
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + spec.seconds
-        self._timer = self._loop.call_later(min(AGAIN_SECONDS, spec.seconds), self._look, AGAIN_SECONDS)
+        self._pause = AGAIN_SECONDS
+        now = asyncio.get_running_loop().time()
+        self._end = now + spec.seconds
+        self.look_at = min(now + self._pause, self._end)
         operation.has_task = False
-        operation.add_done_callback(lambda _: self._over())
 
     def ask(self) -> None:
         """Whatever goes wrong, the operation tells it."""
+        self._lookups.begin(self._operation, self)
         self._failing(self._ask)
 
     def _ask(self) -> None:
-        name = name_of(self._spec.key)
-        self._question = self._session.questions.start(lambda call: _lookup(call, name), Found, name, self._answered)
+        self._question = self._session.questions.start(self._words, Found, self._name, self._answered)
+
+    def _words(self, call: int) -> Lookup:
+        return _lookup(call, self._name)
 
     def _failing(self, step: Callable[[], None]) -> None:
         """What it raises fails the operation."""
@@ -360,27 +414,26 @@ class _Lookup:
         except Exception as error:
             self._operation.finish(TransferState.FAILED, _unforeseen(self._what, error))
 
-    def _over(self) -> None:
-        self._timer.cancel()
+    def close(self) -> None:
+        """Its answer is there, or is not waited for any more."""
         if self._question is not None:
             self._session.questions.close(self._question)
 
-    def _look(self, waited: float) -> None:
+    def look(self, now: float) -> None:
         """There is no answer yet. It, or the question, may have been lost."""
-        self._failing(lambda: self._ask_again(waited))
+        self._failing(lambda: self._ask_again(now))
 
-    def _ask_again(self, waited: float) -> None:
-        left = self._end - self._loop.time()
-        if left <= 0:
+    def _ask_again(self, now: float) -> None:
+        if now >= self._end:
             who, seconds = self._session.cluster_id, self._spec.seconds
             raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
         if self._question is not None:
-            self._session.post(_lookup(self._question.number, name_of(self._spec.key)))
-        pause = min(2 * waited, MOST_AGAIN_SECONDS)
-        self._timer = self._loop.call_later(min(pause, left), self._look, pause)
+            self._session.post(self._words(self._question.number))
+        self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS)
+        self.look_at = min(now + self._pause, self._end)
 
     def _answered(self) -> None:
-        self._over()
+        self._lookups.end(self._operation)
         self._failing(self._go_on)
 
     def _go_on(self) -> None:

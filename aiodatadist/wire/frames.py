@@ -59,7 +59,9 @@ def encode(message: Message, minor: int = MINOR) -> bytes:
     if minor < MINOR:
         _check_minor(message, minor, "peer")
         unknown = {name for name, since in NEWER_FIELDS.get(type(message), {}).items() if since > minor}
-    content = parser.dump_json(message, exclude=unknown)
+    content = message.__pydantic_serializer__.to_json(
+        message, exclude=unknown
+    )  # the parser's would look for the type first
     body = content + _sealed(content)
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")

