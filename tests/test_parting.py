@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from aiodatadist import LinkClosed, LinkPhase, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
+from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
 from aiodatadist.link.link_handshake import LinkHandshake
-from aiodatadist.testing import ChaosProxy, Cluster, Latency, cluster_info, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, open_cluster
 from aiodatadist.wire.messages import MAX_NOTE, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
@@ -123,69 +123,6 @@ def hold_the_last_word(side: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Ev
 
     monkeypatch.setattr(LinkHandshake, "_hear_ready", hear_ready)
     return said
-
-
-async def until_half_is_ready(client: Cluster) -> None:
-    """Nothing tells of it, so the test looks."""
-    while not client.datadist.statistics().links:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-
-
-async def test_a_client_whose_half_is_ready_is_not_linked_when_the_server_ends_before_it_knows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hold_the_last_word("server", monkeypatch)
-    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)]))
-        await until_half_is_ready(decoder)
-        await prompt.datadist.finalize()
-        linked = await linking
-        assert linked[0] is LLMStatusCode.LLM_LINK_FAILED
-        assert "did not take the link: cluster 1 unlinked: cluster 1 is being finalized" in str(linked.errors[0])
-        assert not decoder.datadist.statistics().links
-
-
-async def test_a_link_that_the_server_ends_at_once_was_made() -> None:
-    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-
-        async def unlink() -> None:
-            await prompt.datadist.wait_linked(2)
-            await prompt.datadist.unlink_clusters(known_as(2))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(unlink)
-            assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
-
-
-async def test_a_client_that_is_told_of_its_link_finds_it_at_the_server_however_slow_the_way_is() -> None:
-    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        address = prompt.datadist.listen_address
-        assert address is not None
-        async with ChaosProxy(address) as proxy:
-            info = LLMClusterInfo(1)
-            info.append_remote_ip_info(*proxy.address)
-            with proxy.under(Latency(0.05)):
-                assert await decoder.datadist.link_clusters([info]) == SUCCESS
-                assert [link.cluster_id for link in prompt.datadist.statistics().links] == [2]
-
-
-@pytest.mark.parametrize("how", ["cancelled", "too late"])
-async def test_a_link_that_the_server_did_not_take_is_ended(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_the_last_word("server", monkeypatch)
-    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        changes = decoder.datadist.link_changes()
-        linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)], 500))
-        await until_half_is_ready(decoder)
-        if how == "cancelled":
-            linking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await linking
-        else:
-            assert (await linking)[0] is LLMStatusCode.LLM_TIMEOUT
-        assert not decoder.datadist.statistics().links
-        monkeypatch.undo()
-        assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
-        assert (await anext(changes)).state is LinkPhase.LINKED, "nothing was told of the other one"
 
 
 async def test_a_server_that_is_linked_hears_of_a_client_that_gives_up_before_it_knows(

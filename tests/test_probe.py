@@ -65,7 +65,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "aiodatadist", "doctor", "--device", "0", "--rounds", "10", "--mib", "2", *arguments]
+    return [sys.executable, "-m", "aiodatadist", "doctor", "--device", "0", "--rounds", "10", "--mib", "16", *arguments]
 
 
 def probe(folder: Path, *arguments: str, **more: str) -> tuple[subprocess.CompletedProcess[str], Report]:

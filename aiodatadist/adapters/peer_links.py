@@ -119,7 +119,7 @@ class PeerLinks:
 
     def _ready(self, cluster_id: int) -> Link | None:
         link = self._engine.peek_link(cluster_id)
-        return link if link is not None and link.is_ready else None
+        return link if link is not None and link.is_ready and link.is_mutual else None
 
     async def _make(self, peer: PeerAddress) -> None:
         key = peer.cluster_id, peer.place

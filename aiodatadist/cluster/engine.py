@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -60,7 +61,7 @@ from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake, OwnListener
-from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, EndpointInfo, Hello, Message
+from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, EndpointInfo, Hello, Message, Ping, Pong
 
 logger = logging.getLogger(__name__)
 
@@ -565,7 +566,7 @@ class Engine:
         if existing is not None and peer is None:
             is_linked &= existing.is_owned
         elif existing is not None and peer is not None:
-            is_linked &= existing.instance == peer.instance and existing.peer_links >= peer.links
+            is_linked &= existing.is_mutual and existing.instance == peer.instance and existing.peer_links >= peer.links
         if is_linked or (cluster_id == self.cluster_id and self._is_linked_to_itself):
             raise LinkError(
                 f"cluster {cluster_id} is linked already",
@@ -589,11 +590,13 @@ class Engine:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask_in_turn(address, cluster_id, timeout, key)
-                if link is not None:
-                    await self._confirm(link)
+
+                remember = partial(self.relinker.remember, cluster_id, address, relink_timeout)
+                if link is None:
+                    remember()
+                else:
+                    await self._confirm(link, remember)
                 is_linked = True
-                if relink_timeout is not None:
-                    self.relinker.remember(cluster_id, address, relink_timeout)
         except LinkError as error:
             if cluster_id == self.cluster_id and self._met_itself:
                 is_linked = self._is_linked_to_itself = True
@@ -609,20 +612,30 @@ class Engine:
             self._attempts.pop(cluster_id, None)
             attempt.settled.set()
 
-    async def _confirm(self, link: Link) -> None:
-        """Until the peer has the link, too, which says something on it then. If cancelled, the link ends, unless the cluster
-        does, which parts with every peer.
+    async def _confirm(self, link: Link, remember: Callable[[], None]) -> None:
+        """Until the peer has the link, too, and says something on it: then it is told of. If cancelled before, it ends,
+        unless the cluster does, which parts with every peer.
 
         Raises LinkError: it broke before that.
         """
-        link.call_when_mutual(lambda: self._tell_of(link))
+
+        def heard() -> None:
+            call.answered.set()
+            if self.peek_link(link.cluster_id) is link:  # else another one came in its place
+                self._tell_of(link)
+                remember()
+
         try:
-            await link.ping()
+            with link.questions.open(_ping, Pong) as call:
+                link.call_when_mutual(heard)
+                await link.while_it_lasts(lambda: link.questions.persist(call, _ping))
         except LinkError as error:
+            if self.peek_link(link.cluster_id) not in {None, link}:
+                self._check_not_linked(link.cluster_id)
             if not link.is_mutual:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
-        except asyncio.CancelledError:
-            if not self._stopping.is_set():
+        except BaseException:
+            if not (link.is_mutual or self._stopping.is_set()):
                 why = LinkError(str(self._gave_up().args[0]))  # no end in good order: what makes it again goes on
                 await link.refuse(why)
                 link.break_off(why)
@@ -850,3 +863,7 @@ class Engine:
     @property
     def auth_key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
+
+
+def _ping(call: int) -> Ping:
+    return Ping(call=call)

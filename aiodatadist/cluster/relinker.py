@@ -121,9 +121,9 @@ class Relinker:
 
     # ---- what callers want ----
 
-    def remember(self, cluster_id: int, address: Address, seconds: float) -> None:
-        """A call of this end's made this link."""
-        if self._policy is None or self._is_over:
+    def remember(self, cluster_id: int, address: Address, seconds: float | None) -> None:
+        """A call of this end's made this link, in so many seconds at most; None: for this once."""
+        if self._policy is None or self._is_over or seconds is None:
             return
         wanted = self._wanted.get(cluster_id)
         if wanted is None:
@@ -181,6 +181,8 @@ class Relinker:
         self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
         if wanted is not None and link.was_unlinked:
             self._end_wanted(wanted, link.copy_of_failure())
+        elif wanted is not None:
+            wanted.lost_at, wanted.reason = anyio.current_time(), link.copy_of_failure()
 
     def linked(self, link: Link) -> None:
         """Both ends have a link, whichever made it."""
@@ -191,6 +193,7 @@ class Relinker:
             if link.is_owned:
                 self._is_there(wanted, link)
             wanted.woken.wake()
+            self._go_on(wanted)
 
     def ended(self, link: Link) -> None:
         """A link that both ends had is over, and was the last one with its peer."""
@@ -322,9 +325,6 @@ class Relinker:
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._is_linked(wanted.cluster_id):
                 flow.failed(error.status_code.name)
-                wanted.lost_at = (
-                    wanted.lost_at or anyio.current_time()
-                )  # it was ready, and broke before the peer had it
                 return error
         except BaseException:
             flow.failed("CANCELLED")

@@ -620,10 +620,10 @@ class Link(Session):
         self._when_mutual = call
 
     def _is_heard(self) -> None:
-        self.is_mutual = True
-        if self._when_mutual is not None:
-            call, self._when_mutual = self._when_mutual, None
-            call()
+        if not self.is_mutual and self.is_ready:
+            self.is_mutual = True
+            if self._when_mutual is not None:
+                self._when_mutual()
 
     def call_when_closed(self, call: Callable[[], object]) -> None:
         """When everything was given back; ``call`` must not raise. For a link that is not closed yet."""

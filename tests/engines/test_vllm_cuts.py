@@ -18,6 +18,7 @@ def two_workers(model: Path) -> Iterator[Engine]:
     """An engine whose heads are in two processes."""
     engine = Engine(model, model / "two.log", SETTINGS, tensor_parallel_size=2, num_gpu_blocks_override=41)
     with opened(engine):
+        engine.generate("first", prompts(1, 10)[0], TOKENS)  # what it has to get ready takes longer than leases last
         yield engine
 
 
