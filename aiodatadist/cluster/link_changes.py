@@ -39,8 +39,8 @@ class LinkChange:
     Attributes:
         cluster_id: the peer.
         state: what has become of it.
-        generation: how many times the link to this peer was made, from 1: of the link that is ready, or that was the last. One
-            that the peer did not come to have is counted, and not told of.
+        generation: how many times the link to this peer was made, from 1: of the link that is ready, or that was the last.
+            One that the peer did not come to have is counted, and not told of.
         reason: why it ended, or, of a later attempt, why the one before failed; None where it is linked.
         attempt: the number of the attempt that comes next, from 1; of ``LINKED`` and ``GIVEN_UP``, how many there were.
         next_delay: seconds until that attempt; None where none comes.
