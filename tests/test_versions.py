@@ -25,12 +25,13 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
     Placement,
+    ProtocolError,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link import Link, wire
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
 from tests.unit.wire.examples import hello
 
@@ -39,7 +40,7 @@ POOL = {"memory_size": 1 << 20, "page_shift": 12}
 
 
 def frame(content: dict[str, Any]) -> bytes:
-    body = json.dumps(content).encode()
+    body = sealed(json.dumps(content).encode())
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
@@ -268,8 +269,13 @@ async def test_a_server_of_another_major_version_is_refused_with_both_values() -
 
 
 async def test_only_a_peer_of_a_newer_minor_version_may_say_what_this_one_does_not_know() -> None:
-    decoder = Decoder()
-    assert not decoder.is_newer
-    for minor, is_newer in ((MINOR + 1, True), (MINOR, False), (MINOR - 1, False)):
-        decoder.meet(hello(1, minor=minor))
-        assert decoder.is_newer == is_newer
+    novel = frame({"type": "novel", "call": 3})
+    for minor in (None, MINOR - 1, MINOR, MINOR + 1):
+        decoder = Decoder()
+        if minor is not None:
+            decoder.meet(hello(1, minor=minor))
+        if minor == MINOR + 1:
+            assert decoder.feed(novel) == [Unknown("novel", 3)]
+        else:
+            with pytest.raises(ProtocolError, match="novel"):
+                decoder.feed(novel)

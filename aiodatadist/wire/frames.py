@@ -20,6 +20,8 @@ SEAL = b"\n\r\n\r"
 """Stands between the JSON of a message and its CRC-32. Both are blanks, which an end that knows nothing of them skips; so no
 message is without, not even the first. TCP's own checksum misses one damage in some 65,000, and a digit that has changed is
 the number of another block."""
+SEALED_SINCE = 1
+"""The minor version from which on every message has one: the damage may be in the mark."""
 _BLANKS = b" \t\n\r"
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
 MAX_BODY = 20 * MAX_INDEXES
@@ -62,19 +64,19 @@ def encode(message: Message, minor: int = MINOR) -> bytes:
     content = message.__pydantic_serializer__.to_json(
         message, exclude=unknown
     )  # the parser's would look for the type first
-    body = content + _sealed(content)
+    body = sealed(content)
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
-def _sealed(content: bytes) -> bytes:
-    """What stands behind it."""
+def sealed(content: bytes) -> bytes:
+    """With its checksum behind it."""
     crc, blanks = zlib.crc32(content), _FOUR_BLANKS
-    return SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
+    return content + SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
 
 
-_SEALED = len(_sealed(b""))
+_SEALED = len(sealed(b""))
 
 
 class Decoder:
@@ -112,7 +114,7 @@ class Decoder:
         messages: list[Message | Unknown] = []
         try:
             while (body := self._next()) is not None:
-                message = _parse(body, self.is_newer)
+                message = _parse(body, self.minor)
                 if message is not None:
                     if self.minor is not None:
                         _check_minor(message, self.minor, "sender")
@@ -132,7 +134,7 @@ class Decoder:
         if HEAD.unpack_from(data) != (MAGIC, VERSION, len(data) - HEAD.size) or len(data) > self.max_body:
             return None
         try:
-            message = _parse(data[HEAD.size :], self.is_newer)
+            message = _parse(data[HEAD.size :], self.minor)
             if message is not None and self.minor is not None:
                 _check_minor(message, self.minor, "sender")
         except (ProtocolError, IncompatiblePeer):
@@ -143,12 +145,6 @@ class Decoder:
         """If the peer said who it is, its version is known from here on."""
         if isinstance(message, Hello):
             self.minor = message.minor
-
-    @property
-    def is_newer(self) -> bool:
-        """The peer has a newer minor version than this end: fields and messages that are not known here are ignored, or told
-        apart."""
-        return self.minor is not None and self.minor > MINOR
 
     def _next(self) -> bytes | None:
         if len(self._buffer) < HEAD.size:
@@ -179,16 +175,28 @@ def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
     )
 
 
-def _parse(body: bytes, is_newer: bool) -> Message | Unknown | None:
-    """The message in a frame; None: one that is not known here, and may be ignored. It costs some milliseconds and megabytes
-    at most, whatever is in it.
+def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
+    """The message in a frame of a peer of this minor version; None: one that is not known here, and may be ignored. It costs
+    some milliseconds and megabytes at most, whatever is in it.
 
     Raises:
-        ProtocolError: there is none.
+        ProtocolError: there is none, or its checksum is wrong, or missing where the peer's version has them.
         IncompatiblePeer: it is a hello of another major version.
     """
-    if body[-_SEALED:].startswith(SEAL) and body[-_SEALED:] != _sealed(body[:-_SEALED]):
+    is_sealed = body[-_SEALED:].startswith(SEAL)
+    if is_sealed and body != sealed(body[:-_SEALED]):
         raise ProtocolError("a message of the peer's was damaged on its way: its checksum is wrong")
+    message = _content(body, minor is not None and minor > MINOR)
+    if isinstance(message, Hello):
+        minor = message.minor
+    if not is_sealed and minor is not None and minor >= SEALED_SINCE:
+        raise ProtocolError("a message of the peer's was damaged on its way: it has no checksum")
+    return message
+
+
+def _content(body: bytes, is_newer: bool) -> Message | Unknown | None:
+    """As :func:`_parse`, of what is before the checksum. ``is_newer``: the peer's minor version is newer than this end's:
+    fields and messages that are not known here are ignored, or told apart."""
     try:
         if len(body) <= SMALL_BODY:
             return parser.validate_json(body)

@@ -12,13 +12,14 @@ from hypothesis import given
 from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, VERSION, Decoder, encode
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, VERSION, Decoder, encode, sealed
 from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
 from tests.profiles import at_night
 from tests.unit.wire.examples import EACH, messages, pull
 
 
-def frame(body: bytes) -> bytes:
+def frame(content: bytes) -> bytes:
+    body = sealed(content)
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
