@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,20 @@ async def misuse(short: bool) -> Figure:
             copy = Cache(cache.cache_id, DESC, list(cache.tensor_addrs), True)
             ledger = BlockLedger(copy, 1)
             ledger.write(range(64))
-            calls = [
-                lambda theirs=theirs: manager.copy_blocks(theirs, {0: [1]}),
-                lambda theirs=theirs: manager.deallocate_blocks_cache(theirs),
-                lambda cache=cache: manager.deallocate_cache(cache),
-                lambda cache=cache: manager.copy_blocks(cache, {0: [64]}),
-                lambda cache=cache: manager.copy_blocks(Cache(cache.cache_id, DESC, [1, 2, 3, 4], True), {0: [1]}),
+            moved = Cache(cache.cache_id, DESC, [1, 2, 3, 4], True)
+            calls: list[Callable[[], Any]] = [
+                partial(manager.copy_blocks, theirs, {0: [1]}),
+                partial(manager.deallocate_blocks_cache, theirs),
+                partial(manager.deallocate_cache, cache),
+                partial(manager.copy_blocks, cache, {0: [64]}),
+                partial(manager.copy_blocks, moved, {0: [1]}),
             ]
             refused += sum([await _is_refused(call) for call in calls])
             tried += len(calls)
             assert ledger.wrong() == [], "misuse has changed a byte"
             await manager.deallocate_blocks_cache(cache)
             await manager.deallocate_blocks_cache(cache)  # twice: it is left alone
-            calls = [lambda copy=copy: manager.copy_blocks(copy, {0: [1]}), lambda cache=cache: manager.arrays(cache)]
+            calls = [partial(manager.copy_blocks, copy, {0: [1]}), partial(manager.arrays, cache)]
             refused += sum([await _is_refused(call) for call in calls])
             tried += len(calls)
             await other.datadist.cache_manager.deallocate_blocks_cache(theirs)

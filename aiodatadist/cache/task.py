@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from aiodatadist.cache.names import Key
+from aiodatadist.concurrency.coroutine import StartedCoroutine
 from aiodatadist.concurrency.loop_time import LoopTime
 from aiodatadist.concurrency.origin import Origin
 from aiodatadist.device import RanAtOnce, TransferCompletion, TransferReport, TransferState
@@ -19,13 +20,13 @@ BLOCKS = "{}, {} blocks, all layers"
 """What a transfer that took a shortcut says of itself, once it is asked: key and number of blocks."""
 
 
-class CacheTask:
+class CacheTask(StartedCoroutine[TransferReport]):
     """A transfer under way. It has started when you get it.
 
-    ``await`` it for its :class:`TransferReport`; or keep it, and ask. Dropping it leaks nothing: the transfer goes on, its
-    caches stay leased until it ends, and a failure that no caller asked for is logged, with the line that started it (in
-    asyncio's debug mode, the last ten that led there). Cancelling the task that awaits it cancels the transfer, and the
-    cancellation is delivered only when no byte can land any more.
+    ``await`` it for its :class:`TransferReport`, or give it to a task group; or keep it, and ask. Dropping it leaks nothing:
+    the transfer goes on, its caches stay leased until it ends, and a failure that no caller asked for is logged, with the
+    line that started it (in asyncio's debug mode, the last ten that led there). Cancelling the task that awaits it cancels
+    the transfer, and the cancellation is delivered only when no byte can land any more.
 
     It belongs to the event loop of its cluster: elsewhere it can be asked how it is (:meth:`done`, :meth:`cancelled`,
     :meth:`exception`, :meth:`result`), and everything else raises LLMException, in a forked child ForkError.
@@ -34,7 +35,7 @@ class CacheTask:
         peer: the other cluster, or our own for copies.
     """
 
-    __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_origin", "_transfer", "peer")
+    __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_origin", "_transfer", "_ways", "peer")
 
     def __init__(
         self,

@@ -230,7 +230,7 @@ async def test_a_future_can_be_awaited_on_any_loop_and_cancelled_there(hanging: 
         return cc.async_load([20], [1], [1])
 
     future = await asyncio.to_thread(start)
-    task = asyncio.ensure_future(_result(future))
+    task = asyncio.create_task(future)
     await asyncio.sleep(0)
     assert not future.done()
     task.cancel()
@@ -239,10 +239,6 @@ async def test_a_future_can_be_awaited_on_any_loop_and_cancelled_there(hanging: 
     assert future.done()
     with pytest.raises(EmsException, match="cancelled"):
         await future
-
-
-async def _result(future: CcFuture) -> CcResult:
-    return await future
 
 
 async def test_blocking_on_a_loop_works_and_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
+from aiodatadist.concurrency.coroutine import StartedCoroutine
 from aiodatadist.concurrency.loop_thread import LOOK_UP_SECONDS, LoopThread
 from aiodatadist.concurrency.outlast import outlast_future
 from aiodatadist.context_caching.ems.argument_names import upstreams_names
@@ -19,7 +20,7 @@ from aiodatadist.context_caching.results import CcResult
 from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS, BlockTransfer
 
 
-class CcFuture:
+class CcFuture(StartedCoroutine[CcResult]):
     """A save or load under way. Dropping it leaks nothing."""
 
     def __init__(self, thread: LoopThread, transfer: BlockTransfer) -> None:

@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist.concurrency.coroutine import StartedCoroutine
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError, EmsInvalidArgument, fork_refusal
@@ -25,8 +26,8 @@ QUIESCE_SECONDS = 2 * StreamLimits().quiesce
 """Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
 
 
-class BlockTransfer(Completion):
-    """It has started when you get it: ``await`` it for its :class:`CcResult`, or keep it and ask.
+class BlockTransfer(Completion, StartedCoroutine[CcResult]):
+    """It has started when you get it: ``await`` it for its :class:`CcResult`, give it to a task group, or keep it and ask.
 
     It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure that no caller asked for is
     logged, with the line that started it. Cancelling the task that awaits it cancels it, and the cancellation is delivered
