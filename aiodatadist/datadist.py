@@ -503,7 +503,8 @@ class LLMDataDist:
                     with self._observed(operation, peer):
                         await call()
                 except LLMException as error:
-                    logger.warning("cluster %d: %s", self._cluster_id, error)
+                    who = "" if f"cluster {peer}" in str(error) else f"cluster {peer}: "
+                    logger.warning("cluster %d: %s%s", self._cluster_id, who, error)
                     errors[index] = error
 
         async with anyio.create_task_group() as group:
@@ -596,5 +597,8 @@ def only_address(info: LLMClusterInfo) -> tuple[str, int]:
     """Where a cluster listens. Raises ParamInvalid: it has not exactly one remote address."""
     addresses = info.remote_addresses
     if len(addresses) != 1:
-        raise ParamInvalid(f"{info!r} has {len(addresses)} remote addresses: exactly one is needed")
+        raise ParamInvalid(
+            f"cluster {info.remote_cluster_id} has {len(addresses)} remote addresses: exactly one is needed",
+            hint="append_remote_ip_info(host, port)",
+        )
     return addresses[0]

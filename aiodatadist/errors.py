@@ -73,7 +73,7 @@ class LLMException(RuntimeError):
     Attributes:
         status_code: why, as LLM-DataDist numbers it; never ``LLM_SUCCESS``.
         peer: cluster id of the other end, or None.
-        operation: the call that failed, for instance ``"pull_blocks"``, or None.
+        operation: the call that failed, for instance ``"init"``; None where its caller knows, as of transfers.
         hint: what to do next, or None. It is part of the message, too.
         landed_blocks: of a ``pull_leased`` that failed: so many of its destination's blocks, from the first, are as they have
             to be all the same.

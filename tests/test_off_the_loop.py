@@ -193,7 +193,7 @@ ANYWHERE: dict[type, frozenset[str]] = {
     LLMDataDist: frozenset({"cluster_id", "role", "instance", "config", "totals", "figures", "observer",
                             "query_register_mem_status"}),
     CacheManager: frozenset({"remap_registered_memory", "set_is_call_linked", "check_cache_key"}),
-    CacheTask: frozenset({"peer", "done", "cancelled", "exception", "result"}),
+    CacheTask: frozenset({"peer", "done", "cancelled", "exception", "result", "send", "throw", "close"}),
     BlockLease: frozenset({"name", "blocks", "ended", "claim", "unclaim", "peer_gone", "end"}),
     LayerReceiver: frozenset({"landed"}),
 }  # fmt: skip
@@ -317,7 +317,7 @@ FACTS: dict[type, frozenset[str]] = {
     ContextCache: frozenset({"open", "observer", "figures", "statistics"}),
     Transfer: frozenset(
         {"add_done_callback", "done", "cancelled", "is_stuck", "error", "outcome", "result", "finish", "what", "state",
-         "is_done", "is_cancelled", "quiesce_seconds", "holds_loop", "join", "started", "late"}
+         "is_done", "is_cancelled", "quiesce_seconds", "holds_loop", "join", "started", "late", "send", "throw", "close"}
     ),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from aiodatadist import (
     LinkChange,
     LinkChanges,
     LinkClosed,
+    LinkError,
     LinkPhase,
     LLMClusterInfo,
     LLMException,
@@ -326,6 +328,43 @@ async def test_it_is_given_up_at_once_where_another_cluster_has_come_to_listen()
         assert "cluster 1 was asked for, 9 answered" in str(last.reason)
         await door.open()
         assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"auth_key": b"b" * 32},
+            r"cluster 2 does not have the key of cluster 1 .*auth_key has to be the same at both ends",
+        ),
+        ({"auth_key": None}, r"only cluster 2 has a key .*auth_key has to be the same at both ends"),
+        (
+            {"enable_remote_cache_accessible": False},
+            "enable_remote_cache_accessible differs: False at cluster 1, True at",
+        ),
+    ],
+    ids=["another key", "no key", "another mode"],
+)
+async def test_it_is_given_up_at_once_where_the_peer_came_back_otherwise(options: dict[str, Any], why: str) -> None:
+    key = b"a" * 32
+    async with waiting_pair(relink=SLOW | {"first_delay": 0.2}, auth_key=key) as (
+        prompt,
+        decoder,
+        _,
+        cache,
+        door,
+        changes,
+    ):
+        address = door._address
+        assert address is not None
+        await prompt.datadist.finalize()
+        waiting = decoder.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
+        listen = f"127.0.0.1:{address[1]}"
+        async with open_cluster(1, device_id=3, listen_ip_info=listen, **{"auth_key": key, **options}):
+            last = (await until(changes, GIVEN_UP))[-1]
+            assert re.search(why, str(last.reason))
+            with pytest.raises(LinkError, match=why):
+                await waiting
 
 
 # ---- transfers that wait ----

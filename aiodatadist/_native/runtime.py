@@ -122,7 +122,10 @@ def completion_error(completion: Any) -> LLMException:
         return StuckError(_why_stuck(completion, words))
     if completion.state == ring.RING_TIMED_OUT:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
-        return TransferTimeout(f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed")
+        return TransferTimeout(
+            f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed",
+            hint="LLMConfig.sync_kv_timeout is what a transfer has, in milliseconds",
+        )
     make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
     what = f"step {completion.step} of the transfer"
     if completion.origin == ring.RING_WORK:

@@ -243,7 +243,7 @@ def version_findings() -> Iterator[Finding]:
     yield Finding("aiodatadist", aiodatadist.__version__, "ok", installed.meaning)
     for name in ("anyio", "cffi", "pydantic"):
         yield _package(name, missing=f"pip install {name}", mark="fail")
-    yield _package("numpy", missing="only the demo needs it: pip install numpy", mark="warn")
+    yield _package("numpy", missing="CacheManager.arrays and the demo need it: pip install numpy", mark="warn")
     yield _package("uvloop", missing=f"optional: a faster event loop; {how_to_install('uvloop')}", mark="ok")
     yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable
 
@@ -56,6 +57,7 @@ async def dial(
 
 def _told(refusals: list[tuple[str, OSError]], host: str) -> str:
     """Of a name with what it stands for."""
+    reasons = [os.strerror(error.errno) if error.errno else "no answer" for _, error in refusals]
     if [address for address, _ in refusals] == [host]:
-        return str(refusals[0][1])
-    return "; ".join(f"{address}: {error.strerror or 'no answer'}" for address, error in refusals)
+        return reasons[0]
+    return "; ".join(f"{address}: {reason}" for (address, _), reason in zip(refusals, reasons, strict=True))

@@ -331,12 +331,14 @@ class Engine:
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
-        client = PendingClient(self)
+        client, who = PendingClient(self), _place(sock)
         link: Link | None = None
+        first: Message | Unknown | None = None
         try:
-            first: Message | Unknown | None = None
             with client.scope:
                 first = await hear_first(sock)
+                if isinstance(first, Hello):
+                    who += f", cluster {first.cluster_id}"
                 if not isinstance(first, AttachHeartbeats):
                     link = await self._welcome(sock, first, client, listener)
             if client.scope.cancelled_caught:
@@ -348,9 +350,9 @@ class Engine:
         except OwnListener:
             logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
         except LinkError as error:
-            logger.warning("cluster %d: a client was not linked: %s", self.cluster_id, error)
+            logger.warning("cluster %d: a client was not linked: %s: %s", self.cluster_id, who, error)
         except Exception:
-            logger.exception("cluster %d: a client was not linked", self.cluster_id)
+            logger.exception("cluster %d: a client was not linked: %s", self.cluster_id, who)
         finally:
             client.is_known()
             if link is None:
@@ -548,6 +550,7 @@ class Engine:
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
+            attempt.error.peer = cluster_id
             self._remember(cluster_id, f"the last attempt failed: {attempt.error.args[0]}")
             raise attempt.error
         self._refusals.pop(cluster_id, None)
@@ -863,6 +866,14 @@ class Engine:
     @property
     def auth_key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
+
+
+def _place(sock: socket.socket) -> str:
+    """Where a client is; it may be gone already."""
+    try:
+        return host_port(*sock.getpeername()[:2])
+    except OSError:
+        return "gone already"
 
 
 def _ping(call: int) -> Ping:

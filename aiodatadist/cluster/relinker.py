@@ -24,7 +24,7 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 from aiodatadist.link import AwaitedLink, Link
-from aiodatadist.values.addresses import is_address
+from aiodatadist.values.addresses import host_port, is_address
 
 if TYPE_CHECKING:
     from aiodatadist.config.relink_policy import RelinkPolicy
@@ -242,6 +242,11 @@ class Relinker:
             self._is_there(wanted, link)
 
     def _is_there(self, wanted: _Wanted, link: Link) -> None:
+        if wanted.lost_at is not None:
+            logger.warning(
+                "cluster %d is linked to cluster %d again, after %.1f s and %d attempts",
+                *(self._engine.cluster_id, wanted.cluster_id, anyio.current_time() - wanted.lost_at, wanted.attempts),
+            )
         wanted.is_there()
         if wanted.awaited is not None and wanted.awaited:
             self._engine.spawn(wanted.awaited.begin_all, link)
@@ -303,7 +308,12 @@ class Relinker:
         if isinstance(error, (AuthError, IncompatiblePeer)) and is_address(wanted.address[0]):
             self._give_up(wanted)  # a name may lead elsewhere the next time, an address does not
             return True
-        logger.debug("cluster %d: attempt %d: %s", self._engine.cluster_id, wanted.attempts, error)
+        is_told = not wanted.attempts & wanted.attempts - 1  # of the first, the second, the fourth: many are of no use
+        logger.log(
+            logging.INFO if is_told else logging.DEBUG,
+            "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s",
+            *(self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error),
+        )
         return False
 
     def _next_delay(self, wanted: _Wanted) -> float | None:

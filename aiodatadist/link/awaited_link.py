@@ -156,7 +156,7 @@ class AwaitedLink:
         """The link will not be there."""
         for waiting in list(self._waiting):
             self.drop(waiting)
-            waiting.fail(type(why)(*why.args, peer=self.cluster_id))
+            waiting.fail(type(why)(*why.args, peer=self.cluster_id, hint=why.hint))
 
     def _out_of_time(self, waiting: Waiting, seconds: float) -> None:
         self.drop(waiting)

@@ -60,7 +60,7 @@ async def hear_first(sock: socket.socket) -> Message | Unknown:
                 raise PeerLost(GONE)
             messages = decoder.feed(data)
     except (ProtocolError, IncompatiblePeer) as error:
-        await _refuse(sock, error)
+        await _refuse(sock, error, decoder.minor or 0)
         raise
     except LinkError:  # which is an OSError, too
         raise
@@ -69,10 +69,10 @@ async def hear_first(sock: socket.socket) -> Message | Unknown:
     return messages[0]
 
 
-async def _refuse(sock: socket.socket, error: LinkError) -> None:
+async def _refuse(sock: socket.socket, error: LinkError, minor: int) -> None:
     """Before closing, the rest is read: the kernel throws away what was sent if something received was not read."""
     with contextlib.suppress(OSError), anyio.move_on_after(REFUSAL_SECONDS, shield=True):
-        await asyncio.get_running_loop().sock_sendall(sock, encode(refusal(error)))
+        await asyncio.get_running_loop().sock_sendall(sock, encode(refusal(error), minor))
         sock.recv(RECEIVE)
 
 

@@ -522,7 +522,7 @@ class Session:
 
     def copy_of_failure(self) -> LinkError:
         failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
-        return type(failure)(*failure.args, peer=self.cluster_id)
+        return type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
 
     def _end(self, failure: LinkError, state: LinkState, cause: str = "") -> None:
         """Decide that it is over, and why: no new transfer starts."""

@@ -20,12 +20,15 @@ At any point either may say ``refuse``, and then it is over; so it is after what
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
 from aiodatadist.wire.frames import Unknown, check_version
 from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Ready, Refuse
 from aiodatadist.wire.reasons import printable
+
+SAME_KEY = "LLMConfig.auth_key has to be the same at both ends"
 
 
 class OwnListener(IncompatiblePeer):
@@ -91,7 +94,7 @@ class Handshake:
         """What to answer.
 
         Raises:
-            LinkError: the peer refused; with the peer's status.
+            LinkError: the peer refused; with the peer's status, and of the class that says why.
             ProtocolError, IncompatiblePeer, AuthError: we refuse. Say so with :func:`refusal`.
         """
         try:
@@ -102,8 +105,8 @@ class Handshake:
 
     def _react(self, message: Message | Unknown) -> list[Message]:
         match self.state, message:
-            case _, Refuse(status=status, reason=reason):
-                raise LinkError(f"the peer refused: {reason}", status_code=LLMStatusCode.of(status))
+            case _, Refuse():
+                raise refused(message)
             case State.HELLO, Hello():
                 return self._on_hello(message)
             case State.PROOF, Proof(mac=mac):
@@ -142,7 +145,7 @@ class Handshake:
         if self._expected is not None and theirs.cluster_id != self._expected:
             raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
         if theirs.has_key != mine.has_key:
-            raise AuthError(f"only {them if theirs.has_key else us} has a key: both ends need the same")
+            raise AuthError(f"only {them if theirs.has_key else us} has a key", hint=SAME_KEY)
         return self._prove() if self.side == "client" else self._answer()
 
     def _answer(self) -> list[Message]:
@@ -158,12 +161,13 @@ class Handshake:
     def _on_proof(self, mac: str) -> list[Message]:
         if self._key is None or self.peer is None:
             raise ProtocolError("a proof without a key")
+        another = AuthError(f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=SAME_KEY)
         if self.side == "client":
             if not is_proof(mac, self._key, "server", self._hello, self.peer):
-                raise AuthError("the peer does not have our key")
+                raise another
             return self._ask()
         if not is_proof(mac, self._key, "client", self.peer, self._hello):
-            raise AuthError("the peer does not have our key")
+            raise another
         self.state = State.CONNECT
         return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
 
@@ -176,4 +180,17 @@ class Handshake:
 
 def refusal(error: LinkError) -> Refuse:
     """How to tell the peer that it cannot be."""
-    return Refuse(status=int(error.status_code), reason=printable(error))
+    kind: Literal["", "key", "unfit"] = ""
+    if isinstance(error, AuthError):
+        kind = "key"
+    elif isinstance(error, IncompatiblePeer):
+        kind = "unfit"
+    return Refuse(status=int(error.status_code), reason=printable(error), kind=kind)
+
+
+def refused(message: Refuse) -> LinkError:
+    """What the peer said, as an error of this end."""
+    words, status = f"the peer refused: {message.reason}", LLMStatusCode.of(message.status)
+    if message.kind == "key":
+        return AuthError(words, status_code=status, hint=SAME_KEY)
+    return {"": LinkError, "unfit": IncompatiblePeer}[message.kind](words, status_code=status)

@@ -199,11 +199,12 @@ class AttachHeartbeats(_Message):
 
 
 class Refuse(_Message):
-    """No. The link ends here."""
+    """No. The link ends here. ``kind``: the keys differ, or the two ends do not fit together: asking again is of no use."""
 
     type: Literal["refuse"] = "refuse"
     status: Status
     reason: Reason
+    kind: Annotated[Literal["", "key", "unfit"], Since(1)] = ""
 
 
 class Disconnect(_Message):

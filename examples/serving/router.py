@@ -76,7 +76,8 @@ class Router:
         """What decode answers. As long as nothing of it was sent on, a request is tried again: it has no other effect."""
         until, pause = anyio.current_time() + self._seconds, FIRST_PAUSE
         while True:
-            prefill, lease = next(self._next_prefill), new_lease_name()
+            asked = prefill = next(self._next_prefill)
+            lease = new_lease_name()
             may_be_kept, has_begun = True, False
             try:
                 try:
@@ -84,7 +85,8 @@ class Router:
                 except Refused:
                     may_be_kept = False
                     raise
-                url = f"{next(self._next_decode)}/v1/completions"
+                asked = next(self._next_decode)
+                url = f"{asked}/v1/completions"
                 body = json.dumps({**job, "kv_transfer_params": kept})
                 with asking("decode") as headers:
                     async with self._client.stream("POST", url, content=body, headers=headers) as response:
@@ -97,7 +99,8 @@ class Router:
                     yield failure(f"the decode service ended: {error!r}")
                     return
                 if anyio.current_time() + pause > until:
-                    raise Refused(503, f"not answered within {self._seconds:g} s: {error!r}", RETRY_AFTER) from error
+                    why = f"not answered within {self._seconds:g} s: {asked}: {error!r}"
+                    raise Refused(503, why, RETRY_AFTER) from error
             else:
                 return
             finally:

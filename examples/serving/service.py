@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -85,6 +86,8 @@ def kv_settings(arguments: Namespace) -> KvSettings:
 
 def run(app: FastAPI, arguments: Namespace) -> None:
     """Until SIGTERM or SIGINT: then no request is taken any more, and those under way have some time to end."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it tells of each request
     uvicorn.run(
         app,
         host=arguments.host,

@@ -831,7 +831,7 @@ def _tidying(model: Model) -> list[Op]:
     return operations
 
 
-COUNTED_FOR_EVER = {"tasks_inline", "tasks_queued", "bytes_copied"}
+COUNTED_FOR_EVER = {"tasks_inline", "tasks_queued", "bytes_copied", "sync_timeouts"}
 
 
 def live() -> dict[str, int]:

@@ -194,7 +194,7 @@ def test_key_of_another_is_refused_once_and_for_all(side: Side) -> None:
         server.receive(hello(1, has_key=True))
         wrong = proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))
     right = proof(KEY, (side == "client" and "server") or "client", hello(1, has_key=True), hello(2, has_key=True))
-    with pytest.raises(AuthError, match="does not have our key"):
+    with pytest.raises(AuthError, match=r"cluster \d does not have the key of cluster \d"):
         victim.receive(Proof(mac=wrong))
     with pytest.raises(ProtocolError, match="in state 'over'"):
         victim.receive(Proof(mac=right))
@@ -276,6 +276,20 @@ def test_refusal_with_a_strange_status_is_a_failure_all_the_same(status: int, to
     with pytest.raises(LinkError) as caught:
         end("client").receive(Refuse(status=status, reason=""))
     assert caught.value.status_code is told
+
+
+@pytest.mark.parametrize("kind", [LinkError, AuthError, IncompatiblePeer])
+def test_a_refusal_is_of_the_same_class_at_both_ends(kind: type[LinkError]) -> None:
+    (said,) = Decoder().feed(encode(refusal(kind("no"))))
+    assert isinstance(said, Refuse)
+    with pytest.raises(LinkError, match="the peer refused: no") as caught:
+        end("client").receive(said)
+    assert type(caught.value) is kind
+    assert caught.value.status_code is kind("no").status_code
+    (to_the_first_version,) = Decoder().feed(encode(refusal(kind("no")), 0))
+    with pytest.raises(LinkError) as caught:
+        end("client").receive(to_the_first_version)
+    assert type(caught.value) is LinkError
 
 
 @given(st.text(max_size=5000), st.sampled_from([status for status in LLMStatusCode if status]))

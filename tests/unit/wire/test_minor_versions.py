@@ -64,7 +64,7 @@ NEWER: list[dict[str, str]] = [
     {
         "pull": "checksum priority", "pulled": "checksums", "digest": "", "digests": "", "revoke": "number",
         "revoked": "number", "note": "number", "taken": "count heard", "watch": "call", "landed": "watch",
-        "claimed": "seconds",
+        "claimed": "seconds", "refuse": "kind",
     }
 ]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""
