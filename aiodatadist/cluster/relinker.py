@@ -289,7 +289,7 @@ class Relinker:
 
     async def _try_again(self, wanted: _Wanted) -> bool:
         """Wait, and make one attempt. Whether no further one is needed, or wanted."""
-        if self._is_linked(wanted.cluster_id):
+        if self._is_linked(wanted.cluster_id) or wanted.lost_at is None:  # it broke just now: its end starts this anew
             return True
         delay = self._next_delay(wanted)
         if delay is None:
@@ -302,7 +302,7 @@ class Relinker:
         if self._is_linked(wanted.cluster_id):
             return True
         error = await self._attempt(wanted)
-        if error is None:
+        if error is None or wanted.lost_at is None:  # the peer's own link came meanwhile
             return True
         wanted.reason = error
         if isinstance(error, (AuthError, IncompatiblePeer)) and is_address(wanted.address[0]):

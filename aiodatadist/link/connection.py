@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -37,6 +38,8 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
     try:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (host, port))
+        if sock.getsockname() == sock.getpeername():  # TCP has let it meet itself: nothing listens on that port
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         await loop.sock_sendall(sock, first)
     except BaseException:
         sock.close()

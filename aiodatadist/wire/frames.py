@@ -23,6 +23,8 @@ the number of another block."""
 SEALED_SINCE = 1
 """The minor version from which on every message has one: the damage may be in the mark."""
 _BLANKS = b" \t\n\r"
+_ENDS = frozenset(bytes([blank]) for blank in _BLANKS)
+"""Of a message with a damaged mark. One that never had a checksum ends with its JSON."""
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
 MAX_BODY = 20 * MAX_INDEXES
 """Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
@@ -189,7 +191,7 @@ def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
     message = _content(body, minor is not None and minor > MINOR)
     if isinstance(message, Hello):
         minor = message.minor
-    if not is_sealed and minor is not None and minor >= SEALED_SINCE:
+    if not is_sealed and (body[-1:] in _ENDS or (minor is not None and minor >= SEALED_SINCE)):
         raise ProtocolError("a message of the peer's was damaged on its way: it has no checksum")
     return message
 
