@@ -38,6 +38,7 @@ from aiodatadist import (
     TransferPriority,
     TransferTimeout,
 )
+from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.link_changes import MAX_UNREAD
 from aiodatadist.link.link import Link
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
@@ -365,6 +366,27 @@ async def test_it_is_given_up_at_once_where_the_peer_came_back_otherwise(options
             assert re.search(why, str(last.reason))
             with pytest.raises(LinkError, match=why):
                 await waiting
+
+
+async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attempt fails before the end of that link has been heard of."""
+    async with waiting_pair() as (prompt, decoder, _, _, door, changes):
+        again, calls = Engine.link_once, itertools.count()
+
+        async def link_once(self: Engine, *arguments: Any) -> None:
+            if next(calls):
+                await again(self, *arguments)
+                return
+            assert (await prompt.datadist.link_clusters([cluster_info(decoder)], 5000))[0] is SUCCESS
+            self.any_link(1).break_off(PeerLost("it is gone"))
+            await door.open()
+            raise PeerLost("it is gone")
+
+        monkeypatch.setattr(Engine, "link_once", link_once)
+        told = [*await until(changes, LINKED), *await until(changes, LINKED, GIVEN_UP)]
+        assert [state for state, _ in phases(told)] == [LINKED, LOST, LINKED]
 
 
 # ---- transfers that wait ----

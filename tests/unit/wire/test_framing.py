@@ -342,6 +342,9 @@ def test_only_the_first_version_says_messages_without_checksums() -> None:
         with pytest.raises(ProtocolError, match="it has no checksum"):
             decoder.feed(bare)
     assert met(1).peek(bare) is None
+    for blank in b" \t\n\r":  # a damaged mark, and a damaged hello that says that there are none
+        with pytest.raises(ProtocolError, match="it has no checksum"):
+            met(0).feed(framed(b'{"type":"bye"}' + bytes([blank])))
     first = framed(encode(hello(1, minor=1))[HEAD.size : -8])
     with pytest.raises(ProtocolError, match="it has no checksum"):
         Decoder().feed(first)
