@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
 from aiodatadist.link import Connection, hear_first
+from aiodatadist.link.connection import connected
 from aiodatadist.link.wire import RECEIVE, UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
 from aiodatadist.wire.messages import AttachHeartbeats, Message, Refuse
@@ -246,3 +248,20 @@ async def test_what_came_before_the_connection_broke_is_heard() -> None:
         with pytest.raises(anyio.BrokenResourceError):
             await connection.receive()
         await connection.aclose()
+
+
+async def test_a_connection_that_met_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP lets a socket connect to its own port, where no process listens on it: by chance, if that is an ephemeral one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    made = socket.socket
+
+    def bound(*arguments: Any) -> socket.socket:
+        sock = made(*arguments)
+        sock.bind(address)
+        return sock
+
+    monkeypatch.setattr("aiodatadist.link.connection.socket.socket", bound)
+    with pytest.raises(ConnectionRefusedError):
+        await connected(*address)
