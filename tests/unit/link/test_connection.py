@@ -9,7 +9,6 @@ import struct
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
@@ -255,13 +254,13 @@ async def test_a_connection_that_met_itself_is_refused(monkeypatch: pytest.Monke
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
-    made = socket.socket
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
 
-    def bound(*arguments: Any) -> socket.socket:
-        sock = made(*arguments)
-        sock.bind(address)
-        return sock
+    async def from_there(sock: socket.socket, to: tuple[str, int]) -> None:
+        sock.bind(to)
+        await connect(sock, to)
 
-    monkeypatch.setattr("aiodatadist.link.connection.socket.socket", bound)
+    monkeypatch.setattr(type(loop), "sock_connect", lambda _, sock, to: from_there(sock, to), raising=False)
     with pytest.raises(ConnectionRefusedError):
         await connected(*address)
