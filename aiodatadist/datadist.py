@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import weakref
@@ -503,7 +504,7 @@ class LLMDataDist:
                     with self._observed(operation, peer):
                         await call()
                 except LLMException as error:
-                    who = "" if f"cluster {peer}" in str(error) else f"cluster {peer}: "
+                    who = "" if re.search(rf"\bcluster {peer}\b", str(error)) else f"cluster {peer}: "
                     logger.warning("cluster %d: %s%s", self._cluster_id, who, error)
                     errors[index] = error
 

@@ -28,7 +28,7 @@ from tests.test_relink import until
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 QUICK: dict[str, Any] = {"first_delay": 0.01, "max_delay": 0.05, "wait": 20}
-DROP = Slicer(8, 0, 0.002)
+SLOW = Slicer(8, 0, 0.002)
 """A way on which a message takes many times as long as on the other one."""
 
 
@@ -69,7 +69,7 @@ async def test_a_client_that_is_told_of_its_link_finds_it_at_the_server_however_
 async def test_the_servers_first_word_is_enough() -> None:
     """It has the link then, whether it has heard a question or not."""
     async with through_a_proxy() as (prompt, decoder, proxy, info):
-        proxy.add(DROP, "upstream")
+        proxy.add(SLOW, "upstream")
 
         async def speak() -> None:
             await prompt.datadist.wait_linked(2)
@@ -87,7 +87,7 @@ async def test_a_link_that_the_server_ends_at_once_was_made(force: bool) -> None
     async with through_a_proxy(relink=QUICK) as (prompt, decoder, proxy, info):
         cache = await decoder.blocks(DESC)
         changes = decoder.datadist.link_changes()
-        proxy.add(DROP, "upstream")
+        proxy.add(SLOW, "upstream")
 
         async def unlink() -> None:
             await prompt.datadist.wait_linked(2)
@@ -105,7 +105,7 @@ async def test_a_link_that_breaks_when_the_server_was_heard_is_made_again() -> N
     async with through_a_proxy(relink=QUICK) as (prompt, decoder, proxy, info):
         cache = await decoder.blocks(DESC)
         changes = decoder.datadist.link_changes()
-        proxy.add(DROP, "upstream")
+        proxy.add(SLOW, "upstream")
 
         async def end() -> None:
             await prompt.datadist.wait_linked(2)

@@ -124,7 +124,7 @@ def completion_error(completion: Any) -> LLMException:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(
             f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed",
-            hint="LLMConfig.sync_kv_timeout is what a transfer has, in milliseconds",
+            hint="LLMConfig.sync_kv_timeout is its time, in milliseconds, where the call gives none",
         )
     make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
     what = f"step {completion.step} of the transfer"

@@ -333,8 +333,8 @@ class Engine:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
         client, who = PendingClient(self), _place(sock)
         link: Link | None = None
-        first: Message | Unknown | None = None
         try:
+            first: Message | Unknown | None = None
             with client.scope:
                 first = await hear_first(sock)
                 if isinstance(first, Hello):
@@ -593,7 +593,6 @@ class Engine:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
                 link = await self._ask_in_turn(address, cluster_id, timeout, key)
-
                 remember = partial(self.relinker.remember, cluster_id, address, relink_timeout)
                 if link is None:
                     remember()
@@ -637,7 +636,7 @@ class Engine:
                 self._check_not_linked(link.cluster_id)
             if not link.is_mutual:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
-        except BaseException:
+        except BaseException:  # whatever it was: no half stays that the peer may never have
             if not (link.is_mutual or self._stopping.is_set()):
                 why = LinkError(str(self._gave_up().args[0]))  # no end in good order: what makes it again goes on
                 await link.refuse(why)

@@ -193,7 +193,7 @@ class Relinker:
             if link.is_owned:
                 self._is_there(wanted, link)
             wanted.woken.wake()
-            self._go_on(wanted)
+            self._go_on(wanted)  # which joins a link of the peer's alone
 
     def ended(self, link: Link) -> None:
         """A link that both ends had is over, and was the last one with its peer."""

@@ -161,13 +161,12 @@ class Handshake:
     def _on_proof(self, mac: str) -> list[Message]:
         if self._key is None or self.peer is None:
             raise ProtocolError("a proof without a key")
-        another = AuthError(f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=SAME_KEY)
+        prover: Side = "server" if self.side == "client" else "client"
+        hellos = (self._hello, self.peer) if self.side == "client" else (self.peer, self._hello)
+        if not is_proof(mac, self._key, prover, *hellos):
+            raise AuthError(f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=SAME_KEY)
         if self.side == "client":
-            if not is_proof(mac, self._key, "server", self._hello, self.peer):
-                raise another
             return self._ask()
-        if not is_proof(mac, self._key, "client", self.peer, self._hello):
-            raise another
         self.state = State.CONNECT
         return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
 
@@ -180,17 +179,16 @@ class Handshake:
 
 def refusal(error: LinkError) -> Refuse:
     """How to tell the peer that it cannot be."""
-    kind: Literal["", "key", "unfit"] = ""
-    if isinstance(error, AuthError):
-        kind = "key"
-    elif isinstance(error, IncompatiblePeer):
-        kind = "unfit"
+    kind: Literal["", "key", "unfit"] = (
+        "key" if isinstance(error, AuthError) else "unfit" if isinstance(error, IncompatiblePeer) else ""
+    )
     return Refuse(status=int(error.status_code), reason=printable(error), kind=kind)
 
 
 def refused(message: Refuse) -> LinkError:
     """What the peer said, as an error of this end."""
-    words, status = f"the peer refused: {message.reason}", LLMStatusCode.of(message.status)
-    if message.kind == "key":
-        return AuthError(words, status_code=status, hint=SAME_KEY)
-    return {"": LinkError, "unfit": IncompatiblePeer}[message.kind](words, status_code=status)
+    return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
+        f"the peer refused: {message.reason}",
+        status_code=LLMStatusCode.of(message.status),
+        hint=SAME_KEY if message.kind == "key" else None,
+    )
