@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import threading
 import weakref
@@ -504,8 +503,8 @@ class LLMDataDist:
                     with self._observed(operation, peer):
                         await call()
                 except LLMException as error:
-                    who = "" if re.search(rf"\bcluster {peer}\b", str(error)) else f"cluster {peer}: "
-                    logger.warning("cluster %d: %s%s", self._cluster_id, who, error)
+                    is_named = any(f"cluster {peer}{mark}" in str(error) for mark in " :,;")
+                    logger.warning("cluster %d: %s%s", self._cluster_id, "" if is_named else f"cluster {peer}: ", error)
                     errors[index] = error
 
         async with anyio.create_task_group() as group:
