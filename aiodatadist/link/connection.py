@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Self, SupportsIndex
@@ -39,6 +40,8 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (host, port))
         if sock.getsockname() == sock.getpeername():  # TCP has let it meet itself: nothing listens on that port
+            # Closed without a word, or what wants to listen there would find the port in use for a minute.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         await loop.sock_sendall(sock, first)
     except BaseException:

@@ -264,3 +264,5 @@ async def test_a_connection_that_met_itself_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(loop), "sock_connect", lambda _, sock, to: from_there(sock, to), raising=False)
     with pytest.raises(ConnectionRefusedError):
         await connected(*address)
+    async with await anyio.create_tcp_listener(local_host=address[0], local_port=address[1]):
+        pass  # the port is free for what is to listen there
