@@ -3,7 +3,8 @@
 Two clusters in this process, linked; the calls are made by the main thread, the event loop runs in its own. Every row has its
 budget, for a machine of two cores: a submission at most 50 us plus 1 us per 16 blocks, a drain of nothing at most 20 us.
 `idle`: one submission after the other has ended, so that each wakes the loop. `burst`: 32 in a row, which share wake-ups.
-`beside`: each while 64 MiB are being pulled. For scale, the blocking call of the same transfer.
+`beside`: each while 64 MiB are being pulled. `after work`: the first one after 10 ms in which this thread did something else,
+which has no budget: there the processor's caches have to be filled anew. For scale, the blocking call of the same transfer.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ from benchmarks.common import arguments, now, percentile, report
 SMALL = CacheDesc(2, [2048, 64], DataType.DT_UINT8)
 LARGE = CacheDesc(2, [32, 1 << 20], DataType.DT_UINT8)
 BURST = 32
+BESIDE = 8
+"""Submissions that take no longer than 64 MiB do."""
+WORK = 0.01
+"""Seconds between two turns of a busy caller."""
 LAYERS = 64
 LAYERED = CacheDesc(2 * LAYERS, [4, 64], DataType.DT_UINT8)
 NEVER = 10.0
@@ -100,7 +105,6 @@ def row(name: str, seconds: list[float], budget: float | None = None) -> dict[st
 
 def timed(call: Callable[[], object], count: int, between: Callable[[], object] | None = None) -> list[float]:
     seconds = []
-    gc.collect()
     for _ in range(count):
         start = now()
         call()
@@ -124,24 +128,46 @@ def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
             ends.manager.drain()
 
         timed(submit, count // 10, settle)
+        gc.collect()  # not within a row: what comes next would find the processor's caches without what it needs
         yield row(f"submit a pull of {blocks} blocks, idle", timed(submit, count, settle), budget)
         bursts: list[float] = []
         for _ in range(max(1, count // BURST)):
             bursts += timed(submit, BURST)
             settle()
         yield row(f"submit a pull of {blocks} blocks, burst", bursts, budget)
-        beside: list[float] = []
-        for _ in range(max(1, count // 100)):
-            large = ends.submit(list(range(32)), 1)
-            beside += timed(submit, 8)
-            large.wait(NEVER)
+        yield row(f"submit a pull of {blocks} blocks, beside", beside(ends, submit, settle, count), budget)
+        firsts: list[float] = []
+        for _ in range(max(1, count // 10)):
+            work(WORK)
+            firsts += timed(submit, 1)
             settle()
-        yield row(f"submit a pull of {blocks} blocks, beside", beside, budget)
+        yield row(f"submit a pull of {blocks} blocks, after work", firsts)
 
     def call() -> None:
         ends.manager.pull_blocks(BlocksCacheKey(1), ends.caches[0], [0], [0])
 
     yield row("call pull_blocks of 1 block, and wait", timed(call, count))
+
+
+def beside(ends: Ends, submit: Callable[[], object], settle: Callable[[], object], count: int) -> list[float]:
+    """Seconds of those during which a pull of 64 MiB was under way."""
+    seconds: list[float] = []
+    for _ in range(max(1, count // BESIDE)):
+        large = ends.submit(list(range(32)), 1)
+        each = timed(submit, BESIDE)
+        if not large.done():
+            seconds += each
+        large.wait(NEVER)
+        settle()
+    if not seconds:
+        raise SystemExit("each pull of 64 MiB was over before the submissions beside it")
+    return seconds
+
+
+def work(seconds: float) -> None:
+    end = now() + seconds
+    while now() < end:
+        pass
 
 
 def questions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:

@@ -253,8 +253,8 @@ machine is busy.
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: ranges are handed to HCCL 64 at a time, and no more than 256 are under way, because a queue of RDMA's
-takes 510; in blocks of 16 KiB the threads that copy end each MiB together. A first pull is three turns of an event loop and
+Where a goal is missed: no more than 256 ranges are under way, because a queue of RDMA's takes 510; in blocks of 16 KiB the
+threads that copy end every 2 MiB together. A first pull is three turns of an event loop and
 500 calls of Python, of both ends, each of which runs once, with cold caches: it takes half as long again as in a loop of its
 own. A call of the facade waits for the interpreter's lock while the loop's thread has it, which takes up what was submitted
 and what has ended; the lock goes to another thread when its owner waits, or after 5 ms (`sys.setswitchinterval`). Beside a

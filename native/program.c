@@ -5,10 +5,9 @@
 #include <string.h>
 #include <time.h>
 
-/* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 260 under
- * way at most: two windows of two batches, and the fenced read that ends each batch. HCCL takes batches of up to 256 ranges,
- * the vendor's own engine makes them of 64. */
-enum { WINDOWS = 2, WINDOW_RANGES = 128, BATCH = 64, HOST_BATCH = 256 };
+/* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 258 under
+ * way at most: two windows, each of them a batch with the fenced read that ends it. HCCL takes batches of up to 256 ranges. */
+enum { WINDOWS = 2, WINDOW_RANGES = 128, HOST_BATCH = 256 };
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 
 /* ---- a device's stream, and two events of it ---- */
@@ -419,7 +418,7 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     ring_grid part = s->grid;
     part.tensors = stop;
     bool is_host = is_host_copy(s);
-    uint32_t n = 0, most = is_host ? HOST_BATCH : s->op == RING_COPY ? 1 : BATCH;
+    uint32_t n = 0, most = is_host ? HOST_BATCH : s->op == RING_COPY ? 1 : WINDOW_RANGES;
     uint64_t bytes = 0, total = s->grid.bytes * s->grid.blocks * (stop - first);   /* of the batch; about, of all */
     if (!p->is_begun)
         p->at = (cursor){.tensor = first};

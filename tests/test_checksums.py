@@ -100,9 +100,9 @@ class Way:
 
 @asynccontextmanager
 async def way(
-    name: str, placement: Placement = Placement.DEVICE, block: int = BLOCK, **options: Any
+    name: str, placement: Placement = Placement.DEVICE, block: int = BLOCK, blocks: int = 16, **options: Any
 ) -> AsyncIterator[Way]:
-    desc = CacheDesc(TENSORS, [16, block], DataType.DT_UINT8, placement)
+    desc = CacheDesc(TENSORS, [blocks, block], DataType.DT_UINT8, placement)
     one_sided = name != "request"
     async with linked_pair(desc, enable_remote_cache_accessible=one_sided, sync_kv_timeout=20_000, **options) as pair:
         with soft_faults_cleared():
@@ -224,19 +224,19 @@ async def test_layers_of_a_cache_are_summed_at_either_end(name: str) -> None:
 
 @ways
 async def test_all_damaged_blocks_are_named_and_each_once(name: str) -> None:
-    """16 pieces of 6 tensors, none beside the next: HCCL is called for 64, and for 32."""
-    sources, targets = list(reversed(range(16))), list(range(16))
-    async with way(name, block=4096) as w:
-        w.flip(0, nth=1)
-        w.flip(0, nth=2)  # of the fifth tensor, the same block
-        with pytest.raises(DataCorrupted, match="1 of 16 pieces") as caught:
+    """24 pieces of 6 tensors, none beside the next: HCCL is called for 128, and for the last 16 of the last tensor."""
+    sources, targets = list(reversed(range(24))), list(range(24))
+    async with way(name, block=4096, blocks=24) as w:
+        w.flip(8 * 4096, nth=1)
+        w.flip(0, nth=2)  # of the last tensor, the same block
+        with pytest.raises(DataCorrupted, match="1 of 24 pieces") as caught:
             await w.move(sources, targets, checksum=True)
-        assert caught.value.blocks == (0,)
+        assert caught.value.blocks == (8,)
         w.flip(5 * 4096, nth=1)
         w.flip(-1, nth=2)
-        with pytest.raises(DataCorrupted, match="2 of 16 pieces") as caught:
+        with pytest.raises(DataCorrupted, match="2 of 24 pieces") as caught:
             await w.move(sources, targets, checksum=True)
-        assert caught.value.blocks == (5, 15)
+        assert caught.value.blocks == (5, 23)
         await w.move(sources, targets, checksum=True)
 
 

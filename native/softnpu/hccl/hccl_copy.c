@@ -16,8 +16,8 @@
 
 #define PARTS_MAX  256                                  /* ranges of a piece: small blocks are moved many at a time */
 #define SHARED     ((uint64_t)512 << 10)                /* bytes of a task from which on it is shared */
-#define PIECE_MIN  ((uint64_t)128 << 10)
-#define PIECES_PER_COPIER 4                             /* so that they end together */
+#define PIECE_MIN  ((uint64_t)48 << 10)
+#define PIECES_PER_COPIER 2                             /* of what is left: the last ones are short, so that they end together */
 
 static const char gone[] = "the peer has ended or has destroyed the communicator";
 
@@ -62,24 +62,33 @@ typedef struct piece { struct iovec local[PARTS_MAX], remote[PARTS_MAX]; unsigne
 
 typedef struct work {                                   /* a task's pieces, as its copiers take them */
     const hccl_transfer *transfer;
-    uint64_t piece_bytes;
     pthread_mutex_t lock;
+    uint64_t left;                                      /* bytes that are in no piece yet */
     uint32_t copy;                                      /* the next piece starts in this one, */
     uint64_t done;                                      /* behind so many bytes of it */
     fault first;
 } work;
 
+static uint64_t piece_size(uint64_t left)
+{
+    uint64_t bytes = left / ((uint64_t)soft_setting.copiers * PIECES_PER_COPIER);
+    if (soft_setting.copiers == 1 || bytes > HCCL_PIECE)
+        return HCCL_PIECE;
+    return bytes < PIECE_MIN ? PIECE_MIN : bytes & ~(uint64_t)4095;
+}
+
 /* Locked. Ranges of one kind: mapped, or private memory of another process. */
 static void cut(work *all, piece *next)
 {
     const hccl_transfer *transfer = all->transfer;
+    uint64_t size = piece_size(all->left);
     next->parts = 0;
     next->bytes = 0;
     next->mapped = all->copy < transfer->count && transfer->copies[all->copy].mapped;
     while (all->copy < transfer->count && transfer->copies[all->copy].mapped == next->mapped && next->parts < PARTS_MAX
-           && next->bytes < all->piece_bytes) {
+           && next->bytes < size) {
         const hccl_copy *copy = &transfer->copies[all->copy];
-        uint64_t left = copy->bytes - all->done, room = all->piece_bytes - next->bytes, bytes = left < room ? left : room;
+        uint64_t left = copy->bytes - all->done, room = size - next->bytes, bytes = left < room ? left : room;
         next->local[next->parts] = (struct iovec){copy->local + all->done, bytes};
         next->remote[next->parts++] = (struct iovec){(void *)(uintptr_t)(copy->remote + all->done), bytes};
         next->bytes += bytes;
@@ -89,6 +98,7 @@ static void cut(work *all, piece *next)
             all->done = 0;
         }
     }
+    all->left -= next->bytes;
 }
 
 /* The next piece of a task that has not failed. */
@@ -169,20 +179,12 @@ static void copy_pieces(void *argument)
 
 /* ---- the task ---- */
 
-static uint64_t piece_size(uint64_t total)
-{
-    uint64_t bytes = total / ((uint64_t)soft_setting.copiers * PIECES_PER_COPIER);
-    if (soft_setting.copiers == 1 || bytes > HCCL_PIECE)
-        return HCCL_PIECE;
-    return bytes < PIECE_MIN ? PIECE_MIN : bytes;
-}
-
 static fault copy_all(const hccl_transfer *transfer)
 {
     uint64_t total = transfer->task.bytes;
-    work all = {.transfer = transfer, .piece_bytes = piece_size(total), .lock = PTHREAD_MUTEX_INITIALIZER};
+    work all = {.transfer = transfer, .left = total, .lock = PTHREAD_MUTEX_INITIALIZER};
     soft_thread_copies(total >= SHARED);
-    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : (unsigned)(total / all.piece_bytes));
+    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : soft_setting.copiers);
     pthread_mutex_destroy(&all.lock);
     return all.first;
 }
