@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-/* From this many bytes in all it is faster than memcpy, on x86-64. Elsewhere it is memcpy. A ring's batch of 128 blocks of 4 KiB
+/* From this many bytes in all it is faster than memcpy, on x86-64. Elsewhere it is memcpy. A ring's batch of 192 blocks of 4 KiB
  * is that much: it is one of many. */
 #define BIG_COPY_WORTH ((size_t)500 << 10)
 

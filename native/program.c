@@ -5,9 +5,9 @@
 #include <string.h>
 #include <time.h>
 
-/* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 258 under
+/* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 386 under
  * way at most: two windows, each of them a batch with the fenced read that ends it. HCCL takes batches of up to 256 ranges. */
-enum { WINDOWS = 2, WINDOW_RANGES = 128, HOST_BATCH = 256 };
+enum { WINDOWS = 2, WINDOW_RANGES = 192, HOST_BATCH = 256 };
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 
 /* ---- a device's stream, and two events of it ---- */

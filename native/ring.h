@@ -13,7 +13,7 @@
  *
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
  * completions have been reaped.
- * Ranges are handed to the device in windows, two of them at a time, of so many bytes and at most 128 ranges: so a cancelled
+ * Ranges are handed to the device in windows, two of them at a time, of so many bytes and at most 192 ranges: so a cancelled
  * program stops after at most two windows, and no call has to wait for room in a connection's queue, not behind a shut gate
  * either. A program that misses its time limit is aborted; the limit counts from when the program begins to run, and again
  * from each group of layers that has landed.

@@ -224,19 +224,19 @@ async def test_layers_of_a_cache_are_summed_at_either_end(name: str) -> None:
 
 @ways
 async def test_all_damaged_blocks_are_named_and_each_once(name: str) -> None:
-    """24 pieces of 6 tensors, none beside the next: HCCL is called for 128, and for the last 16 of the last tensor."""
-    sources, targets = list(reversed(range(24))), list(range(24))
-    async with way(name, block=4096, blocks=24) as w:
-        w.flip(8 * 4096, nth=1)
+    """36 pieces of 6 tensors, none beside the next: HCCL is called for 192, and for the last 24 of the last tensor."""
+    sources, targets = list(reversed(range(36))), list(range(36))
+    async with way(name, block=4096, blocks=36) as w:
+        w.flip(12 * 4096, nth=1)
         w.flip(0, nth=2)  # of the last tensor, the same block
-        with pytest.raises(DataCorrupted, match="1 of 24 pieces") as caught:
+        with pytest.raises(DataCorrupted, match="1 of 36 pieces") as caught:
             await w.move(sources, targets, checksum=True)
-        assert caught.value.blocks == (8,)
+        assert caught.value.blocks == (12,)
         w.flip(5 * 4096, nth=1)
         w.flip(-1, nth=2)
-        with pytest.raises(DataCorrupted, match="2 of 24 pieces") as caught:
+        with pytest.raises(DataCorrupted, match="2 of 36 pieces") as caught:
             await w.move(sources, targets, checksum=True)
-        assert caught.value.blocks == (5, 23)
+        assert caught.value.blocks == (5, 35)
         await w.move(sources, targets, checksum=True)
 
 
@@ -439,12 +439,12 @@ async def test_wrong_arguments(name: str) -> None:
 @pytest.fixture
 def old_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers say that they are of the minor version before checksums."""
-    own = Engine._hello
+    own = Engine.hello
 
     def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
         return own(self, key, peer).model_copy(update={"minor": 0})
 
-    monkeypatch.setattr(Engine, "_hello", older)
+    monkeypatch.setattr(Engine, "hello", older)
 
 
 @pytest.mark.usefixtures("old_peers")
@@ -480,7 +480,7 @@ async def test_a_wrong_number_of_checksums_ends_the_link(count: int, monkeypatch
 
     monkeypatch.setattr(Responder, "_digests", lie)
     async with way("pull") as w:
-        session = w.decoder.datadist._running().find_link(1)
+        session = w.decoder.datadist._running().links.find(1)
         with pytest.raises(ProtocolError, match="checksums where it was to send 3"):
             await w.move(checksum=True)
         assert isinstance(await session.wait_closed(), ProtocolError)
@@ -518,7 +518,7 @@ async def test_nothing_outside_of_a_cache_is_summed(changes: dict[str, Any], wor
     good = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": BLOCK, "nbytes": BLOCK, "tail": BLOCK, "indexes": [1]}
     async with way("pull") as w:
         await w.move([0], [0])
-        session = w.decoder.datadist._running().find_link(1)
+        session = w.decoder.datadist._running().links.find(1)
 
         async def ask(**fields: Any) -> Digests:
             def question(call: int) -> Digest:

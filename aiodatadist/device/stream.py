@@ -43,7 +43,7 @@ class StreamLimits:
         depth: programs handed to C at a time; more wait in Python. A quarter of them is for what is not background work, half
             of that for what is critical.
         is_serial: a program is handed to C when the one before it of the same priority is over.
-        window: bytes given to the device between two looks at the cancel flag, or 128 ranges if they have fewer bytes; two
+        window: bytes given to the device between two looks at the cancel flag, or 192 ranges if they have fewer bytes; two
             windows are under way at a time. 8 MiB is about 1 ms at memory speed. A quarter of that for background work on a
             serial stream, where all that is urgent waits for them,
         background: or as much as moves in so many seconds, but no less than an eighth of the quarter.

@@ -1,7 +1,7 @@
 /* How much is on the device at a time, and what becomes of limits and cancellations when the queue is full or a call hangs. */
 #include "ring_kit.h"
 
-enum { QUEUE_DEPTH = 510, GRACE_MS = 40, MOST = 258 };       /* of a one-sided connection; HCCL blocks its caller behind that */
+enum { QUEUE_DEPTH = 510, GRACE_MS = 40, MOST = 386 };       /* of a one-sided connection; HCCL blocks its caller behind that */
 
 static ring *behind_a_shut_gate(script *s, int op, int64_t timeout_ms)
 {

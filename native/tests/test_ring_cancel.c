@@ -96,9 +96,9 @@ TEST(test_cancelled_descriptors_are_counted_when_they_were_handed_over)
         CHECK_EQ(ring_cancel(r, 1), 1);
         fake_go();
         ring_completion done = next_completion(r);
-        CHECK_DONE(done, 1, RING_CANCELLED, 1280, 128);
+        CHECK_DONE(done, 1, RING_CANCELLED, 1920, 192);
         CHECK_EQ(done.step, 1);                             /* finished one, is in the second */
-        CHECK_EQ(fake.landed[1], 1280);
+        CHECK_EQ(fake.landed[1], 1920);
         close_ring(r);
     }
 }

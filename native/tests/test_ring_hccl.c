@@ -70,7 +70,7 @@ static void faulty(uint32_t rank, int other)
         CHECK_EQ(done.state, RING_FAILED);
         CHECK_EQ(done.origin, RING_HCCL);
         CHECK_EQ(done.code, 21);
-        CHECK_EQ(done.ranges, 128);
+        CHECK_EQ(done.ranges, 192);
         CHECK_EQ(softnpu_fault("HcclBatchGet:exec=507057@3"), 0);
         done = run_steps(r, 2, step, 1, PATIENCE_MS);
         CHECK_EQ(done.state, RING_FAILED);

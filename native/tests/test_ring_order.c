@@ -76,8 +76,8 @@ TEST(test_program_that_would_hold_up_the_caller_goes_to_the_worker)
     script large = { 0 }, many = { 0 }, waits = { 0 }, drains = { 0 }, windows = { 0 };
     script_copy(&large, 7, 2, 501);
     goes_to_the_worker(&large, 10000, 2, 1002);
-    script_copy(&many, 7, 257, 1);
-    goes_to_the_worker(&many, 10000, 257, 257);
+    script_copy(&many, 7, 385, 1);
+    goes_to_the_worker(&many, 10000, 385, 385);
     script_event(&waits, RING_WAIT, &past);
     script_copy(&waits, 7, 1, 1);
     goes_to_the_worker(&waits, 10000, 1, 1);

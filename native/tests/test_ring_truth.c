@@ -55,10 +55,10 @@ TEST(test_bytes_of_a_window_whose_copy_failed_are_not_counted)
     }
 }
 
-/* Windows are full by their number of ranges, too: 64 of them here, and few bytes. */
+/* Windows are full by their number of ranges, too: 43 of them here, and few bytes. */
 TEST(test_a_copy_that_failed_in_a_long_program_of_small_ranges_is_told_after_some_windows)
 {
-    enum { WINDOW_RANGES = 128, SOME = 16 + 3 };
+    enum { WINDOW_RANGES = 192, SOME = 16 + 3 };
     fake_reset();
     fake.bad_copy = 1;
     ring *r = open_ring(4, 1 << 20, 0, PATIENCE_MS);
