@@ -256,7 +256,7 @@ class LLMDataDist:
     def statistics(self) -> Statistics:
         """What has been done so far, per link, and what the memory pools hold. Costs nothing to ask often."""
         engine = self._running()
-        return Statistics(tuple(engine.statistics()), len(engine.registry.table), engine.registry.pool_usage())
+        return Statistics(tuple(engine.links.statistics()), len(engine.registry.table), engine.registry.pool_usage())
 
     def figures(self) -> Figures[PoolUsage]:
         """All that was counted since this object was made, over all its links: what a metrics endpoint needs.
@@ -270,7 +270,7 @@ class LLMDataDist:
             self._cluster_id,
             figures_of(totals.transfers),
             totals.linking.figures(),
-            engine.link_states() if engine is not None and is_there else {},
+            engine.links.states() if engine is not None and is_there else {},
             totals.links_made,
             dict(totals.links_ended),
             totals.relinking.figures(),
@@ -311,8 +311,8 @@ class LLMDataDist:
         config = self._config.model_copy()
         config.listen_ip_info = text
         address = await find_listen_address(config)
-        await engine.wait_parted()
-        if engine.has_links:
+        await engine.links.wait_parted()
+        if engine.links.has_any:
             raise LLMException(
                 f"cluster {self._cluster_id} has links",
                 status_code=LLMStatusCode.LLM_EXIST_LINK,
@@ -342,7 +342,7 @@ class LLMDataDist:
             TypeError, ParamInvalid: the payload is no bytes, or too long.
             NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the notification was sent.
         """
-        link = self._running_here().find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link = self._running_here().links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         await link.notify(check_payload(payload))
 
     def notifications(self) -> AsyncIterator[Notification]:
@@ -417,7 +417,7 @@ class LLMDataDist:
             LinkTimeout: no answer within ``sync_kv_timeout``.
         """
         engine = self._running_here()
-        await engine.find_link(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
+        await engine.links.find(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
             engine.timeout
         )
 
@@ -455,7 +455,7 @@ class LLMDataDist:
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
 
         async def link(info: LLMClusterInfo, cluster_id: int) -> None:
-            await engine.link_in_attempts(only_address(info), cluster_id, seconds)
+            await engine.initiator.link_in_attempts(only_address(info), cluster_id, seconds)
 
         calls: list[Linking] = [(i, partial(link, info, i)) for info, i in zip(clusters, ids, strict=True)]
         return await self._for_each("link_clusters", calls)
@@ -534,7 +534,7 @@ class LLMDataDist:
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Until a link to that cluster is ready, whichever end made it; for ever, if none is made."""
-        await self._running_here().wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        await self._running_here().links.wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:
         """Until the link to that cluster is gone; in words, why: the peer died, or one end unlinked.
@@ -542,7 +542,7 @@ class LLMDataDist:
         Raises:
             NotLinked: there is no such link, or none any more; the error says why the last one ended.
         """
-        link = self._running().any_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link = self._running().links.any(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])
 
 

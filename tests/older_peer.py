@@ -27,7 +27,7 @@ from tests.unit.wire.test_minor_versions import OLD
 
 def speak_older(patch: Callable[[object, str, object], None]) -> None:
     """Each end in this process is of version 4.0 from here on."""
-    own, parse = Engine._hello, frames._parse
+    own, parse = Engine.hello, frames._parse
 
     def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
         return own(self, key, peer).model_copy(update={"minor": 0})
@@ -48,7 +48,7 @@ def speak_older(patch: Callable[[object, str, object], None]) -> None:
         OLD[message.type].model_validate_json(frame[HEAD.size :])
         return frame
 
-    patch(Engine, "_hello", made)
+    patch(Engine, "hello", made)
     patch(frames, "_parse", parsed)
     patch(wire, "encode", said)
 

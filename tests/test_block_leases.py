@@ -213,7 +213,7 @@ async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
 
 async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair.two.datadist._running().block_leases, "claim", lambda *_: None)
-    link = pair.one.datadist._running().find_link(2)
+    link = pair.one.datadist._running().links.find(2)
     for _ in range(3):
         with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
             await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)

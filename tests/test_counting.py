@@ -120,7 +120,7 @@ def test_one_that_was_never_initialised_has_figures() -> None:
 
 async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        await prompt.datadist._running().find_link(2)._wire.aclose()
+        await prompt.datadist._running().links.find(2)._wire.aclose()
         await decoder.datadist.wait_link_closed(1)
         with pytest.raises(LLMException):
             await pulled(decoder, cache)
@@ -133,7 +133,7 @@ async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
 )
 async def test_a_link_that_is_broken_off_has_its_cause(failure: PeerLost, cause: str, counted: str) -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
-        link = decoder.datadist._running().find_link(1)
+        link = decoder.datadist._running().links.find(1)
         link.break_off(failure, cause)
         await link.wait_closed()
         assert decoder.datadist.figures().links_ended == {counted: 1}
@@ -192,7 +192,7 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
     async with linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache):
         await pulled(decoder, cache)
         totals, engine = decoder.datadist.totals, decoder.datadist._running()
-        link = engine.find_link(1)
+        link = engine.links.find(1)
         seen: list[str] = []
         for number in range(50):
             totals.transfers[f"one of many {number}"].running = 0
@@ -202,11 +202,11 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
             counters = (totals.links_ended, totals.leases_ended, totals.failure_causes, totals.linking._failures)
             if len(seen) % 4 == 1:
                 totals.transfers["another"].running = 0
-                engine._links[10**6] = link
+                engine.links._links[10**6] = link
                 for counter in counters:
                     counter["another"] = 0
             elif len(seen) % 4 == 3:
-                engine._links.pop(10**6, None)
+                engine.links._links.pop(10**6, None)
                 for each in (totals.transfers, *counters):
                     each.pop("another", None)
 
@@ -222,7 +222,7 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
         finally:
             gc.set_threshold(*thresholds)
             gc.callbacks.remove(count)
-            engine._links.pop(10**6, None)
+            engine.links._links.pop(10**6, None)
         assert len(seen) > 100
 
 
@@ -249,7 +249,7 @@ async def test_figures_may_be_read_by_any_thread_while_links_are_made_and_lost()
             for _ in range(10):
                 assert (await one.datadist.link_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
                 await two.datadist.wait_linked(1)
-                ends = [one.datadist._running().find_link(2), two.datadist._running().find_link(1)]
+                ends = [one.datadist._running().links.find(2), two.datadist._running().links.find(1)]
                 ends[0].lost("its network is gone")
                 for end in ends:
                     await end.wait_closed()

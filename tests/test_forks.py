@@ -71,7 +71,7 @@ def rings():
 
 async def main():
     async with linked_pair(CacheDesc(2, [8, 4096], DataType.DT_UINT8)) as (_, decoder, _, cache):
-        link = decoder.datadist._engine.find_link(1)
+        link = decoder.datadist._engine.links.find(1)
         pid = os.fork()
         if not pid:
             link._wire.post(Disconnect(reason="the child says so"))

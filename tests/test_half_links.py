@@ -166,7 +166,7 @@ async def test_a_link_that_is_made_again_goes_on_if_the_server_did_not_take_a_ca
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
-        first = decoder.datadist._running().find_link(1)
+        first = decoder.datadist._running().links.find(1)
 
         async def shut_slowly(self: Link) -> bool:
             if self is first:

@@ -260,7 +260,7 @@ async def test_it_ends_with_its_link(is_soft: bool, monkeypatch: pytest.MonkeyPa
         if is_soft:
             await made.targets[0].datadist.finalize()
         else:
-            await made.source.datadist._running().any_link(2)._wire.aclose()
+            await made.source.datadist._running().links.any(2)._wire.aclose()
         with pytest.raises(LinkError):
             await task
         assert made.entry.leases == 0
@@ -289,12 +289,12 @@ async def test_a_destination_that_the_peer_takes_back_meanwhile(monkeypatch: pyt
 
 
 async def test_a_peer_that_knows_no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_hello = Engine._hello
+    made_hello = Engine.hello
 
     def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
         return made_hello(self, key, peer).model_copy(update={"minor": 0})
 
-    monkeypatch.setattr(Engine, "_hello", older)
+    monkeypatch.setattr(Engine, "hello", older)
     async with fan() as made:
         synchronizer = AwaitableLayerSynchronizer(LAYERS)
         with pytest.raises(FeatureNotEnabled, match="knows no checksums"):

@@ -73,7 +73,7 @@ class Lost:
 
     async def cut(self) -> None:
         await self.door.close()
-        await self.fan.targets[0].datadist._running().any_link(1)._wire.aclose()
+        await self.fan.targets[0].datadist._running().links.any(1)._wire.aclose()
         await until(self.changes, LOST)
 
     def holds_nothing(self) -> bool:
@@ -453,7 +453,7 @@ async def _filled_or_again(made: Fan, task: CacheTask) -> None:
 
 
 async def test_a_peer_that_knows_no_checksums_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_hello = Engine._hello
+    made_hello = Engine.hello
 
     def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
         return made_hello(self, key, peer).model_copy(update={"minor": 0})
@@ -461,7 +461,7 @@ async def test_a_peer_that_knows_no_checksums_any_more(monkeypatch: pytest.Monke
     async with lost() as state:
         made, manager = state.fan, state.fan.source.datadist.cache_manager
         task = manager.transfer_cache_async(made.src, Immediate(), [made.config(0)], [1], [4], checksum=True)
-        monkeypatch.setattr(Engine, "_hello", older)
+        monkeypatch.setattr(Engine, "hello", older)
         await state.relink()
         with pytest.raises(FeatureNotEnabled, match="knows no checksums"):
             await task
@@ -494,12 +494,12 @@ async def test_a_link_that_breaks_again_before_it_began() -> None:
         made, before = state.fan, state.fan.held(0)
 
         def breaks() -> None:
-            state.engine.any_link(2).break_off(PeerLost("it broke"))
+            state.engine.links.any(2).break_off(PeerLost("it broke"))
 
         state.awaited.add(_Then(breaks))
         task = made.blocks(Computing(made))
         await state.relink()
         await task
         assert made.held(0) == made.after_blocks(0, before)
-        assert state.engine.peek_link(2).generation == 3  # type: ignore[union-attr]
+        assert state.engine.links.peek(2).generation == 3  # type: ignore[union-attr]
         assert state.holds_nothing()

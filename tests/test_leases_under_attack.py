@@ -45,7 +45,7 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
         lease = two.datadist.cache_manager.lease_blocks(theirs, range(MANY), MINUTE)
         other = two.datadist.cache_manager.lease_blocks(theirs, [0], MINUTE)
         await one.datadist.cache_manager.pull_leased(other.ticket(), mine, [0])
-        stream = one.datadist._running().find_link(2).stream("ours")
+        stream = one.datadist._running().links.find(2).stream("ours")
         stream.hold()
         task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
         await anyio.sleep(0.05)
@@ -110,7 +110,7 @@ async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_n
             with soft_faults_cleared():
                 soft_fault("HcclBatchGet:delay=500")
                 task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-                link = pair.two.datadist._running().find_link(1)
+                link = pair.two.datadist._running().links.find(1)
                 with anyio.fail_after(10):
                     while not lease._claims:
                         await anyio.lowlevel.checkpoint()
@@ -247,7 +247,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodatadist.link.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
-        wire = pair.two.datadist._running().find_link(1)._wire
+        wire = pair.two.datadist._running().links.find(1)._wire
         lost: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=500), wire.post
 
@@ -272,7 +272,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
     async with pair_of(sync_kv_timeout=10_000) as pair:
         other = pair.lease()
         await pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)  # all that is asked once is known
-        wire, mine = pair.two.datadist._running().find_link(1)._wire, pair.one.datadist._running().find_link(2)
+        wire, mine = pair.two.datadist._running().links.find(1)._wire, pair.one.datadist._running().links.find(2)
         late: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=1), wire.post
 

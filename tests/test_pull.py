@@ -334,7 +334,7 @@ async def test_a_pull_whose_question_is_not_answered_ends(how: str, monkeypatch:
     ):
         manager = decoder.datadist.cache_manager
         entry = decoder.datadist._running().registry.table.find(target.cache_id)
-        link = decoder.datadist._running().find_link(1)
+        link = decoder.datadist._running().links.find(1)
         task = manager.pull_cache(CacheKey(1, 0), target, 0, deadline=0.05 if how == "deadline" else None)
         assert entry is not None
         assert (entry.leases, len(link.questions)) == (1, 1)

@@ -38,7 +38,7 @@ from aiodatadist import (
     TransferPriority,
     TransferTimeout,
 )
-from aiodatadist.cluster.engine import Engine
+from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.cluster.link_changes import MAX_UNREAD
 from aiodatadist.link.link import Link
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
@@ -61,7 +61,7 @@ pytestmark = pytest.mark.timeout(60)
 
 async def cut(prompt: Cluster, peer: int = 2) -> None:
     """The connection between the two breaks."""
-    await prompt.datadist._running().any_link(peer)._wire.aclose()
+    await prompt.datadist._running().links.any(peer)._wire.aclose()
 
 
 class Door:
@@ -167,7 +167,7 @@ async def test_the_end_that_was_asked_for_the_link_does_not_make_it_again() -> N
         assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
         await prompt.datadist.wait_linked(2)
         changes = prompt.datadist.link_changes()
-        await decoder.datadist._running().find_link(1)._wire.aclose()
+        await decoder.datadist._running().links.find(1)._wire.aclose()
         await until(changes, LOST)
     assert await rest(changes) == []
 
@@ -373,18 +373,18 @@ async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no
 ) -> None:
     """The attempt fails before the end of that link has been heard of."""
     async with waiting_pair() as (prompt, decoder, _, _, door, changes):
-        again, calls = Engine.link_once, itertools.count()
+        again, calls = LinkInitiator.link_once, itertools.count()
 
-        async def link_once(self: Engine, *arguments: Any) -> None:
+        async def link_once(self: LinkInitiator, *arguments: Any) -> None:
             if next(calls):
                 await again(self, *arguments)
                 return
             assert (await prompt.datadist.link_clusters([cluster_info(decoder)], 5000))[0] is SUCCESS
-            self.any_link(1).break_off(PeerLost("it is gone"))
+            decoder.datadist._running().links.any(1).break_off(PeerLost("it is gone"))
             await door.open()
             raise PeerLost("it is gone")
 
-        monkeypatch.setattr(Engine, "link_once", link_once)
+        monkeypatch.setattr(LinkInitiator, "link_once", link_once)
         told = [*await until(changes, LINKED), *await until(changes, LINKED, GIVEN_UP)]
         assert [state for state, _ in phases(told)] == [LINKED, LOST, LINKED]
 
@@ -578,7 +578,7 @@ async def test_unlinking_that_is_cancelled_at_any_await_ends_it_all_the_same() -
             await until(changes, UNLINKED)
             await anyio.wait_all_tasks_blocked()
             assert decoder.datadist.figures().relinking.running == 0
-            assert not decoder.datadist._running().has_links
+            assert not decoder.datadist._running().links.has_any
             if call.suspensions < k:
                 break
             await door.open()
@@ -599,7 +599,7 @@ async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -
 
         async def break_links() -> None:
             while True:
-                if (link := engine.peek_link(2)) is not None:
+                if (link := engine.links.peek(2)) is not None:
                     await link._wire.aclose()
                 await anyio.sleep(0.003)
 
@@ -610,7 +610,7 @@ async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -
                     await datadist.link_clusters(info, 5000)
                     await datadist.unlink_clusters(info, 5000)
                 group.cancel_scope.cancel()
-            await datadist._running().wait_parted()
+            await datadist._running().links.wait_parted()
             assert datadist.statistics().links == ()
             assert datadist.figures().relinking.running == 0
             assert await datadist.link_clusters(info, 5000) == (SUCCESS, [SUCCESS])

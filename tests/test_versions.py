@@ -60,14 +60,14 @@ def with_more(message: Message | dict[str, Any], _: int = MINOR) -> bytes:
 
 def speak_newer(patch: Callable[[object, str, object], None]) -> None:
     """Each end in this process is of the next minor version from here on."""
-    own = Engine._hello
+    own = Engine.hello
 
     def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
         plain = json.loads(parser.dump_json(own(self, key, peer)))
         plain["endpoint"]["newer"] = "address"
         return Hello.model_validate({**plain, "minor": MINOR + 1, "newer": [1.5, {"a": None}]})
 
-    patch(Engine, "_hello", made)
+    patch(Engine, "hello", made)
     patch(wire, "encode", with_more)
 
 
@@ -80,7 +80,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
 def link_of(cluster: Cluster, peer: int) -> Link:
     engine = cluster.datadist._engine
     assert engine is not None
-    return engine.find_link(peer)
+    return engine.links.find(peer)
 
 
 @pytest.mark.usefixtures("newer")

@@ -118,7 +118,7 @@ class PeerLinks:
     # ---- making one ----
 
     def _ready(self, cluster_id: int) -> Link | None:
-        link = self._engine.peek_link(cluster_id)
+        link = self._engine.links.peek(cluster_id)
         return link if link is not None and link.is_ready and link.is_mutual else None
 
     async def _make(self, peer: PeerAddress) -> None:

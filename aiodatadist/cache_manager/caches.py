@@ -266,8 +266,8 @@ class Caches:
         """
         checks.integer(cache_id, "cache_id", checks.INT64)
         self._engine.check_here()
-        await self._engine.wait_parted()
-        await self._registry_here.unregister(cache_id, self._engine.has_links)
+        await self._engine.links.wait_parted()
+        await self._registry_here.unregister(cache_id, self._engine.links.has_any)
         await give_way()
 
     async def wait_usable(self, cache: Cache) -> None:
@@ -417,7 +417,7 @@ class Caches:
                 raise ParamInvalid(
                     f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: it has to be device memory"
                 )
-        if not self._engine.has_links:
+        if not self._engine.links.has_any:
             raise NotLinked("nothing is linked: there is no memory to map anew")
         raise FeatureNotEnabled("remap_registered_memory is not available", hint="restart the process")
 
@@ -452,7 +452,7 @@ class Caches:
             check_cache_key(key)
         if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
             raise CacheNotFound(f"{key}: no cache that peers can reach has such an id")
-        link = self._engine.find_link(key.cluster_id)
+        link = self._engine.links.find(key.cluster_id)
         link.check_ready()
         return link
 

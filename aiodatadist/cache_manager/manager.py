@@ -192,7 +192,7 @@ class CacheManager(Caches):
             or (engine.transfer_checksum if checksum is None else checksum is not False)
         ):
             return None
-        link = engine.peek_link(key.cluster_id)
+        link = engine.links.peek(key.cluster_id)
         if link is None or not link.is_owned:
             return None
         if deadline is not None:
@@ -563,7 +563,7 @@ class CacheManager(Caches):
         """
         tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")
-        link = self._engine.find_link(checks.integer(cluster_id, "cluster_id", checks.UINT64))
+        link = self._engine.links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         link.check_ready()
         receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
         try:

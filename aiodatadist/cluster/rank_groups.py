@@ -173,16 +173,16 @@ class RankGroups:
         if is_server:
             await self._connect(card)
         else:
-            await self._engine.wait_linked(card.cluster_id)
-        group.links[card.cluster_id] = self._engine.find_link(card.cluster_id)
+            await self._engine.links.wait_linked(card.cluster_id)
+        group.links[card.cluster_id] = self._engine.links.find(card.cluster_id)
 
     async def _connect(self, card: _Card) -> None:
         try:
             address = (card.host, card.port)
-            await self._engine.link(address, card.cluster_id, self._seconds(), self._key(card.secret))
+            await self._engine.initiator.link(address, card.cluster_id, self._seconds(), self._key(card.secret))
         except LinkError as error:
             if error.status_code is LLMStatusCode.LLM_PROCESSING_LINK:  # another group has the same two members
-                await self._engine.wait_linked(card.cluster_id)
+                await self._engine.links.wait_linked(card.cluster_id)
             elif error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise
 
@@ -208,7 +208,7 @@ class RankGroups:
         group.making.cancel()
         await group.settled.wait()
         for cluster_id, link in group.links.items():
-            if link is self._engine.peek_link(cluster_id):  # else it was linked anew since
+            if link is self._engine.links.peek(cluster_id):  # else it was linked anew since
                 await self._unlink(cluster_id)
 
     async def _unlink(self, cluster_id: int) -> None:

@@ -243,7 +243,7 @@ class LLMDataDist(datadist.LLMDataDist):
     async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMException | None:
         """Why it is not what was wanted."""
         cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
-        if self._running().peek_link(cluster_id) is None:
+        if self._running().links.peek(cluster_id) is None:
             await self._running().relinker.forget(cluster_id, timeout / 1000)
             return NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id)
         if force:

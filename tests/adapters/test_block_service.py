@@ -308,8 +308,8 @@ if "portions" in sys.argv:
 soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
 puller.service.pull(order("r", lease, owner.address))
 if "cancelled" in sys.argv:
-    links = puller.service._life._datadist._engine._links
-    while not any(each._transfers for each in list(links.values())):
+    links = puller.service._life._datadist._engine.links
+    while not any(each._transfers for each in links.current):
         time.sleep(0.001)
     puller.service.cancel("r")
 for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1])):

@@ -92,14 +92,14 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     peer = decode.service._thread.call(lambda: life._links.link(prefill.address))
     engine = life._datadist._engine
     assert engine is not None
-    assert engine.has_links
+    assert engine.links.has_any
 
     def not_found(*words: Any, **options: Any) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)
     decode.service._thread.call(lambda: life._links.end(peer))
-    assert not engine.has_links
+    assert not engine.links.has_any
 
 
 def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,11 @@ class Closing:
         async def on_loop() -> None:
             engine = engine_of(held or service)
             self._held[engine] = anyio.Event()
-            link = engine_of(service).peek_link(peer)
+            link = engine_of(service).links.peek(peer)
             assert link is not None
             link.lost("its network is gone")
             await self._turns()
-            self._links += engine._links.values()
+            self._links += engine.links.current
 
         self._services.append(held or service)
         service._thread.call(on_loop)
@@ -223,4 +223,4 @@ def test_a_peer_that_neither_answers_nor_agrees_to_part_loses_its_link_before_bl
         monkeypatch.setattr(prefill.service._running().outgoing, "drop", drop)
         decode.service.cancel("a")
         assert decode.received("a").outcomes == {"a": "push_cancelled"}
-        assert not engine_of(decode.service).has_links
+        assert not engine_of(decode.service).links.has_any

@@ -27,7 +27,7 @@ def cut_between(theirs: LLMDataDist, ours: LLMDataDist, *, listens: bool) -> Non
         engine, changes = theirs._inner._running(), ours._inner.link_changes()
         if not listens:
             await engine.listen_elsewhere(None)
-        await engine.find_link(ours.cluster_id)._wire.aclose()
+        await engine.links.find(ours.cluster_id)._wire.aclose()
         await until(changes, LinkPhase.LOST)
 
     theirs._thread.call(break_off)

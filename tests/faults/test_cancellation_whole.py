@@ -173,7 +173,7 @@ class Scene:
         return self.decoder.datadist.cache_manager
 
     def link(self, cluster: Cluster) -> Link:
-        return cluster.datadist._running().find_link(3 - cluster.datadist.cluster_id)
+        return cluster.datadist._running().links.find(3 - cluster.datadist.cluster_id)
 
     async def pull(self, source: int = 3, target: int = 4) -> None:
         await self.manager.pull_blocks(BlocksCacheKey(1), self.target, [source], [target])
@@ -597,7 +597,7 @@ async def test_a_role_is_switched(how: str, no_leaks: None) -> None:
             assert (await decoder.datadist.link_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
             assert (await decoder.datadist.unlink_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
-            await until(lambda: not prompt.datadist._running().has_links, "the link does not end")
+            await until(lambda: not prompt.datadist._running().links.has_any, "the link does not end")
 
         await at_every_await(CALLER, how, switch, oracle)
 
@@ -656,7 +656,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
 
         async def oracle() -> None:
             clusters = (prompt, decoder)
-            await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
+            await until(lambda: not any(c.datadist._running().links.has_any for c in clusters), "a link was left")
             numbers = await linked_by_table(*clusters, name=f"{PD} again")
             with anyio.fail_after(5):
                 await decoder.datadist.wait_linked(1)
@@ -687,7 +687,7 @@ async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
                 for comm_id in list(cluster.datadist._rank_groups._all):
                     await cluster.datadist.unlink(comm_id)
             clusters = (prompt, decoder)
-            await until(lambda: not any(c.datadist._running().has_links for c in clusters), "a link was left")
+            await until(lambda: not any(c.datadist._running().links.has_any for c in clusters), "a link was left")
 
         await at_every_await(CALLER, how, unlink, oracle, prepare)
 
@@ -699,5 +699,5 @@ async def test_an_unlink_before_the_links_are_made_leaves_none() -> None:
             assert prompt.datadist.query_register_mem_status(numbers[0]) is RegisterMemStatus.PREPARING
             await asyncio.gather(prompt.datadist.unlink(numbers[0]), decoder.datadist.unlink(numbers[1]))
             engines = [c.datadist._running() for c in (prompt, decoder)]
-            await until(lambda engines=engines: not any(e._opening for e in engines), "a link is being made")  # type: ignore[misc]
-            assert not any(engine._links for engine in engines), "unlinked, and linked afterwards"
+            await until(lambda engines=engines: not any(e.links.opening for e in engines), "a link is being made")  # type: ignore[misc]
+            assert not any(engine.links.current for engine in engines), "unlinked, and linked afterwards"

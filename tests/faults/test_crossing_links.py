@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode
-from aiodatadist.cluster.engine import Engine
+from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
@@ -39,16 +39,16 @@ async def test_both_ends_may_link_at_the_same_moment(seed: int) -> None:
             assert set(found) <= LINKED, found
             assert LLMStatusCode.LLM_SUCCESS in found
             assert (await one.datadist.unlink_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
-            await two.datadist.cache_manager._engine.wait_parted()
+            await two.datadist.cache_manager._engine.links.wait_parted()
 
 
 async def test_if_nothing_comes_of_the_first_the_other_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cluster 1's attempt goes first, and fails before it reached cluster 2."""
     async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
-        ask, asked = Engine._ask, anyio.Event()
+        ask, asked = LinkInitiator._ask, anyio.Event()
 
-        async def lost_on_the_way(self: Engine, address: tuple[str, int], *args: Any) -> Any:
-            if self.cluster_id == 2:
+        async def lost_on_the_way(self: LinkInitiator, address: tuple[str, int], *args: Any) -> Any:
+            if self._engine.cluster_id == 2:
                 asked.set()
                 return await ask(self, address, *args)
             await asked.wait()
@@ -57,7 +57,7 @@ async def test_if_nothing_comes_of_the_first_the_other_has_its_own(monkeypatch: 
                 await anyio.sleep_forever()
             return await ask(self, ("127.0.0.1", 1), *args)
 
-        monkeypatch.setattr(Engine, "_ask", lost_on_the_way)
+        monkeypatch.setattr(LinkInitiator, "_ask", lost_on_the_way)
         found: dict[int, LLMStatusCode] = {}
 
         async def link(a: Cluster, b: Cluster) -> None:

@@ -65,7 +65,7 @@ async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
     async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
-        await decoder.datadist._running().link(address(prompt), 1, 5.0)
+        await decoder.datadist._running().initiator.link(address(prompt), 1, 5.0)
         await anyio.sleep(0.5)  # twice as long as a link without heartbeats lives
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 

@@ -292,7 +292,7 @@ async def test_an_unlink_in_good_order_does_not_wait_for_gates_that_stay_shut(wh
         if who == "target":
             mine, theirs = theirs, mine
         with lasting(TOLD):
-            await mine.datadist._running().find_link(theirs.datadist.cluster_id).disconnect("over", 5)
+            await mine.datadist._running().links.find(theirs.datadist.cluster_id).disconnect("over", 5)
             with pytest.raises(LinkClosed):
                 await task
         await opened.aclose()

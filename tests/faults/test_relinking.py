@@ -48,10 +48,10 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
             with anyio.fail_after(20):
                 while soft_counters()["comms"] < comms + 2:
                     await anyio.lowlevel.checkpoint()
-            assert [dict(engine.link_states()) for engine in engines] == [{"opening": 1}, {"opening": 1}]
+            assert [dict(engine.links.states()) for engine in engines] == [{"opening": 1}, {"opening": 1}]
             with anyio.fail_after(20):
                 for engine in engines:
-                    await engine.wait_opened()
+                    await engine.links.wait_opened()
             assert soft_counters()["comms"] == comms
             assert [dict(each.datadist.figures().links) for each in (prompt, decoder)] == [{}, {}]
             assert (await linking)[0] is not LLMStatusCode.LLM_SUCCESS
@@ -60,7 +60,7 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
 async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It broke, and its channel, to which the memory is bound, is still being closed when the next link has ended already."""
     async with linked_pair(DESC) as (prompt, decoder, source, _):
-        old = prompt.datadist._running().find_link(2)
+        old = prompt.datadist._running().links.find(2)
         close, may_close = old.channels.aclose, anyio.Event()
 
         async def close_late() -> None:
@@ -72,7 +72,7 @@ async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: py
             await old._wire.aclose()
             await decoder.datadist.wait_link_closed(1)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
-            new = prompt.datadist._running().find_link(2)
+            new = prompt.datadist._running().links.find(2)
             assert new is not old
             assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000))[
                 0

@@ -219,7 +219,7 @@ async def test_a_peer_that_is_not_told_of_the_end_of_its_link_is_reported() -> N
         leaving = asyncio.create_task(p.decoder.unlink_clusters([info_of(p.prompt)]))
         while p.decoder.statistics().links[0].state == "ready":
             await anyio.lowlevel.checkpoint()
-        await p.prompt._running().find_link(2)._wire.aclose()
+        await p.prompt._running().links.find(2)._wire.aclose()
         status, each = await leaving
         assert (status, each) == (S.LLM_NOTIFY_PROMPT_UNLINK_FAILED, [S.LLM_NOTIFY_PROMPT_UNLINK_FAILED])
         assert await p.decoder.link_clusters([info_of(p.prompt)], 5000) == (OK, [OK])
@@ -235,7 +235,7 @@ async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
 
 async def test_a_peer_that_does_not_answer_is_v1s_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(sync_kv_timeout=100) as p:
-        link = p.prompt._running().find_link(2)
+        link = p.prompt._running().links.find(2)
         monkeypatch.setattr(link._wire, "post", lambda _: None)
         await refused(lambda: p.decoder.check_link_status(1), S.LLM_WAIT_PROCESS_TIMEOUT, r"within 0\.1 s")
         monkeypatch.undo()

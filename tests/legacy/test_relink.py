@@ -29,9 +29,9 @@ async def lose(p: Pair) -> None:
     """The link, and the peer's listener."""
     changes, engine = p.decoder.link_changes(), p.prompt._running()
     await engine.listen_elsewhere(None)
-    await engine.find_link(2)._wire.aclose()
+    await engine.links.find(2)._wire.aclose()
     await until(changes, LinkPhase.LOST)
-    await engine.wait_parted()
+    await engine.links.wait_parted()
 
 
 async def test_a_pull_waits_for_the_link() -> None:
@@ -58,7 +58,7 @@ async def test_unlinking_ends_the_attempts() -> None:
         with pytest.raises(LinkClosed, match="was unlinked"):
             await pull
         assert p.decoder.figures().relinking.running == 0
-        assert not p.decoder._running().has_links
+        assert not p.decoder._running().links.has_any
 
 
 async def test_a_layered_transfer_of_the_prompt_does_not_wait_for_the_decoders_link() -> None:

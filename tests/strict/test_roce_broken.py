@@ -31,7 +31,7 @@ async def what_waits_moves_on() -> None:
         manager = one.datadist.cache_manager
         pull, engine = manager.pull_blocks, manager._engine
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        channels = engine.find_link(2).channels
+        channels = engine.links.find(2).channels
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:delay=600@1;HcclBatchGet:delay=600@2")
             stopped = pull(BlocksCacheKey(2), mine, [5], [5])
@@ -54,7 +54,7 @@ async def refused_is_lost() -> None:
     async with runner.pair(DESC) as (one, _, mine, _theirs):
         manager = one.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
-        link = manager._engine.find_link(2)
+        link = manager._engine.links.find(2)
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:delay=300;HcclCommDestroy:fail=4@*")
             stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
@@ -78,7 +78,7 @@ async def unlinked_in_good_order(leaver: int) -> None:
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         clusters = {1: one, 2: two}
         engines = {n: cluster.datadist.cache_manager._engine for n, cluster in clusters.items()}
-        links = [engines[1].find_link(2), engines[2].find_link(1)]
+        links = [engines[1].links.find(2), engines[2].links.find(1)]
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:delay=300;HcclCommInitClusterInfoMemConfig:delay=200@*")
             with anyio.move_on_after(0.05):
@@ -117,7 +117,7 @@ async def link_ends_meanwhile() -> None:
             stopped.cancel()
             with anyio.fail_after(10):
                 await stopped.synchronize()  # its channel is closed, and the next one is being opened
-                await two.datadist.cache_manager._engine.find_link(1).refuse(LinkClosed("it has ended"))
+                await two.datadist.cache_manager._engine.links.find(1).refuse(LinkClosed("it has ended"))
                 with pytest.raises(LinkClosed):
                     await waiting
 
@@ -156,7 +156,7 @@ async def layer_behind_a_failed_one() -> None:
         manager, manager_there = one.datadist.cache_manager, two.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         await manager_there.pull_blocks(BlocksCacheKey(1), theirs, [0], [0])
-        channels = manager._engine.find_link(2).channels
+        channels = manager._engine.links.find(2).channels
         first = channels.current
         synchronizer = AwaitableLayerSynchronizer(2)
         with soft_faults_cleared():

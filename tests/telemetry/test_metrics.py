@@ -102,7 +102,7 @@ async def test_links_that_are_made_again_are_shown() -> None:
         none = scraped(registry)
         assert value(none, "aiodatadist_relink_attempts_total", cluster="2", status="LLM_SUCCESS") == 0
         changes = decoder.datadist.link_changes()
-        await prompt.datadist._running().find_link(2)._wire.aclose()
+        await prompt.datadist._running().links.find(2)._wire.aclose()
         async for change in changes:
             if change.state is LinkPhase.RELINKING:
                 break

@@ -329,7 +329,7 @@ class Side(ABC):
 
     async def _part(self, _: Stage) -> None:
         for datadist in self.datadists:  # strict softnpu waits as long as HCCL for a peer that gave up
-            await datadist._running().wait_opened()
+            await datadist._running().links.wait_opened()
         await self.part()
         for ledger in self.ledgers.values():
             ledger.settle_open()

@@ -1,0 +1,219 @@
+"""The links of a cluster: those that are being made, those there are, and those that others replaced.
+
+Who owns what
+    The engine's tasks make, serve and end links; here is what there is of them. A link is in :attr:`LinkTable.opening` until
+    it is ready or nothing is left of it, then the one of its peer, and among the replaced ones while it is being given back
+    because another one came.
+
+In which order
+    A link is filed before any caller is told of it: a client's half is ready first, and is told of when the server was heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+import anyio.abc
+
+from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting import forget_oldest
+from aiodatadist.errors import LinkClosed, LinkError, LLMStatusCode, NotLinked
+from aiodatadist.link import DRAIN_TIMEOUT, Link, LinkStatistics
+
+if TYPE_CHECKING:
+    from aiodatadist.cluster.relinker import Relinker
+    from aiodatadist.counting import Totals
+    from aiodatadist.wire.messages import Hello
+
+logger = logging.getLogger(__name__)
+
+PART_TIMEOUT = 2 * DRAIN_TIMEOUT
+"""Seconds that links which are being ended have for it, before a caller that needs them gone is told that they are not."""
+
+
+class TableHost(Protocol):
+    """What the table has to know of the engine."""
+
+    @property
+    def cluster_id(self) -> int: ...
+    @property
+    def totals(self) -> Totals: ...
+    @property
+    def check_here(self) -> Callable[[], None]: ...
+    @property
+    def is_stopping(self) -> bool: ...
+    def tasks(self) -> anyio.abc.TaskGroup: ...
+
+
+class LinkTable:
+    """Of one engine, on its event loop.
+
+    Attributes:
+        opening: those that are being made, at either end.
+        coming: how many each cluster is making with this one.
+        news: woken when one of them became ready, or ended, or will not be.
+        is_to_itself: the cluster is linked to itself, for which there is no link.
+    """
+
+    def __init__(self, engine: TableHost, relinker: Relinker) -> None:
+        self._engine = engine
+        self._relinker = relinker
+        self._links: dict[int, Link] = {}
+        self._replaced: set[Link] = set()  # which are still being given back
+        self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
+        self.peek = self._links.get
+        self.opening: set[Link] = set()
+        self.coming: Counter[int] = Counter()
+        self.news = Signal()
+        self.is_to_itself = False
+
+    def __len__(self) -> int:
+        """Of those that there are, and those that are being made."""
+        return len(self._links) + len(self.opening)
+
+    @property
+    def current(self) -> list[Link]:
+        """The link of each peer that has one, also where it is being ended."""
+        return list(self._links.values())
+
+    # ---- a link's life ----
+
+    def file(self, link: Link) -> None:
+        """A link became ready. One that it replaces is dropped."""
+        old = self._links.get(link.cluster_id)
+        if old is not None:
+            self._replaced.add(old)
+            self._engine.tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+            if old.is_mutual:
+                self._relinker.replaced(old)
+        self._links[link.cluster_id] = link
+        link.is_registered = True
+        link.generation = self._engine.totals.linked(link.cluster_id)
+
+    def tell_of(self, link: Link) -> None:
+        """Of a link that both ends have. A client's half is ready first: a caller that is told of that, and tells the peer in
+        words of its own, may be quicker than the link."""
+        self._relinker.linked(link)
+        self.news.wake()
+        logger.info("cluster %d is linked to %d", self._engine.cluster_id, link.cluster_id)
+
+    async def serve(self, link: Link) -> None:
+        """Until the link is over. Whatever goes wrong on it is its own affair."""
+        try:
+            await link.serve()
+        except Exception:
+            logger.exception("cluster %d: the link to cluster %d failed", self._engine.cluster_id, link.cluster_id)
+        finally:
+            self._engine.totals.links_ended[link.cause] += 1
+            self._replaced.discard(link)
+            if self._links.get(link.cluster_id) is link:
+                del self._links[link.cluster_id]
+                if link.failure is not None:
+                    self.remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
+                if link.is_mutual:
+                    self._relinker.ended(link)
+            self.news.wake()
+
+    async def settle(self, link: Link) -> None:
+        """A link that was being made is ready, or nothing is left of it when this returns: its half of a channel may wait in
+        a call that cannot be interrupted long after the peer gave up."""
+        try:
+            if not link.is_registered:
+                await link.discard()
+        finally:
+            self.opening.discard(link)
+            self.news.wake()
+
+    def remember(self, cluster_id: int, why: str) -> None:
+        """For callers that use it later: why there is no link."""
+        self._refusals.pop(cluster_id, None)
+        self._refusals[cluster_id] = why
+        forget_oldest(self._refusals)
+
+    def forget_refusal(self, cluster_id: int) -> None:
+        """There is a link."""
+        self._refusals.pop(cluster_id, None)
+
+    # ---- questions ----
+
+    def check_not_linked(self, cluster_id: int, peer: Hello | None = None) -> None:
+        """``peer``: a cluster that asks. A link to another instance of it is out of date, and so is one that it has had and
+        lost; without, one that is not this end's is none.
+
+        Raises LinkError: it is linked.
+        """
+        existing = self._links.get(cluster_id)
+        is_linked = existing is not None and existing.is_ready
+        if existing is not None and peer is None:
+            is_linked &= existing.is_owned
+        elif existing is not None and peer is not None:
+            is_linked &= existing.is_mutual and existing.instance == peer.instance and existing.peer_links >= peer.links
+        if is_linked or (cluster_id == self._engine.cluster_id and self.is_to_itself):
+            raise LinkError(
+                f"cluster {cluster_id} is linked already",
+                status_code=LLMStatusCode.LLM_ALREADY_LINK,
+                hint="use that link, or unlink_clusters() first",
+            )
+
+    def find(self, cluster_id: int) -> Link:
+        """One that may be used. Raises as :meth:`any`; NotLinked: it is the peer's alone."""
+        link = self.any(cluster_id)
+        if not link.is_owned:
+            raise NotLinked(
+                f"cluster {cluster_id} is not linked from here: with transfer_backend 'hixl' its link is its own",
+                peer=cluster_id,
+                hint="link_clusters() at this end, too",
+            )
+        return link
+
+    def any(self, cluster_id: int) -> Link:
+        """Raises NotLinked: there is no such link. ForkError, LLMException: the caller is not on our event loop."""
+        self._engine.check_here()
+        link = self._links.get(cluster_id)
+        if link is None:
+            refusal = self._refusals.get(cluster_id)
+            if refusal is not None:
+                is_making = self._relinker.is_making(cluster_id)
+                hint = "it is being made again: await wait_linked()" if is_making else "link_clusters() again"
+                raise NotLinked(f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint=hint)
+            raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
+        return link
+
+    async def wait_parted(self) -> None:
+        """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
+        with anyio.move_on_after(PART_TIMEOUT):
+            for link in [*self._replaced, *(link for link in self._links.values() if not link.is_ready)]:
+                await link.wait_closed()
+
+    @property
+    def has_any(self) -> bool:
+        """There are links, or some are being made, or made again, or given back."""
+        return bool(self._links or self.opening or self._replaced) or self.is_to_itself or self._relinker.is_at_work
+
+    async def wait_opened(self) -> None:
+        """Until no link is being made, and nothing is left of those that could not be made, or that others replaced."""
+        while self.opening or self._replaced:
+            await self.news.wait()
+
+    def statistics(self) -> list[LinkStatistics]:
+        return [
+            link.counters.snapshot(link.cluster_id, link.state.value, link.generation)
+            for link in list(self._links.values())
+        ]
+
+    def states(self) -> Counter[str]:
+        """How many links there are in each state, those that are being made among them. From any thread."""
+        return Counter(link.state.value for link in (*self._links.values(), *self.opening, *self._replaced))
+
+    async def wait_linked(self, cluster_id: int) -> None:
+        """Raises NotLinked: the engine stops before there is such a link."""
+        while not ((link := self._links.get(cluster_id)) and link.is_ready and link.is_mutual):
+            if self._engine.is_stopping:
+                raise NotLinked(
+                    f"cluster {self._engine.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
+                )
+            await self.news.wait()
