@@ -252,12 +252,12 @@ machine is busy.
 
 {table(["what", "here", "goal", "command"], others)}
 
-Where a goal is missed: A first pull
-is three turns of an event loop and 330 calls of Python, of both ends, each of which runs once, with cold caches: the same
-words over the same connection, without anything done for them, take 20 us, and the pull when the peer's answer is known
-takes 28. A call of the facade that wakes the loop pays for waking another core, which a virtual machine may have put to
-sleep: that is the 99th percentile of `idle`, which differs by half from run to run. `after work` is no waiting: each line of
-the call takes four to six times as long there, because the processor's caches have lost it.
+Where a goal is missed: a first pull is three turns of an event loop and 330 calls of Python, of both ends, each of which
+runs once, with cold caches: the same words over the same connection, without anything done for them, take 20 us, and the
+pull when the peer's answer is known takes 28. A call of the facade that wakes the loop pays for waking another core, which a
+virtual machine may have put to sleep: that is the 99th percentile of `idle`, which differs by half from run to run. `after
+work` is no waiting: each line of the call takes four to six times as long there, because the processor's caches have lost
+it.
 
 Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
 that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
