@@ -77,7 +77,8 @@ class LLMException(RuntimeError):
         hint: what to do next, or None. It is part of the message, too.
         landed_blocks: of a ``pull_leased`` that failed: so many of its destination's blocks, from the first, are as they have
             to be all the same.
-        retryable: the same call may succeed later without anything else being done.
+        retryable: the same call may succeed later without anything else being done. Also where a link broke that this end
+            makes again (``LLMConfig.relink``).
     """
 
     default_status = LLMStatusCode.LLM_FAILED

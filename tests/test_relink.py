@@ -40,8 +40,17 @@ from aiodatadist import (
 )
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.cluster.link_changes import MAX_UNREAD
+from aiodatadist.device import give_way
 from aiodatadist.link.link import Link
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    linked_pair,
+    open_cluster,
+    soft_fault,
+    soft_faults_cleared,
+    verify,
+)
 from aiodatadist.testing.cancelling import CancelAt
 from tests.stopwatch import lasting
 from tests.test_symmetric_links import link_all, settled
@@ -431,6 +440,37 @@ async def test_what_does_not_wait_says_that_the_link_is_being_made_again() -> No
         await door.open()
         await until(changes, LINKED)
         await decoder.datadist.notify(1, b"x")
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])
+async def test_what_fails_because_of_a_link_that_comes_back_can_be_tried_again(one_sided: bool) -> None:
+    options: dict[str, Any] = {"relink": QUICK, "enable_remote_cache_accessible": one_sided}
+    async with linked_pair(DESC, **options) as (prompt, decoder, _, cache):
+        door, changes, pull = Door(prompt), decoder.datadist.link_changes(), decoder.datadist.cache_manager.pull_blocks
+        for _ in range(2):  # the second time it is a link that was made again
+            await door.close()
+            with soft_faults_cleared():
+                soft_fault("HcclBatchGet:hang;HcclBatchPut:hang")
+                under_way = pull(KEY, cache, [0], [0])
+                await give_way()
+                await cut(prompt)
+                with pytest.raises(PeerLost) as lost:
+                    await under_way
+            await until(changes, LOST)
+            with pytest.raises(NotLinked, match="being made again") as meanwhile:
+                pull(KEY, cache, [0], [0])
+            assert (lost.value.retryable, meanwhile.value.retryable) == (True, True)
+            await door.open()
+            await until(changes, LINKED)
+            await pull(KEY, cache, [0], [0])
+        with soft_faults_cleared():
+            soft_fault("HcclBatchGet:hang;HcclBatchPut:hang")
+            under_way = pull(KEY, cache, [0], [0])
+            await give_way()
+            await by_the_peer_with_force(prompt, decoder)
+            with pytest.raises(LinkClosed) as unlinked:
+                await under_way
+        assert not unlinked.value.retryable, "a call ended it"
 
 
 async def test_a_transfer_waits_no_longer_than_it_may() -> None:

@@ -22,7 +22,7 @@ import anyio.abc
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import forget_oldest
 from aiodatadist.errors import LinkClosed, LinkError, LLMStatusCode, NotLinked
-from aiodatadist.link import DRAIN_TIMEOUT, Link, LinkStatistics
+from aiodatadist.link import AWAIT_LINK, DRAIN_TIMEOUT, Link, LinkStatistics
 
 if TYPE_CHECKING:
     from aiodatadist.cluster.relinker import Relinker
@@ -178,8 +178,10 @@ class LinkTable:
             refusal = self._refusals.get(cluster_id)
             if refusal is not None:
                 is_making = self._relinker.is_making(cluster_id)
-                hint = "it is being made again: await wait_linked()" if is_making else "link_clusters() again"
-                raise NotLinked(f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint=hint)
+                hint = AWAIT_LINK if is_making else "link_clusters() again"
+                error = NotLinked(f"cluster {cluster_id} is not linked; {refusal}", peer=cluster_id, hint=hint)
+                error.retryable = is_making
+                raise error
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
 

@@ -129,7 +129,9 @@ class Relinker:
         if wanted is None:
             wanted = self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
             link = self._engine.peek_link(cluster_id)
-            wanted.instance = "" if link is None else link.instance
+            if link is not None:
+                wanted.instance = link.instance
+                link.is_made_again = True
         else:
             wanted.address, wanted.seconds = address, seconds
             self._check_there(wanted)
@@ -248,6 +250,7 @@ class Relinker:
                 *(self._engine.cluster_id, wanted.cluster_id, anyio.current_time() - wanted.lost_at, wanted.attempts),
             )
         wanted.is_there()
+        link.is_made_again = True
         if wanted.awaited is not None and wanted.awaited:
             self._engine.spawn(wanted.awaited.begin_all, link)
 

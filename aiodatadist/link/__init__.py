@@ -18,12 +18,13 @@ from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
 from aiodatadist.link.notifications import Notification, NotificationInbox
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.session import CALLS
+from aiodatadist.link.session import AWAIT_LINK, CALLS
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.wire import Wire
 
 __all__ = [
+           "AWAIT_LINK",
            "CALLS",
            "DRAIN_TIMEOUT",
            "AwaitedLink",

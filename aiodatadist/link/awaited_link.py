@@ -165,8 +165,10 @@ class AwaitedLink:
     def _too_late(self, seconds: float) -> NotLinked:
         why = self._why()
         reason = "" if why is None else f": {why.args[0]}"
-        return NotLinked(
+        error = NotLinked(
             f"cluster {self.cluster_id} was not linked again within {seconds:g} s{reason}",
             peer=self.cluster_id,
             hint="it is still being tried",
         )
+        error.retryable = True
+        return error

@@ -73,6 +73,8 @@ _CAUSES: dict[type[LinkError], str] = {
 LINK_CAUSES = (*_CAUSES.values(), "heartbeats_missed", "device_error", "other")
 
 _DONE = {"get": "pulled", "put": "pushed"}
+AWAIT_LINK = "it is being made again: await wait_linked()"
+"""The hint of what failed because a link was lost."""
 CALLS = {"get": "pull_blocks", "put": "push_blocks"}
 """What callers call it that moves blocks."""
 
@@ -112,6 +114,7 @@ class Session:
         instance, heartbeat: the peer's, from its hello.
         failure: why it is closed or broken.
         cause: that in a word, as :class:`~aiodatadist.counting.Figures` counts it.
+        is_made_again: this end makes it again if it breaks.
         is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
         operations: transfers for which the peer is asked, until they end.
     """
@@ -140,6 +143,7 @@ class Session:
         self.state = LinkState.OPENING
         self.failure: LinkError | None = None
         self.cause = ""
+        self.is_made_again = False
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
         self.questions = PendingQuestions(wire.post)
@@ -218,7 +222,9 @@ class Session:
         if self.state is LinkState.READY:
             return
         if self.failure is not None:
-            raise type(self.failure)(*self.failure.args, peer=self.cluster_id, hint="link again")
+            failure = self.copy_of_failure()
+            failure.hint = AWAIT_LINK if failure.retryable else "link again"
+            raise failure
         raise NotLinked(f"the link to cluster {self.cluster_id} is {self.state.value}", peer=self.cluster_id)
 
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
@@ -521,8 +527,11 @@ class Session:
         raise self.copy_of_failure()
 
     def copy_of_failure(self) -> LinkError:
+        """For one caller, who may try again if the link is made again."""
         failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
-        return type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
+        copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
+        copied.retryable = self.is_made_again and not isinstance(failure, LinkClosed)
+        return copied
 
     def _end(self, failure: LinkError, state: LinkState, cause: str = "") -> None:
         """Decide that it is over, and why: no new transfer starts."""
