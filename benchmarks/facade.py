@@ -3,8 +3,8 @@
 Two clusters in this process, linked; the calls are made by the main thread, the event loop runs in its own. Every row has its
 budget, for a machine of two cores: a submission at most 50 us plus 1 us per 16 blocks, a drain of nothing at most 20 us.
 `idle`: one submission after the other has ended, so that each wakes the loop. `burst`: 32 in a row, which share wake-ups.
-`beside`: each while 64 MiB are being pulled. `after work`: the first one after 10 ms in which this thread did something else,
-which has no budget: there the processor's caches have to be filled anew. For scale, the blocking call of the same transfer.
+`beside`: each while 64 MiB are being pulled. `after work`: the first one after 10 ms in which this thread went over 8 MiB of
+its own, which the processor's caches are full of then. For scale, the blocking call of the same transfer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from aiodatadist.blocking import (
     CacheManager,
     DataType,
     Handle,
+    HandleState,
     LLMClusterInfo,
     LLMConfig,
     LLMDataDist,
@@ -37,7 +39,7 @@ SMALL = CacheDesc(2, [2048, 64], DataType.DT_UINT8)
 LARGE = CacheDesc(2, [32, 1 << 20], DataType.DT_UINT8)
 BURST = 32
 BESIDE = 8
-"""Submissions that take no longer than 64 MiB do."""
+"""Submissions, which are over before 64 MiB are."""
 WORK = 0.01
 """Seconds between two turns of a busy caller."""
 LAYERS = 64
@@ -141,7 +143,7 @@ def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
             work(WORK)
             firsts += timed(submit, 1)
             settle()
-        yield row(f"submit a pull of {blocks} blocks, after work", firsts)
+        yield row(f"submit a pull of {blocks} blocks, after work", firsts, budget)
 
     def call() -> None:
         ends.manager.pull_blocks(BlocksCacheKey(1), ends.caches[0], [0], [0])
@@ -150,13 +152,15 @@ def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
 
 
 def beside(ends: Ends, submit: Callable[[], object], settle: Callable[[], object], count: int) -> list[float]:
-    """Seconds of those during which a pull of 64 MiB was under way."""
+    """Seconds of those that began while a pull of 64 MiB was under way, which is more than submitted."""
     seconds: list[float] = []
     for _ in range(max(1, count // BESIDE)):
         large = ends.submit(list(range(32)), 1)
-        each = timed(submit, BESIDE)
-        if not large.done():
-            seconds += each
+        while large.poll() is HandleState.PENDING:
+            sleep(0)  # the loop's thread gets the interpreter's lock
+        for _ in range(BESIDE):
+            if large.poll() is HandleState.RUNNING:
+                seconds += timed(submit, 1)
         large.wait(NEVER)
         settle()
     if not seconds:
@@ -165,9 +169,10 @@ def beside(ends: Ends, submit: Callable[[], object], settle: Callable[[], object
 
 
 def work(seconds: float) -> None:
-    end = now() + seconds
+    """For so long at least."""
+    own, end = np.ones(8 << 20, np.uint8), now() + seconds
     while now() < end:
-        pass
+        own.sum()
 
 
 def questions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,8 @@
 #include <time.h>
 
 /* A connection's queue takes 510 requests, and behind that HCCL blocks its caller for up to two minutes. A ring has 386 under
- * way at most: two windows, each of them a batch with the fenced read that ends it. HCCL takes batches of up to 256 ranges. */
+ * way at most: two windows, each of them a batch with the fenced read that ends it, where a program has one step that
+ * moves bytes, as all have; each step ends a batch. HCCL takes batches of up to 256 ranges. */
 enum { WINDOWS = 2, WINDOW_RANGES = 192, HOST_BATCH = 256 };
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 

@@ -196,8 +196,8 @@ class Engine:
         for link in self.links.current:
             self.spawn(self._part, link)
         with anyio.move_on_after(1.0):
-            while ready := self.links.current:
-                await ready[0].wait_closed()
+            while left := self.links.current:
+                await left[0].wait_closed()
 
     def check_running(self) -> None:
         """Raises LLMException: it is being finalized, or was. ForkError: this is a child of its process."""
@@ -379,7 +379,7 @@ class Engine:
         """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
         smaller id goes first: its own attempt has ended before it answers the other."""
         self.links.check_not_linked(peer.cluster_id, peer)
-        if len(self.links) > MAX_LINKS:
+        if self.links.count > MAX_LINKS:
             raise LinkError(
                 f"{len(self.links.current)} links: the limit is {MAX_LINKS}",
                 status_code=LLMStatusCode.LLM_PARAM_INVALID,
@@ -435,7 +435,7 @@ class Engine:
             logger.debug("cluster %d, finalizing: %s", self.cluster_id, error)
 
     def hello(self, key: bytes | None, peer: int | None) -> Hello:
-        """This end's first word on a link, to a peer that may not have said yet who it is."""
+        """This end's first word on a link. ``peer``: who is asked, or asks; None: its own first word was another one."""
         end = self.transport.endpoint
         names = EndpointInfo.model_fields
         return Hello(

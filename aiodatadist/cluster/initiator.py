@@ -236,9 +236,7 @@ class LinkInitiator:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
         except BaseException:  # whatever it was: no half stays that the peer may never have
             if not (link.is_mutual or self._engine.is_stopping):
-                why = LinkError(
-                    str(self._engine.gave_up().args[0])
-                )  # no end in good order: what makes it again goes on
+                why = LinkError(*self._engine.gave_up().args)  # no end in good order: what makes it again goes on
                 await link.refuse(why)
                 link.break_off(why)
             raise
@@ -292,9 +290,8 @@ class LinkInitiator:
         return True
 
     async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
-        hello = self._engine.hello(
-            key, cluster_id
-        )  # at once: a link that the peer makes meanwhile is not one that was lost
+        # At once: a link that the peer makes meanwhile is not one that was lost.
+        hello = self._engine.hello(key, cluster_id)
         attempt = self._attempts[cluster_id]
         connection, host = await dial(*address, self._host_names, attempt.scope.deadline, attempt.now_waits_for)
         link = self._engine.new_link(connection)

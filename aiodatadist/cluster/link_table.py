@@ -71,7 +71,8 @@ class LinkTable:
         self.news = Signal()
         self.is_to_itself = False
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         """Of those that there are, and those that are being made."""
         return len(self._links) + len(self.opening)
 

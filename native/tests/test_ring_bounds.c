@@ -57,7 +57,7 @@ TEST(test_requests_that_are_not_done_are_bounded)
         CHECK_DONE(next_completion(r), 1, RING_DONE, 16 * SCRIPT_RANGES, SCRIPT_RANGES);
         uint64_t calls_made = fake_calls(calls[k]);
         CHECK(fake.most <= MOST);
-        CHECK(ops[k] == RING_COPY || calls_made <= SCRIPT_RANGES / 60 + 1);
+        CHECK(ops[k] == RING_COPY || calls_made <= SCRIPT_RANGES / 192 + 1);
         close_ring(r);
     }
 }

@@ -1,7 +1,7 @@
 /* Ranges: whatever is merged and cut, the same bytes go to the same places in the same order, window by window. */
 #include "ring_kit.h"
 
-enum { GRIDS = 1500, MOST_BLOCKS = 40 };
+enum { GRIDS = 1500, MOST_BLOCKS = 160 };
 
 static uint64_t seed = 20260817;
 static uint64_t below(uint64_t n)                           /* splitmix64 */
@@ -83,6 +83,7 @@ static uint64_t check_bytes(const random_grid *grids, uint32_t n, uint64_t *tota
 
 /* Neighbours are cut only where a window ends. A full window that is not the last is followed by its fence, the
  * 16th by a synchronize instead. */
+static uint64_t full_of_ranges;
 static void check_windows(uint64_t window, uint32_t grids)
 {
     uint64_t in_window = 0, ranges = 0, unproven = 0, cuts = 0, tensors = 3 * grids;
@@ -96,7 +97,8 @@ static void check_windows(uint64_t window, uint32_t grids)
         in_window += p->bytes;
         unproven += p->bytes;
         CHECK(p->bytes > 0 && in_window <= window);
-        if (in_window == window || ++ranges == 128) {
+        if (in_window == window || ++ranges == 192) {
+            full_of_ranges += in_window < window;
             in_window = ranges = 0;
             fence = unproven < 16 * window;
             unproven = fence ? unproven : 0;
@@ -129,10 +131,12 @@ static void run_grids(int op, uint32_t n, uint64_t window, uint64_t limit)
 TEST(test_random_grids_move_the_bytes_that_their_blocks_name)
 {
     static const int ops[] = { RING_COPY, RING_GET, RING_PUT };
+    static const uint64_t mosts[] = { 20, 400, 10000 };
     for (int i = 0; i < GRIDS && !check_failures; i++)
-        run_grids(ops[below(3)], (uint32_t)below(4), 1 + below(below(2) ? 20 : 400), below(2) * 1000);
+        run_grids(ops[below(3)], (uint32_t)below(4), 1 + below(mosts[below(3)]), below(2) * 1000);
     if (check_failures)
         printf("the seed was %llu\n", (unsigned long long)seed);
+    CHECK(full_of_ranges > 10);
 }
 
 TEST(test_neighbours_travel_as_one_range)

@@ -42,6 +42,18 @@ TEST(test_small_program_on_an_idle_ring_runs_in_the_submitting_call)
     close_ring(r);
 }
 
+TEST(test_small_program_of_two_full_windows_runs_in_the_submitting_call)
+{
+    fake_reset();
+    ring *r = open_ring(2, 1000, 1000, 1000);
+    ring_completion ran;
+    script s = { 0 };
+    script_copy(&s, 1, 384, 1);
+    CHECK_EQ(ring_submit(r, 1, s.steps, s.count, 1000, &ran), RING_RAN);
+    CHECK_DONE(ran, 1, RING_DONE, 384, 384);
+    close_ring(r);
+}
+
 TEST(test_small_program_does_not_end_before_one_whose_end_was_not_reaped)
 {
     fake_reset();
@@ -356,6 +368,7 @@ int main(void)
     RUN(test_blocks_run_at_once_or_nothing_is_done);
     RUN(test_programs_run_one_after_the_other_in_order_of_submission);
     RUN(test_small_program_on_an_idle_ring_runs_in_the_submitting_call);
+    RUN(test_small_program_of_two_full_windows_runs_in_the_submitting_call);
     RUN(test_small_program_does_not_end_before_one_whose_end_was_not_reaped);
     RUN(test_program_that_would_hold_up_the_caller_goes_to_the_worker);
     RUN(test_worker_takes_over_when_the_device_is_not_done);

@@ -18,14 +18,15 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cluster import pending_client
+from aiodatadist.cluster import initiator, pending_client
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
 
 async def test_a_link_outlives_the_time_that_a_handshake_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_client, "HANDSHAKE_TIMEOUT", 0.3)
+    for module in (initiator, pending_client):
+        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 0.3)
     async with linked_pair(DESC, heartbeat_interval=50) as (_, decoder, _, cache):
         with anyio.move_on_after(1.0):
             await decoder.datadist.wait_link_closed(1)

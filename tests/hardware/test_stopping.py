@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from time import monotonic
 
 import pytest
 
@@ -63,9 +64,9 @@ async def cancelled(start: Callable[[], CacheTask], share: float) -> None:
     """Until one is stopped after a share of its time: where the device is quicker than its caller, one may be over before."""
     seconds = min([(await start()).transfer_seconds for _ in range(3)])
     for _ in range(ATTEMPTS):
-        task = start()
-        if share:
-            await asyncio.sleep(share * seconds)
+        task, end = start(), monotonic() + share * seconds
+        while monotonic() < end:  # noqa: ASYNC110 - a loop's timers are as coarse as a millisecond, in which a device is done
+            await asyncio.sleep(0)
         was_cancelled = task.cancel()
         try:
             seconds = min(seconds, (await task).transfer_seconds)

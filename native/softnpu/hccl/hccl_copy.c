@@ -16,7 +16,7 @@
 
 #define PARTS_MAX  256                                  /* ranges of a piece: small blocks are moved many at a time */
 #define SHARED     ((uint64_t)512 << 10)                /* bytes of a task from which on it is shared */
-#define PIECE_MIN  ((uint64_t)48 << 10)
+#define PIECE_MIN  ((uint64_t)128 << 10)
 #define PIECES_PER_COPIER 2                             /* of what is left: the last ones are short, so that they end together */
 
 static const char gone[] = "the peer has ended or has destroyed the communicator";
@@ -69,10 +69,10 @@ typedef struct work {                                   /* a task's pieces, as i
     fault first;
 } work;
 
-static uint64_t piece_size(uint64_t left)
+static uint64_t piece_size(const work *all)
 {
-    uint64_t bytes = left / ((uint64_t)soft_setting.copiers * PIECES_PER_COPIER);
-    if (soft_setting.copiers == 1 || bytes > HCCL_PIECE)
+    uint64_t bytes = all->left / ((uint64_t)soft_setting.copiers * PIECES_PER_COPIER);
+    if (soft_setting.copiers == 1 || all->transfer->task.bytes < SHARED || bytes > HCCL_PIECE)
         return HCCL_PIECE;
     return bytes < PIECE_MIN ? PIECE_MIN : bytes & ~(uint64_t)4095;
 }
@@ -81,7 +81,7 @@ static uint64_t piece_size(uint64_t left)
 static void cut(work *all, piece *next)
 {
     const hccl_transfer *transfer = all->transfer;
-    uint64_t size = piece_size(all->left);
+    uint64_t size = piece_size(all);
     next->parts = 0;
     next->bytes = 0;
     next->mapped = all->copy < transfer->count && transfer->copies[all->copy].mapped;
@@ -184,7 +184,7 @@ static fault copy_all(const hccl_transfer *transfer)
     uint64_t total = transfer->task.bytes;
     work all = {.transfer = transfer, .left = total, .lock = PTHREAD_MUTEX_INITIALIZER};
     soft_thread_copies(total >= SHARED);
-    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : soft_setting.copiers);
+    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : (unsigned)(total / (2 * PIECE_MIN)));
     pthread_mutex_destroy(&all.lock);
     return all.first;
 }
