@@ -262,8 +262,9 @@ machine is busy.
 Where a goal is missed: a first pull is three turns of an event loop and some hundred calls of Python, of both ends, each of
 which runs once, with cold caches. A call of the facade waits for the interpreter's lock while the loop's thread has it, for
 waking another core, which a virtual machine may have put to sleep, and for two threads that copy: its 99th percentiles are
-about their goals, and differ by half from run to run. `after work` is no waiting: each line of the call takes four to six
-times as long, because the processor's caches are full of what its caller did before.
+about their goals, and differ from run to run: with 1024 blocks, beside 64 MiB, it was 0.11, 0.15 and 0.68 ms in three of
+them. `after work` is no waiting: each line of the call takes four to six times as long, because the processor's caches are
+full of what its caller did before.
 
 Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
 that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
