@@ -114,7 +114,8 @@ async def test_so_has_a_layered_transfer_whose_layers_do_not_come() -> None:
             source, synchronizer, [config], [1], [1], deadline=0.2
         )
         synchronizer.ready(0)
-        with pytest.raises(TransferTimeout, match=r"0\.2 s from the call"):
+        late = r"0\.2 s from the call: 1 of 2 layers have landed at cluster 2, layer 1 was not ready"
+        with pytest.raises(TransferTimeout, match=late):
             await task
         assert await task.get_results() == [LLMStatusCode.LLM_TIMEOUT]
 

@@ -258,6 +258,6 @@ class TransferCompletion(Completion):
         return [(self.state, self.error)]
 
 
-def too_late(seconds: float) -> TransferTimeout:
+def too_late(seconds: float, how_far: str = "") -> TransferTimeout:
     """The error of a transfer whose deadline has passed."""
-    return TransferTimeout(f"not done within the deadline, {seconds:g} s from the call")
+    return TransferTimeout(f"not done within the deadline, {seconds:g} s from the call{how_far and ': '}{how_far}")

@@ -160,6 +160,19 @@ class Destination:
         if self._linked is not None:
             self._linked(self)
 
+    def how_far(self) -> str:
+        """It has got, in words for its caller."""
+        peer = f"cluster {self.cluster_id}"
+        if not self.has_link:
+            return f"the link to {peer} is not there yet"
+        if not self.is_known:
+            return f"{peer} has not said where its cache is"
+        if self.landed == len(self.layers):
+            return ""
+        layer = self.layers[self.landed]
+        missing = f"layer {layer} {'has not landed' if self._ready > self.landed else 'was not ready'}"
+        return f"{self.landed} of {len(self.layers)} layers have landed at {peer}, {missing}"
+
     # ---- the beginning ----
 
     def prepare_at_once(self) -> bool:

@@ -95,7 +95,8 @@ class LayeredTransfer(TransferCompletion):
 
     def expire(self) -> None:
         """Each destination that has not ended ends with ``LLM_TIMEOUT``."""
-        self.fail(too_late(self.late_after))
+        for part in self.parts:
+            part.fail(too_late(self.late_after, part.how_far()))
 
     def _what(self) -> str:
         return f"layered transfer of cache {self._entry.cache_id}"
