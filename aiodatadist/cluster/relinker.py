@@ -157,6 +157,9 @@ class Relinker:
         wanted = self._wanted.pop(cluster_id, None)
         if wanted is None:
             return
+        link = self._engine.peek_link(cluster_id)
+        if link is not None:
+            link.is_made_again = False  # the peer's, which stays, where links have owners
         why = LinkClosed(f"the link to cluster {cluster_id} was unlinked")
         self._drop(wanted, why)
         if wanted.lost_at is not None and not self._is_linked(cluster_id):
