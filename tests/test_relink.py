@@ -288,7 +288,8 @@ async def test_a_link_that_the_peer_makes_meanwhile_is_enough() -> None:
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])
 async def test_both_ends_may_ask_for_the_link_at_the_same_moment(one_sided: bool) -> None:
-    """One link comes of it each time, and the caller's call says that there is one."""
+    """One link comes of it each time, and the caller's call says that there is one. An attempt that this call stops may have
+    made one before, of which no caller was told."""
     quick = {"first_delay": 0.001, "max_delay": 0.002}
     async with linked_pair(DESC, relink=quick, enable_remote_cache_accessible=one_sided) as (prompt, decoder, _, cache):
         changes = decoder.datadist.link_changes()
@@ -302,7 +303,8 @@ async def test_both_ends_may_ask_for_the_link_at_the_same_moment(one_sided: bool
             await pulled(decoder, cache, 1, 2)
             for each in (prompt, decoder):
                 assert [link.state for link in each.datadist.statistics().links] == ["ready"]
-        assert [each.datadist.figures().links_made for each in (prompt, decoder)] == [11, 11]
+        stopped = sum(each.datadist.figures().relinking.statuses.get("CANCELLED", 0) for each in (prompt, decoder))
+        assert all(11 <= each.datadist.figures().links_made <= 11 + stopped for each in (prompt, decoder))
 
 
 # ---- given up ----
