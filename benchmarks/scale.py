@@ -190,8 +190,10 @@ async def echo() -> AsyncIterator[Operation]:
         await client.answered
 
     async with server:
-        yield operation
-        transport.close()
+        try:
+            yield operation
+        finally:
+            transport.close()  # whose end the server waits for
 
 
 class _Echo(asyncio.Protocol):

@@ -184,7 +184,8 @@ static fault copy_all(const hccl_transfer *transfer)
     uint64_t total = transfer->task.bytes;
     work all = {.transfer = transfer, .left = total, .lock = PTHREAD_MUTEX_INITIALIZER};
     soft_thread_copies(total >= SHARED);
-    soft_copiers_run(copy_pieces, &all, total < SHARED ? 0 : (unsigned)(total / (2 * PIECE_MIN)));
+    unsigned helpers = total < SHARED ? 0 : (unsigned)(total / (2 * PIECE_MIN));   /* with a piece or two for each, at least */
+    soft_copiers_run(copy_pieces, &all, helpers);
     pthread_mutex_destroy(&all.lock);
     return all.first;
 }
