@@ -1,7 +1,7 @@
 /* Failures: of every driver function at any call, of work that was accepted, of time, and of a device that holds on. */
 #include "ring_kit.h"
 
-enum { GRACE_MS = 30, CODE = ACL_ERROR_RT_DRV_INTERNAL_ERROR };
+enum { GRACE_MS = 250, CODE = ACL_ERROR_RT_DRV_INTERNAL_ERROR };
 
 /* Two windows of copies, descriptors both ways, host copies behind them, events: every call a program can make. */
 static fake_event past, after;

@@ -285,7 +285,7 @@ TEST(test_copy_that_hangs_is_aborted_after_a_cancellation_and_memory_is_quiet)
     for (uint64_t inline_bytes = 0; inline_bytes <= SIZE; inline_bytes += SIZE) {
         scene c;
         ring_completion unused;
-        set_scene(&c, SIZE, SIZE, inline_bytes, 40);
+        set_scene(&c, SIZE, SIZE, inline_bytes, 250);
         CHECK_EQ(softnpu_fault("aclrtMemcpyAsync:hang"), 0);
         CHECK_EQ(ring_submit(c.r, 1, &c.s.step, 1, PATIENCE_MS, &unused), RING_QUEUED);
         CHECK_EQ(ring_submit(c.r, 2, NULL, 0, PATIENCE_MS, &unused), RING_QUEUED);
@@ -301,7 +301,7 @@ TEST(test_close_ends_a_copy_that_hangs)
 {
     scene c;
     ring_completion done[2];
-    set_scene(&c, SIZE, SIZE, SIZE, 40);
+    set_scene(&c, SIZE, SIZE, SIZE, 250);
     CHECK_EQ(softnpu_fault("aclrtMemcpyAsync:hang"), 0);
     CHECK_EQ(ring_submit(c.r, 1, &c.s.step, 1, PATIENCE_MS, done), RING_QUEUED);
     CHECK_EQ(ring_close(c.r, PATIENCE_MS), 0);
@@ -318,7 +318,7 @@ TEST(test_what_is_counted_after_a_cancellation_has_landed_and_no_more_lands)
     softnpu_counters now;
     ring_completion done;
     scene c;
-    set_scene(&c, LARGE, WINDOW, 0, 40);
+    set_scene(&c, LARGE, WINDOW, 0, 250);
     CHECK_EQ(softnpu_fault("aclrtMemcpyAsync:hang@20"), 0);
     softnpu_get_counters(&now);
     uint64_t enough = now.bytes_copied + BEFORE * WINDOW;

@@ -61,12 +61,12 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
 async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
-    options: dict[str, Any] = {"listen_ip_info": "[::1]:0", "heartbeat_interval": 50}
+    options: dict[str, Any] = {"listen_ip_info": "[::1]:0", "heartbeat_interval": 200, "heartbeat_misses": 4}
     async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         await decoder.datadist._running().initiator.link(address(prompt), 1, 5.0)
-        await anyio.sleep(0.5)  # twice as long as a link without heartbeats lives
+        await anyio.sleep(2)  # twice as long as a link without heartbeats lives
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 

@@ -29,13 +29,15 @@ from aiodatadist import (
 )
 from aiodatadist.cache.table import Entry
 from aiodatadist.testing import Cluster, open_cluster, soft_counters
-from tests.faults.test_liveness import BLOCKS, BRISK, DESC, POOL, Puppet, gone, linked_to, puppet
+from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
 
 LENT, AGAIN, OTHER = 5, 6, 7
 SIZE = 64 << 20
 WHOLE = DESC.size * DESC.num_tensors
+STOPPABLE = {"heartbeat_interval": 100, "heartbeat_misses": 6}
+"""A stopped peer is lost in 0.7 s; one that gets no core for half a second is not."""
 CAUGHT = 2
 """Times that the peer has to be caught in the middle of a write before a test is satisfied."""
 ROUNDS = 60
@@ -203,7 +205,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(kind: type[Memory], one_sided: bool) -> AsyncIterator[Scene]:
-    options = {**BRISK, "enable_remote_cache_accessible": one_sided}
+    options = {**STOPPABLE, "enable_remote_cache_accessible": one_sided}
     async with puppet(**options) as peer, linked_to(peer, **options, mem_pool_cfg=POOL) as (cluster, _):
         yield Scene(peer, cluster, kind(cluster), one_sided)
 
@@ -257,7 +259,7 @@ async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> 
 
 
 async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> None:
-    options: dict[str, Any] = BRISK
+    options: dict[str, Any] = STOPPABLE
     async with scene(Pool, one_sided=True) as s:
         manager = s.cluster.datadist.cache_manager
         async for cache in rounds_until_caught(s, 1):
@@ -301,10 +303,10 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
     kind: type[Memory], caplog: pytest.LogCaptureFixture
 ) -> None:
     caught = 0
-    async with puppet(**BRISK) as peer:
+    async with puppet(**STOPPABLE) as peer:
         while not caught:
             before = soft_counters()
-            async with linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
+            async with linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
                 s = Scene(peer, cluster, kind(cluster), one_sided=True)
                 cache = await s.stop_in_a_write(0.001)
                 caught = entry_of(cluster, cache.cache_id).is_withheld
@@ -322,7 +324,7 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
 
 
 async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_another_cache() -> None:
-    async with puppet(**BRISK) as peer, linked_to(peer, **BRISK, mem_pool_cfg=POOL) as (cluster, _):
+    async with puppet(**STOPPABLE) as peer, linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
         s = Scene(peer, cluster, Pool(cluster), one_sided=True)
         for number in range(6):
             cache = await s.memory.lend()
