@@ -135,7 +135,7 @@ class RedisServer(Server):
         self._options = [*options, "--maxmemory", str(memory), "--maxmemory-policy", policy]
         if is_in_cluster:
             self._options += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
-            self._options += ["--cluster-node-timeout", "500", "--cluster-require-full-coverage", "no"]
+            self._options += ["--cluster-node-timeout", "1500", "--cluster-require-full-coverage", "no"]
 
     @property
     def url(self) -> str:
