@@ -282,6 +282,8 @@ class LLMDataDist:
             len(engine.registry.table) if engine is not None and is_there else 0,
             {placement.name.lower(): usage for placement, usage in pools.items()},
             dict(totals.failure_causes),
+            totals.messages_repeated,
+            totals.answers_late,
         )
 
     @property

@@ -64,6 +64,10 @@ class Figures(Generic[Pool]):
             ``seconds`` how long those were gone that were.
         relinks_given_up: links that were not made again in time.
         link_changes_dropped: that readers of ``link_changes()`` were too slow for, over all readers.
+        messages_repeated: that this cluster said again to peers, since no answer had come within a second or more: they, or
+            their answers, may have been lost.
+        answers_late: of peers, that came when nothing waited for them any more, for instance the end of a transfer that had
+            its deadline before.
         leases: leases of blocks that are kept for peers now.
         leases_opened, leases_ended: how many there were; and why they ended, as
             :class:`~aiodatadist.LeaseEnd` has it.
@@ -88,3 +92,5 @@ class Figures(Generic[Pool]):
     caches: int
     pools: Mapping[str, Pool] = field(default_factory=dict)
     failure_causes: Mapping[str, int] = field(default_factory=dict)
+    messages_repeated: int = 0
+    answers_late: int = 0

@@ -42,6 +42,8 @@ class Totals:
         self.relinking = Flow()
         self.relinks_given_up = 0
         self.link_changes_dropped = 0
+        self.messages_repeated = 0
+        self.answers_late = 0
         self.leases_opened = 0
         self.leases_ended: Counter[str] = Counter()
 

@@ -134,9 +134,12 @@ class LayerEvents:
         check_here: Callable[[], None],
         questions: PendingQuestions,
         is_numbered: Callable[[], bool],
+        post_again: Callable[[Message], None],
     ) -> None:
-        """``is_numbered``: the peer knows the ``call`` of a ``watch``."""
+        """``is_numbered``: the peer knows the ``call`` of a ``watch``. ``ask_again``, which is ``post_again``: of a receiver
+        that heard nothing for a while."""
         self._post = post
+        self.ask_again = post_again
         self._questions = questions
         self._is_numbered = is_numbered
         self.check_here = check_here
@@ -161,9 +164,6 @@ class LayerEvents:
         else:
             self._post(receiver._message(0))
             await self._questions.ask(lambda call: Ping(call=call), Pong)
-
-    def ask_again(self, message: Watch) -> None:
-        self._post(message)
 
     def unwatch(self, cache_id: int) -> None:
         if (receiver := self._receivers.pop(cache_id, None)) is not None:

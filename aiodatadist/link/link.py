@@ -32,7 +32,7 @@ from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
-from aiodatadist.link.questions import Answer, Question
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
@@ -343,6 +343,8 @@ class Link(Session):
             if isinstance(message, Found) and message.cache is not None:
                 self._learn(question, message.cache, message.slot)
             question.settle(message)
+        elif not isinstance(message, Owned):  # it was repeated, or came when nothing waited for it any more
+            self._host.totals.answers_late += 1
 
     def _on_unsupported(self, message: Unsupported) -> None:
         """What this end said is of a newer version than the peer's: only what asked for it fails."""
@@ -448,7 +450,8 @@ class Link(Session):
             if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
                 if self.state is LinkState.READY:
                     self._was_refused = True
-                    self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
+                    why = f"cluster {self.cluster_id} ended the link: {message.reason}"
+                    self._end(LinkClosed(why), LinkState.CLOSING)
                 return
             self._is_heard()
             if isinstance(message, Disconnect) and self.is_open:
@@ -483,9 +486,15 @@ class Link(Session):
         self._end_serving()
 
     async def _part(self) -> None:
-        """Drain, and tell the peer. In a task of the link's own, so that no caller can be cancelled half-way."""
+        """Drain, and tell the peer, which may not hear it, now and then again. In a task of the link's own, so that no caller
+        can be cancelled half-way."""
         await self._drain(self._patience)
         self._wire.post(Disconnect(reason=self._reason))
+        pause = AGAIN_SECONDS
+        while True:  # the end of the link ends this
+            await anyio.sleep(pause)
+            self.post_again(Disconnect(reason=self._reason))
+            pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""

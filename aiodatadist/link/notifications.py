@@ -54,9 +54,15 @@ class PendingNotification:
 class NotificationQueue:
     """What a link's peer is to be notified of."""
 
-    def __init__(self, post: Callable[[Message], None], is_numbered: Callable[[], bool] = lambda: False) -> None:
-        """``is_numbered``: the peer says which it heard, and is told again of those that it did not hear."""
+    def __init__(
+        self,
+        post: Callable[[Message], None],
+        is_numbered: Callable[[], bool] = lambda: False,
+        post_again: Callable[[Message], None] | None = None,
+    ) -> None:
+        """``is_numbered``: the peer says which it heard, and is told of the others by ``post_again``."""
         self._post = post
+        self._post_again = post_again or post
         self._is_numbered = is_numbered
         self._pending: deque[PendingNotification] = deque()
         self._sent = self._taken = 0
@@ -145,7 +151,7 @@ class NotificationQueue:
 
     def _repeat(self) -> None:
         self._repeated = self._unheard[0].number
-        self._post(self._unheard[0])
+        self._post_again(self._unheard[0])
 
     def end(self) -> None:
         """The link is over: nothing is said any more."""

@@ -61,8 +61,10 @@ class Question:
 class PendingQuestions:
     """All of one link, by the numbers that we gave them. ``is_over``: no answer comes any more."""
 
-    def __init__(self, post: Callable[[Message], None]) -> None:
+    def __init__(self, post: Callable[[Message], None], post_again: Callable[[Message], None] | None = None) -> None:
+        """``post_again``: says what was said before; None: as ``post`` does."""
         self._post = post
+        self._post_again = post_again or post
         self._numbers = itertools.count(1)
         self._open: dict[int, Question] = {}
         self._insisting: set[anyio.CancelScope] = set()
@@ -128,7 +130,7 @@ class PendingQuestions:
             with anyio.move_on_after(pause):
                 await call.answered.wait()
             if not call.answered.is_set():
-                self._post(question(call.number))
+                self._post_again(question(call.number))
                 pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     def revoked(self, cache_id: int) -> None:

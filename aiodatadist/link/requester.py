@@ -262,8 +262,8 @@ class Requester:
         seconds = STOP_TIMEOUT + (
             BROKEN_TIMEOUT if session.channels.is_rdma else 0.0
         )  # it has to close a channel with us
-        for _ in range(STOPS):
-            session.post(Stop(call=question.number))
+        for number in range(STOPS):
+            (session.post_again if number else session.post)(Stop(call=question.number))
             await session.questions.insist(question, seconds / STOPS)
             if question.answer is not None or session.questions.is_over:
                 break
@@ -428,7 +428,7 @@ class _Lookup:
             who, seconds = self._session.cluster_id, self._spec.seconds
             raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
         if self._question is not None:
-            self._session.post(self._words(self._question.number))
+            self._session.post_again(self._words(self._question.number))
         self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS)
         self.look_at = min(now + self._pause, self._end)
 

@@ -146,14 +146,16 @@ class Session:
         self.is_made_again = False
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
-        self.questions = PendingQuestions(wire.post)
+        self.questions = PendingQuestions(wire.post, self.post_again)
         self.catalogue = Catalogue()
         self.channels = Channels(
             transport, wire.post, self.questions, self.spawn, self._channel_name, self._on_out_of_use
         )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
-        self.notification_queue = NotificationQueue(wire.post, self._knows_numbers)
-        self.layer_events = LayerEvents(wire.post, host.check_here, self.questions, self._knows_numbers)
+        self.notification_queue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
+        self.layer_events = LayerEvents(
+            wire.post, host.check_here, self.questions, self._knows_numbers, self.post_again
+        )
         self.counters = LinkCounters()
         self.estimate = Estimate()
 
@@ -175,6 +177,11 @@ class Session:
         return channel_name(*self._names)
 
     def post(self, message: Message) -> None:
+        self._wire.post(message)
+
+    def post_again(self, message: Message) -> None:
+        """What was said before, and was not answered."""
+        self._host.totals.messages_repeated += 1
         self._wire.post(message)
 
     def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:

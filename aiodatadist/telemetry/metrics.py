@@ -49,6 +49,8 @@ CLUSTER: Final = {
     "aiodatadist_relink_seconds": Metric("histogram", "Of links that were made again: from the loss to ready."),
     "aiodatadist_relinks_given_up": Metric("counter", "Links that broke and were not made again in time."),
     "aiodatadist_link_changes_dropped": Metric("counter", "Changes of links that readers were too slow for."),
+    "aiodatadist_messages_repeated": Metric("counter", "Messages said again, as no answer had come."),
+    "aiodatadist_answers_late": Metric("counter", "Answers for which nothing waited any more."),
     "aiodatadist_leases": Metric("gauge", "Leases of blocks that are kept for peers now."),
     "aiodatadist_leases_opened": Metric("counter", "Leases of blocks."),
     "aiodatadist_leases_ended": Metric("counter", "Leases that ended, and why.", ("reason",)),

@@ -210,6 +210,8 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.histogram("aiodatadist_relink_seconds", SECONDS, relinking.by_seconds, relinking.seconds, *which)
     sheet.add("aiodatadist_relinks_given_up", figures.relinks_given_up, *which)
     sheet.add("aiodatadist_link_changes_dropped", figures.link_changes_dropped, *which)
+    sheet.add("aiodatadist_messages_repeated", figures.messages_repeated, *which)
+    sheet.add("aiodatadist_answers_late", figures.answers_late, *which)
     sheet.add("aiodatadist_leases", figures.leases, *which)
     sheet.add("aiodatadist_leases_opened", figures.leases_opened, *which)
     sheet.add_each("aiodatadist_leases_ended", figures.leases_ended, [end.value for end in LeaseEnd], *which)

@@ -20,8 +20,11 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing.toxics import (
     Bandwidth,
     Corrupt,
+    Drop,
     Latency,
     LimitData,
+    Reorder,
+    Repeat,
     ResetPeer,
     Slicer,
     SlowClose,
@@ -71,7 +74,7 @@ class ChaosProxy:
 
     Args:
         upstream: host and port of the server.
-        seed: of jitter, slices and flipped bits.
+        seed: of jitter, slices, flipped bits, and what is lost, comes twice or late.
 
     Attributes:
         upstream: may be changed when a server comes back elsewhere; new clients are connected there.
@@ -270,6 +273,7 @@ class _Flow:
         self._direction = direction
         self._source, self._sink = source, sink
         self._limit: tuple[LimitData, int] | None = None
+        self._overtaken: list[bytes] = []
 
     async def run(self) -> None:
         """To the end of what the source sends. Raises _CutError, OSError: the connection is over."""
@@ -300,8 +304,11 @@ class _Flow:
         try:
             async for arrived, data in receive:
                 await self._late(arrived)
-                await self._on_its_way(data)
+                for piece in self._lost_or_moved(data):
+                    await self._on_its_way(piece)
             await self._held_back()
+            for piece in self._overtaken:
+                await self._on_its_way(piece)
             if (slow := self._find(SlowClose)) is not None:
                 await anyio.sleep(slow.seconds)
             with suppress(OSError):  # the sink was the first to go
@@ -317,6 +324,19 @@ class _Flow:
         if (latency := self._find(Latency)) is not None:
             jitter = self._proxy.chance.uniform(-latency.jitter, latency.jitter)
             await anyio.sleep_until(arrived + max(0.0, latency.seconds + jitter))
+
+    def _lost_or_moved(self, data: bytes) -> list[bytes]:
+        """What arrives instead of this piece, in its order."""
+        pieces = [] if self._hits(Drop) else [data, data] if self._hits(Repeat) else [data]
+        if pieces and not self._overtaken and self._hits(Reorder):
+            self._overtaken = pieces
+            return []
+        behind, self._overtaken = self._overtaken, []
+        return pieces + behind
+
+    def _hits(self, kind: type[Corrupt | Drop | Repeat | Reorder]) -> bool:
+        toxic = self._find(kind)
+        return toxic is not None and self._proxy.chance.random() < toxic.share
 
     async def _on_its_way(self, data: bytes) -> None:
         while data:
@@ -351,10 +371,9 @@ class _Flow:
         return data[size:]
 
     def _corrupted(self, piece: bytes) -> bytes:
-        corrupt, chance = self._find(Corrupt), self._proxy.chance
-        if corrupt is None or chance.random() >= corrupt.share:
+        if not self._hits(Corrupt):
             return piece
-        number = chance.randrange(8 * len(piece))
+        number = self._proxy.chance.randrange(8 * len(piece))
         return (int.from_bytes(piece, "little") ^ (1 << number)).to_bytes(len(piece), "little")
 
     def _limited(self, piece: bytes) -> bytes:

@@ -14,6 +14,13 @@ def _at_least(what: object, name: str, value: float, least: float) -> None:
         raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: it has to be a finite number from {least:g} on")
 
 
+def _share(what: object, share: float) -> None:
+    """Raises ParamInvalid: it is none."""
+    _at_least(what, "share", share, 0)
+    if share > 1:
+        raise ParamInvalid(f"{type(what).__name__}.share is {share}: it has to be from 0 to 1")
+
+
 @dataclass(frozen=True)
 class Latency:
     """Each piece arrives later by ``seconds``, give or take up to ``jitter``; their order stays, and the bandwidth."""
@@ -104,9 +111,40 @@ class Corrupt:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least(self, "share", self.share, 0)
-        if self.share > 1:
-            raise ParamInvalid(f"Corrupt.share is {self.share}: it has to be from 0 to 1")
+        _share(self, self.share)
 
 
-Toxic = Latency | Bandwidth | Slicer | Timeout | SlowClose | ResetPeer | LimitData | Corrupt
+@dataclass(frozen=True)
+class Drop:
+    """This share of the pieces does not arrive, and what comes behind them does. Not in Toxiproxy.
+
+    A piece is what was there when the proxy looked: mostly one message, as they are sent one by one; of a long one a part.
+    """
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _share(self, self.share)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """This share of the pieces, as of :class:`Drop`, arrives twice. Not in Toxiproxy."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _share(self, self.share)
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """This share of the pieces, as of :class:`Drop`, arrives behind the next one, whenever that comes. Not in Toxiproxy."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _share(self, self.share)
+
+
+Toxic = Latency | Bandwidth | Slicer | Timeout | SlowClose | ResetPeer | LimitData | Corrupt | Drop | Repeat | Reorder

@@ -280,5 +280,5 @@ def _check_signs(body: bytes) -> None:
 def _first(error: ValidationError) -> str:
     """What is wrong, in one short line: names and values in it are the peer's, and as long as it likes."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    text = ".".join(str(part) for part in first["loc"]) + ": " + first["msg"]
+    text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
     return as_ascii(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")

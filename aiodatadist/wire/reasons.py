@@ -11,5 +11,5 @@ def printable(error: Exception) -> str:
 
 
 def as_ascii(text: str, limit: int = MAX_REASON) -> str:
-    """The text with everything else escaped; no more than ``limit`` characters."""
-    return ascii(text[:limit])[1:-1][:limit]
+    """The text with all that is no printable ASCII escaped; no more than ``limit`` characters."""
+    return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in text[:limit])[:limit]

@@ -17,7 +17,8 @@ LANES = PROFILES["one-sided"].lanes
 FAULTS = {
     "processes": {"kill", "stop", "spin", "hog", "clock", "full"},
     "network": {
-        "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
+        "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "drop", "repeat",
+        "reorder", "down",
     },
     "devices": {"delay", "fail", "exec", "hang"},
 }  # fmt: skip

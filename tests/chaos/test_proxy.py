@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,14 +16,18 @@ from aiodatadist.testing import (
     Bandwidth,
     ChaosProxy,
     Corrupt,
+    Drop,
     Latency,
     LimitData,
+    Reorder,
+    Repeat,
     ResetPeer,
     Slicer,
     SlowClose,
     Timeout,
     Toxic,
 )
+from aiodatadist.testing.proxy import _Flow
 from tests.stopwatch import lasting
 
 DATA = random.Random(0).randbytes(300_000)
@@ -204,6 +209,29 @@ async def test_the_same_seed_flips_the_same_bits() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("toxic", "comes"), [(Drop(), b""), (Repeat(), b"12341234"), (Reorder(), b"1234"), (Drop(0), b"1234")], ids=str
+)
+async def test_a_piece_is_lost_or_comes_twice_or_is_kept_to_the_end(toxic: Toxic, comes: bytes) -> None:
+    async with client_of_proxy() as (client, proxy):
+        with proxy.under(toxic, direction="upstream"):
+            await client._send(b"1234")
+            client.eof()
+            assert await client.rest() == comes
+
+
+async def test_a_piece_comes_behind_the_next_one() -> None:
+    async with proxied() as proxy:
+        with socket.socket() as unused:
+            flow = _Flow(proxy, "upstream", unused, unused)
+        with proxy.under(Reorder()):
+            assert flow._lost_or_moved(b"1") == []
+            assert flow._lost_or_moved(b"2") == [b"2", b"1"]
+            assert flow._lost_or_moved(b"3") == []
+        assert flow._lost_or_moved(b"4") == [b"4", b"3"]
+        assert flow._lost_or_moved(b"5") == [b"5"]
+
+
 async def test_without_a_server_the_client_is_reset() -> None:
     async with proxied() as proxy:
         proxy.upstream = ("127.0.0.1", 1)
@@ -240,6 +268,9 @@ async def test_the_end_of_the_proxy_resets_what_is_open() -> None:
         (lambda: Bandwidth(0), "Bandwidth.bytes_per_second is 0: it has to be a finite number from 1 on"),
         (lambda: Slicer(4, 4), "Slicer.variation is 4: it has to be from 0 to below average, 4"),
         (lambda: Corrupt(1.5), "Corrupt.share is 1.5: it has to be from 0 to 1"),
+        (lambda: Drop(-1), "Drop.share is -1: it has to be a finite number from 0 on"),
+        (lambda: Repeat(2), "Repeat.share is 2: it has to be from 0 to 1"),
+        (lambda: Reorder(2), "Reorder.share is 2: it has to be from 0 to 1"),
         (lambda: Timeout(float("inf")), "Timeout.seconds is inf"),
         (lambda: LimitData(-1), "LimitData.nbytes is -1"),
         (lambda: ResetPeer(-1), "ResetPeer.seconds"),

@@ -26,7 +26,7 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared
 from tests.faults.mishaps import Fate, Heard, Mishaps, installed, once
 from tests.profiles import at_night
 
@@ -102,6 +102,33 @@ async def test_so_it_is_where_checksums_are_compared(
         mishaps.decide = once(*what)
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0], checksum=True)
         assert sum(count for name, count in mishaps.happened.items() if not name.endswith("None")) == len(what)
+        await pull_works(prompt, decoder, source, cache)
+
+
+async def test_what_was_said_again_and_what_came_too_late_is_counted_beyond_the_link(mishaps: Mishaps) -> None:
+    async with linked_pair(BLOCKS, sync_kv_timeout=LONG) as (prompt, decoder, source, cache):
+        mishaps.decide = once(("lookup", "lost"), ("found", "twice"))
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        await pull_works(prompt, decoder, source, cache)
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)])
+        figures = decoder.datadist.figures()
+        assert figures.messages_repeated >= 1
+        assert figures.answers_late >= 1
+
+
+@pytest.mark.parametrize("fate", ["lost", "twice", "late"])
+@pytest.mark.parametrize("kind", ["disconnect", "bye"])
+async def test_a_link_ends_at_both_ends_although_a_word_about_that_is(mishaps: Mishaps, kind: str, fate: Fate) -> None:
+    async with linked_pair(BLOCKS) as (prompt, decoder, source, cache):
+        await pull_works(prompt, decoder, source, cache)
+        mishaps.decide = once((kind, fate))
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)], 20_000)
+        assert mishaps.happened[f"{kind} {fate}"] == 1
+        with anyio.fail_after(20):
+            await prompt.datadist._running().links.wait_parted()
+        for cluster in (prompt, decoder):
+            assert cluster.datadist.statistics().links == ()
+        assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 10_000))[0].name == "LLM_SUCCESS"
         await pull_works(prompt, decoder, source, cache)
 
 

@@ -101,6 +101,8 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
         "aiodatadist_leases_opened",
         "aiodatadist_link_changes_dropped",
         "aiodatadist_links_made",
+        "aiodatadist_messages_repeated",
+        "aiodatadist_answers_late",
         "aiodatadist_context_cache_calls_running",
         "aiodatadist_context_cache_damaged",
         "aiodatadist_context_cache_in_flight_bytes",

@@ -30,9 +30,9 @@ PUBLIC: dict[str, str] = {
         ParamInvalid PeerLost ProtocolError RuntimeUnavailable StuckError TransferError TransferTimeout
     """,
     "aiodatadist.testing": """
-        Bandwidth BlockLedger BlockStamp ChaosProxy Cluster cluster_info Corrupt Latency LimitData linked_pair
-        MisplacedError open_cluster pattern ResetPeer Slicer SlowClose soft_counters soft_fault soft_faults_cleared
-        stamp Timeout Toxic verify
+        Bandwidth BlockLedger BlockStamp ChaosProxy Cluster cluster_info Corrupt Drop Latency LimitData
+        linked_pair MisplacedError open_cluster pattern Reorder Repeat ResetPeer Slicer SlowClose soft_counters
+        soft_fault soft_faults_cleared stamp Timeout Toxic verify
     """,
     "aiodatadist.testing.pools": """
         content fetch FullPoolContract MIB new_key PATIENCE PoolContract soon store

@@ -10,8 +10,11 @@ from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.testing.toxics import (
     Bandwidth,
     Corrupt,
+    Drop,
     Latency,
     LimitData,
+    Reorder,
+    Repeat,
     ResetPeer,
     Slicer,
     SlowClose,
@@ -45,7 +48,8 @@ class Step:
 
 FAULTS = (
     "kill", "stop", "spin", "hog", "clock", "full",
-    "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "down",
+    "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "drop", "repeat",
+    "reorder", "down",
     "delay", "fail", "exec", "hang", "flip", "engine-kill", "engine-stop",
 )  # fmt: skip
 """All there are."""
@@ -83,6 +87,9 @@ def _network(chance: random.Random, _: Profile) -> Step:
         ResetPeer(chance.uniform(0.0, 0.2)),
         LimitData(chance.randrange(2000)),
         Corrupt(chance.uniform(0.02, 0.3)),
+        Drop(chance.uniform(0.02, 0.3)),
+        Repeat(chance.uniform(0.02, 0.5)),
+        Reorder(chance.uniform(0.02, 0.5)),
     )
     number = chance.randrange(len(toxics) + 1)
     common = {"pause": chance.uniform(0.1, 0.8), "seconds": chance.uniform(0.2, 1.5), "number": chance.randrange(100)}
