@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -149,6 +150,7 @@ class Channels:
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()
         self._following = 0
+        self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
         self._failure = ""
         self._refused: LLMException | None = None
@@ -418,9 +420,12 @@ class Channels:
     def on_renew(self, message: Renew) -> None:
         if self._rank != 1:
             raise ProtocolError("only the client says 'renew'")
+        if message.channel in self._heard or self._named(message.channel) is not None:
+            return  # it comes once more
         if self._following >= MAX_FOLLOWING:
             raise ProtocolError(f"the peer renews its channel {self._following} times at once")
         self._following += 1
+        self._heard.append(message.channel)
         self._expected.add(message.channel)
 
         async def follow() -> None:

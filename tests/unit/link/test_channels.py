@@ -64,8 +64,8 @@ class Said:
 
 
 @asynccontextmanager
-async def client() -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
-    """A client's channels, of which the first is open, and what it says."""
+async def client(rank: int = 0) -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
+    """A client's channels, or with rank 1 a server's, of which the first is open, and what it says."""
     said = Said()
     names = (f"channel_{number}" for number in range(2, 100))
     transport = FakeTransport()
@@ -78,7 +78,7 @@ async def client() -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
             lambda: next(names),
             lambda _: None,
         )
-        await channels.open("channel_1", 0, (HERE, THERE), 1)
+        await channels.open("channel_1", rank, (HERE, THERE), 1)
         channels.on_first(1)
         yield channels, transport, said
         group.cancel_scope.cancel()
@@ -101,3 +101,21 @@ async def test_peer_may_break_a_channel_before_this_end_has_taken_it_into_use() 
         reached = await channels.reach(2, 1)
         assert reached.name == "channel_3"
         assert [channel.is_closed for channel in transport.opened] == [False, True, False]
+
+
+async def test_a_renewal_that_the_peer_says_more_than_once_is_one() -> None:
+    async with client(rank=1) as (channels, transport, said):
+        transport.epoch = 2
+        renew = Renew(channel="channel_2", seconds=20)
+        for _ in range(2):
+            channels.on_renew(renew)
+        await said.wait_for(Renewed(channel="channel_2", epoch=2))
+        channels.on_renew(renew)
+        channels.on_renewed(Renewed(channel="channel_2", epoch=2))
+        await channels.wait_opened()
+        channels.on_renew(renew)
+        channels.on_renew(Renew(channel="channel_1", seconds=20))
+        await channels.wait_opened()
+        assert channels.current.name == "channel_2"
+        assert len(transport.opened) == 2
+        assert said.all.count(Renewed(channel="channel_2", epoch=2)) == 1
