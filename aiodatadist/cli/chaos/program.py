@@ -111,7 +111,7 @@ def _device(chance: random.Random, profile: Profile) -> Step:
     if not profile.one_sided:
         side = "owner"
     number = chance.randint(1, 5)
-    if profile.is_checked and chance.random() < 0.6:  # of what has checksums: layers have none
+    if profile.is_checked and chance.random() < 0.6:  # of what the puller moves
         return Step(pause, "flip", "puller", seconds, spec=f"{call}:flip={chance.randrange(1 << 18)}@{number}")
     action = chance.choice(
         (
