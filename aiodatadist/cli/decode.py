@@ -123,8 +123,8 @@ class MemcpyLimit:
     """
 
     def __init__(self, datadist: LLMDataDist, num_blocks: int) -> None:
-        _, self._source = allocate_tensors(datadist, num_blocks)
-        _, self._target = allocate_tensors(datadist, num_blocks)
+        self._source = allocate_tensors(datadist, num_blocks)
+        self._target = allocate_tensors(datadist, num_blocks)
         self._blocks = np.random.default_rng(0).permutation(num_blocks)
 
     def seconds(self, portion: range) -> float:

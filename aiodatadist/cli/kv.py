@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMDataDist, Placement
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMDataDist, Placement, empty
 from aiodatadist.cli.model import Array, ModelConfig, blocks_for
-from aiodatadist.device import Memory
 
 PAGE = 2 << 20
 """Bytes: over HCCS every tensor starts with a page."""
@@ -81,28 +80,26 @@ async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int
     needed = blocks_for(tokens)
     num_blocks = needed + needed // 4 + 1
     manager, key = datadist.cache_manager, BlocksCacheKey(cluster_id)
-    starts, tensors = await anyio.to_thread.run_sync(allocate_tensors, datadist, num_blocks)
+    tensors = await anyio.to_thread.run_sync(allocate_tensors, datadist, num_blocks)
     table = np.random.default_rng((seed, cluster_id)).permutation(num_blocks)[:needed].tolist()
-    try:
-        if datadist.runtime.is_soft:
-            cache = await manager.register_blocks_cache(_desc(num_blocks), starts, key)
-            yield Kv(manager, cache, tensors, table)
-        else:
-            _, on_device = await anyio.to_thread.run_sync(_allocate, datadist, num_blocks, Placement.DEVICE)
-            cache = await manager.register_blocks_cache(_desc(num_blocks), on_device, key)
-            yield Kv(manager, cache, tensors, table, await _copies(manager, num_blocks, starts, on_device))
-    finally:
-        tensors.clear()  # the library frees the memory when it closes, and nothing may look at it then
+    if datadist.runtime.is_soft:
+        cache = await manager.register_blocks_cache(_desc(num_blocks), tensors, key)
+        yield Kv(manager, cache, tensors, table)
+    else:
+        on_device = await anyio.to_thread.run_sync(_allocate_on_device, datadist, num_blocks)
+        cache = await manager.register_blocks_cache(_desc(num_blocks), on_device, key)
+        yield Kv(manager, cache, tensors, table, await _copies(manager, num_blocks, tensors, on_device))
 
 
 async def _copies(
-    manager: CacheManager, num_blocks: int, host: Sequence[int], device: Sequence[int]
+    manager: CacheManager, num_blocks: int, host: Sequence[Array], device: Sequence[int]
 ) -> list[LayerCopy]:
     copies = []
     on_host, on_device = (_desc(num_blocks, place, 2) for place in (Placement.HOST, Placement.DEVICE))
     for i in range(0, CONFIG.num_tensors, 2):
         target = await manager.register_blocks_cache(on_device, list(device[i : i + 2]), remote_accessible=False)
-        copies.append(LayerCopy(Cache.create_cpu_cache(on_host, list(host[i : i + 2])), target))
+        starts = [tensor.ctypes.data for tensor in host[i : i + 2]]
+        copies.append(LayerCopy(Cache.create_cpu_cache(on_host, starts), target))
     return copies
 
 
@@ -110,22 +107,21 @@ def _desc(num_blocks: int, place: Placement = Placement.DEVICE, tensors: int = C
     return CacheDesc(tensors, CONFIG.cache_shape(num_blocks), DataType.DT_FLOAT, place)
 
 
-def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> tuple[list[int], list[Array]]:
-    """The library's memory for a whole cache that the host can address: where its tensors start, and the tensors, all zero;
-    none may be alive when the library closes.
+def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> list[Array]:
+    """A whole cache of zeros that the host can address: on softnpu its peers can, too; on an NPU it is pinned.
 
     Every page has been touched, so that no transfer pays for that.
     """
-    memory, starts = _allocate(datadist, num_blocks, Placement.DEVICE if datadist.runtime.is_soft else Placement.HOST)
-    shape = CONFIG.cache_shape(num_blocks)
-    view, count = memory.view(), num_blocks * CONFIG.block_bytes // 4
-    tensors = [np.frombuffer(view, np.float32, count, start - memory.address).reshape(shape) for start in starts]
+    place = Placement.DEVICE if datadist.runtime.is_soft else Placement.HOST
+    shape, device_id = CONFIG.cache_shape(num_blocks), datadist.device.index
+    tensors = [empty(shape, np.float32, placement=place, device_id=device_id) for _ in range(CONFIG.num_tensors)]
     for tensor in tensors:
         tensor.fill(0)
-    return starts, tensors
+    return tensors
 
 
-def _allocate(datadist: LLMDataDist, num_blocks: int, placement: Placement) -> tuple[Memory, list[int]]:
+def _allocate_on_device(datadist: LLMDataDist, num_blocks: int) -> list[int]:
+    """An NPU's memory for a whole cache: where its tensors start. The library frees it when it closes."""
     stride = -(-num_blocks * CONFIG.block_bytes // PAGE) * PAGE
-    memory = datadist.device.allocate(CONFIG.num_tensors * stride, placement)
-    return memory, [memory.address + index * stride for index in range(CONFIG.num_tensors)]
+    memory = datadist.device.allocate(CONFIG.num_tensors * stride)
+    return [memory.address + index * stride for index in range(CONFIG.num_tensors)]

@@ -18,7 +18,7 @@ import anyio.from_thread
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement, empty
 from aiodatadist.cli.model import Array, Model, ModelConfig, sample
 from aiodatadist.telemetry.otel import SpanObserver
 from aiodatadist.telemetry.prometheus import MetricsCollector
@@ -110,7 +110,12 @@ class Kv:
 async def open_kv(role: LLMRole, settings: KvSettings, metrics: Metrics) -> AsyncIterator[Kv]:
     """Open until the end of the block, and until all blocks are back or their time is over."""
     shape = CONFIG.cache_shape(settings.blocks)
-    tensors = [np.zeros(shape, np.float32) for _ in range(CONFIG.num_tensors)]
+    tensors = [
+        empty(shape, np.float32, placement=Placement.HOST, device_id=settings.device_id)
+        for _ in range(CONFIG.num_tensors)
+    ]
+    for tensor in tensors:
+        tensor.fill(0)  # touches every page, so that no request pays for that
     async with LLMDataDist(role, settings.cluster_id, settings.config()) as datadist:
         datadist.observer = SpanObserver()
         metrics.registry.register(MetricsCollector(datadist))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -13,9 +14,11 @@ from aiodatadist import LLMConfig, LLMException
 from aiodatadist.cli import worker
 from aiodatadist.cli.decode import decode
 from aiodatadist.cli.figures import portions_of
+from aiodatadist.cli.kv import open_kv
 from aiodatadist.cli.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
 from aiodatadist.cli.pipes import OrderT
 from aiodatadist.cli.prefill import prefill
+from aiodatadist.testing import open_cluster, soft_counters
 
 PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]
 BLOCKS = 38  # of 16 tokens
@@ -108,6 +111,17 @@ async def test_exchanged_blocks_are_noticed_in_the_bytes() -> None:
         lambda ready: ready.model_copy(update={"blocks": [ready.blocks[1], ready.blocks[0], *ready.blocks[2:]]})
     )
     assert not finished.kv_equal
+
+
+async def test_the_cache_is_not_adopted_and_given_back_with_its_last_array() -> None:
+    gc.collect()
+    before = soft_counters()
+    async with open_cluster(1) as cluster, open_kv(cluster.datadist, 1, len(PROMPT), JOB.seed) as kv:
+        assert soft_counters()["adopted"] == before["adopted"]
+    assert not any(tensor.any() for tensor in kv.tensors)
+    del kv, cluster  # which keeps what was registered
+    gc.collect()
+    assert soft_counters()["device_bytes"] == before["device_bytes"]
 
 
 async def test_both_sides_scatter_the_sequence_differently() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from aiodatadist import LLMRole, new_lease_name
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.testing import soft_counters
 from examples.serving import decode, prefill
 from examples.serving.answer import Answer, Pieces, Refused
 from examples.serving.api import PrefillJob
@@ -91,6 +92,12 @@ async def test_a_router_that_goes_before_it_has_prefills_answer_leaves_no_block(
         assert await outcome(Prefill(kv, metrics, 30.0).answer(job), Client(goes_after=pieces)) == "disconnected"
         assert (kv.blocks.free, kv.blocks.waiting) == (64, 0)
         assert (b'leases_ended_total{how="withdrawn"} 1.0' in metrics.text()) is (pieces == 1)
+
+
+async def test_its_memory_is_not_adopted() -> None:
+    before = soft_counters()["adopted"]
+    async with open_kv(LLMRole.PROMPT, SETTINGS, Metrics()):
+        assert soft_counters()["adopted"] == before
 
 
 # ---- answers ----
