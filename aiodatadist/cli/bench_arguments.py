@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OPS = ("pull", "push", "layered", "copy")
 MEMORIES = ("pool", "user", "host")
-AGAINST = ("process_vm", "nixl", "mooncake")
+AGAINST = ("memcpy", "process_vm", "nixl", "mooncake")
 SIZES = "16KiB,64KiB,256KiB,1MiB,2MiB"
 
 BENCH = (
@@ -63,7 +63,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--against", type=_several(AGAINST), default=[], metavar="NAME[,NAME]",
-        help=f"other libraries, in turns, on this machine: {', '.join(AGAINST)}; installed in ~/.cache/aiodatadist/bench",
+        help=f"in turns, on this machine: {', '.join(AGAINST)}; libraries are installed in ~/.cache/aiodatadist/bench",
     )  # fmt: skip
     how.add_argument("--checksum", action="store_true", help="in turns, the same transfers with checksums: pull, push")
     out = bench.add_argument_group("what comes of it")

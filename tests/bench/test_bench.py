@@ -137,6 +137,28 @@ def test_against_the_kernels_own_copy() -> None:
     assert [row.by for row in rows] == ["aiodatadist", "process_vm"] * 2
     assert rows[1].what == "process_vm_readv, process_vm_writev"
     assert all(row.wrong == [] and row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
+    assert (rows[1].post_us, rows[1].transfer_us, rows[1].loop_late_p99_us) == (None, None, None)
+
+
+def test_against_memcpy_with_every_operation(tmp_path: Path) -> None:
+    """Also with those, and as many at a time, that no other library has."""
+    into = tmp_path / "report.json"
+    more = ["--op", "pull,layered,copy", "--concurrency", "2", "--against", "memcpy"]
+    done = bench(*SHORT, "4KiB,8KiB", *more, "--json", str(into), env={**os.environ, "COLUMNS": "400"})
+    assert done.returncode == 0, done.stderr
+    rows = BenchReport.model_validate_json(into.read_text()).rows
+    assert [row.by for row in rows] == ["aiodatadist", "memcpy"] * 6
+    for ours, copies in zip(rows[::2], rows[1::2], strict=True):
+        assert copies.case == ours.case
+        assert ours.memcpy_gigabytes_per_second is not None
+        assert copies.gigabytes_per_second.median == pytest.approx(ours.memcpy_gigabytes_per_second.median)
+        assert copies.transfers % 2 == 0
+        assert (copies.latency_us, copies.wrong) == (None, None)
+    assert sum(line.split()[:1] == ["memcpy"] for line in done.stdout.splitlines()) == 6
+    again = bench(*SHORT, "4KiB,8KiB", *more, "--compare", str(into), env={**os.environ, "COLUMNS": "400"})
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("memcpy: ") == 6
+    assert " gone " not in again.stdout
 
 
 def test_with_and_without_checksums_in_turns() -> None:

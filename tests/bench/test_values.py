@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from aiodatadist.cli.bench.compare import compared, verdict
-from aiodatadist.cli.bench.figures import Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window, percentile
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.progress import open_progress
@@ -123,6 +123,9 @@ def test_a_row_has_numbers_with_units() -> None:
     assert one.transfers_per_second.median == pytest.approx(8e9 / one.bytes, rel=0.01)
     assert one.cpu_seconds_per_gigabyte == pytest.approx((5 * 0.25 + 0.25) / 20, rel=0.01)
     assert one.loop_late_p99_us == pytest.approx(200)
+    assert one.latency_us is not None
+    assert one.post_us is not None
+    assert one.transfer_us is not None
     assert (one.latency_us.p50, one.post_us.p99, one.transfer_us.max) == pytest.approx((1000, 10, 500))
     assert Row.model_validate_json(one.model_dump_json()) == one
 
@@ -133,6 +136,23 @@ def test_without_memcpy_there_is_no_ratio() -> None:
     assert (bare.memcpy_gigabytes_per_second, bare.of_memcpy, bare.wrong) == (None, None, None)
     head, line = table([bare])
     assert line[head.index("memcpy")] == line[head.index("Check")] == "-"
+
+
+def test_what_was_not_measured_is_no_number() -> None:
+    """Another library says how long a transfer takes, and no more; of memcpy only all rounds together are timed."""
+    one = row(8.0)
+    other = Row.of(one.case, [Window(0.5, 0.25, latency=[1e-3] * 4)], [], 0.0, None, ("nixl", ""))
+    copies = Row.of(one.case, [Window(0.5, 0.25, untimed=4)], [], 0.0, None, (MEMCPY, ""))
+    assert (other.post_us, other.transfer_us, other.loop_late_p99_us) == (None, None, None)
+    assert other.latency_us is not None
+    assert (copies.latency_us, copies.transfers, other.transfers) == (None, 4, 4)
+    assert copies.gigabytes_per_second == other.gigabytes_per_second
+    assert '"post_us":null' in other.model_dump_json()
+    head, line, last = table([other, copies])
+    for column in ("Avg Post (us)", "Avg Tx (us)", "Loop late P99 (us)"):
+        assert line[head.index(column)] == last[head.index(column)] == "-"
+    assert line[head.index("Avg Lat. (us)")] == "1000.0"
+    assert last[head.index("Avg Lat. (us)")] == last[head.index("Max")] == "-"
 
 
 def test_wrong_bytes_are_seen_in_the_table() -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from aiodatadist.cli.bench.figures import Row, Spread
+from aiodatadist.cli.bench.figures import Latencies, Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.screen import wrapped_all
@@ -45,7 +45,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _cells(row: Row) -> dict[str, str]:
-    case, latency = row.case, row.latency_us
+    case = row.case
     return {
         "By": row.by,
         "Op": case.op.value,
@@ -56,17 +56,21 @@ def _cells(row: Row) -> dict[str, str]:
         "memcpy": _median(row.memcpy_gigabytes_per_second),
         "B/W / memcpy": "-" if row.of_memcpy is None else str(row.of_memcpy),
         "Transfers/s": f"{row.transfers_per_second.median:.0f}",
-        "Avg Lat. (us)": f"{latency.average:.1f}",
-        "P50": f"{latency.p50:.1f}",
-        "P90": f"{latency.p90:.1f}",
-        "P99": f"{latency.p99:.1f}",
-        "Max": f"{latency.max:.0f}",
-        "Avg Post (us)": f"{row.post_us.average:.1f}",
-        "Avg Tx (us)": f"{row.transfer_us.average:.1f}",
+        "Avg Lat. (us)": _us(row.latency_us, "average"),
+        "P50": _us(row.latency_us, "p50"),
+        "P90": _us(row.latency_us, "p90"),
+        "P99": _us(row.latency_us, "p99"),
+        "Max": "-" if row.latency_us is None else f"{row.latency_us.max:.0f}",
+        "Avg Post (us)": _us(row.post_us, "average"),
+        "Avg Tx (us)": _us(row.transfer_us, "average"),
         "CPU s/GB": f"{row.cpu_seconds_per_gigabyte:.3f}",
-        "Loop late P99 (us)": f"{row.loop_late_p99_us:.0f}",
+        "Loop late P99 (us)": "-" if row.loop_late_p99_us is None else f"{row.loop_late_p99_us:.0f}",
         "Check": "-" if row.wrong is None else "WRONG" if row.wrong else "ok",
     }
+
+
+def _us(latencies: Latencies | None, which: str) -> str:
+    return "-" if latencies is None else f"{getattr(latencies, which):.1f}"
 
 
 def _median(spread: Spread | None) -> str:
