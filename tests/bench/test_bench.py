@@ -10,13 +10,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import which
 
+import anyio
 import pytest
 
+from aiodatadist import __version__
 from aiodatadist.cli import main
 from aiodatadist.cli.bench.caches import BenchCache
 from aiodatadist.cli.bench.command import run_bench
 from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.machine import commit_of
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.workload import MemoryKind, Op
@@ -169,6 +173,21 @@ def test_with_and_without_checksums_in_turns() -> None:
     assert [row.what for row in rows] == ["", "CRC-32C of every block"] * 4
     assert [row.wrong for row in rows] == [[], None] * 4
     assert all(row.transfers > 0 and row.cpu_seconds_per_gigabyte > 0 for row in rows)
+
+
+@pytest.mark.parametrize("copiers", ["", "3"], ids=["by itself", "as told"])
+def test_a_report_says_how_many_threads_copied_and_of_which_state_of_a_clone(copiers: str) -> None:
+    done = bench(*SHORT, "4KiB", "--json", "-", env={**os.environ, "SOFTNPU_COPIERS": copiers})
+    assert done.returncode == 0, done.stderr
+    report = BenchReport.model_validate_json(done.stdout)
+    assert report.ran.copiers == (int(copiers) if copiers else min(4, len(os.sched_getaffinity(0))))
+    root = Path(__file__).parents[2]
+    assert (report.machine.commit is not None) is ((root / ".git").exists() and which("git") is not None)
+    assert report.machine.aiodatadist == __version__
+
+
+def test_a_package_outside_a_clone_has_no_commit(tmp_path: Path) -> None:
+    assert anyio.run(commit_of, tmp_path) is None
 
 
 @pytest.mark.parametrize("has_room", [False, at_night(True)], ids=["no folder", "no index"])

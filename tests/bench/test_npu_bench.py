@@ -23,6 +23,7 @@ def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> Non
     assert done.returncode == 0, done.stderr
     report = BenchReport.model_validate_json(done.stdout)
     assert report.ran.runtime == "ascend"
+    assert report.ran.copiers is None
     assert [row.wrong for row in report.rows] == [[]] * 4
     assert [row.of_memcpy for row in report.rows] == [None] * 4
 
