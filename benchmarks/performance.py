@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="of transfers for each row (2 and 1)")
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
-    check_plot()
+    check_plot(given.into / "performance.svg")
     large, small = asyncio.run(both(given.seconds))
     others = [
         *copier_lines(asyncio.run(copies.shares())),

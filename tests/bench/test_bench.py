@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
@@ -23,6 +25,7 @@ from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import commit_of
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
+from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import MemoryKind, Op
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
@@ -249,6 +252,65 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_starts(
     assert words in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "reason"),
+    [
+        ("--json", "none/report.json", "there is no folder"),
+        ("--json", ".", "it is a folder"),
+        ("--json", "shut.json", "it is read-only"),
+        ("--json", "shut/report.json", "is read-only"),
+        ("--json", "n" * 300, "File name too long"),
+        ("--plot", "none/plot.png", "there is no folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_starts(
+    option: str,
+    name: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut.json").touch()
+    shut = {tmp_path / "shut", tmp_path / "shut.json"}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in shut)  # root may write everywhere
+    plots_as(["png", "svg"], tmp_path, monkeypatch)
+    into = tmp_path / name
+    assert main(["bench", option, str(into)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"aiodatadist: {option}: {into} cannot be written: ")
+    assert reason in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["plot.xyz", "plot", "plot.pgf"])
+def test_a_plot_without_a_format_is_told_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plots_as(["svg", "png", "pgf"], tmp_path, monkeypatch)
+    assert main(["bench", "--plot", str(tmp_path / name)]) == 2
+    words = f"the suffix of {tmp_path / name} says no format of matplotlib's: png, svg"
+    assert capsys.readouterr().err == f"aiodatadist: --plot: {words}\n"
+
+
+def plots_as(formats: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matplotlib that has these formats, also where none is installed."""
+    canvas = SimpleNamespace(get_supported_filetypes=lambda: dict.fromkeys(formats, ""))
+    backends = SimpleNamespace(FigureCanvasBase=canvas)
+    (folder / "matplotlib").mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", cast("ModuleType", backends))
+
+
+def test_a_target_is_neither_made_nor_changed_by_the_question(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("older")
+    for name in ("report.json", "new.json"):
+        check_target("--json", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert (tmp_path / "report.json").read_text() == "older"
 
 
 def test_a_disk_that_is_full_costs_no_figures() -> None:

@@ -23,6 +23,7 @@ from aiodatadist.cli.bench.options import BenchOptions, BenchRole
 from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import BenchReport, lines
+from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.pipes import die_with_parent
@@ -37,8 +38,7 @@ def run_bench(options: BenchOptions) -> int:
     """
     cases = options.cases()
     old = _old_report(options)
-    if options.plot is not None:
-        check_plot()
+    _check_targets(options)
     try:
         with asyncio.Runner(loop_factory=_loop_factory(options)) as runner:
             if options.role is BenchRole.PREFILL:
@@ -53,6 +53,15 @@ def run_bench(options: BenchOptions) -> int:
             f"case {len(report.rows) // options.rows_of_a_case + 1} of {len(cases)} failed: {report.failure}"
         )
     return 1 if any(row.wrong for row in report.rows) else 0
+
+
+def _check_targets(options: BenchOptions) -> None:
+    """Raises CommandError: a file that the run is to end with cannot be written."""
+    if options.json is not None and str(options.json) != "-":
+        check_target("--json", options.json)
+    if options.plot is not None:
+        check_plot(options.plot)
+        check_target("--plot", options.plot)
 
 
 def _one_line(error: Exception) -> CommandError:
