@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import MemoryKind, Op
+from aiodatadist.cli.bench_arguments import MEASURING, add_bench, bench_options
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
 
@@ -232,6 +234,11 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--role", "decode"], "--role decode needs --peer"),
         (["--peer", "127.0.0.1:1"], "--peer is for --role decode"),
         (["--role", "decode", "--peer", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["--role", "decode", "--peer", "127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for prefill"),
+        (["--role", "prefill", "--json", "report.json"], "--json has no effect with --role prefill"),
+        (["--role", "prefill", "--op", "pull", "--seed", "0"], "--op, --seed have no effect with --role prefill"),
+        (["--role", "prefill", "--no-check"], "--check has no effect with --role prefill"),
+        (["--role", "prefill", "--checksum"], "--checksum has no effect with --role prefill"),
         (["--role", "prefill", "--transport", "loopback"], "needs --role both"),
         (["--block", "16X"], "'16X' is not a size"),
         (["--op", "pul"], "'pul' is none of pull, push, layered, copy"),
@@ -252,6 +259,20 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_starts(
     assert words in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_every_option_of_the_end_that_measures_is_refused_by_the_owner() -> None:
+    """Each has a default that is filled in later, and none that argparse knows."""
+    parser = argparse.ArgumentParser()
+    add_bench(parser)
+    of_ends = {"role", "listen", "peer", "auth_key_file", "transport", "loop", "device", "device_ip", "local_comm_res"}
+    arguments = vars(parser.parse_args([]))
+    assert set(arguments) == {*of_ends, *MEASURING, "until_stdin_closes"}
+    assert {name for name in MEASURING if arguments[name] is not None} == set()
+    defaults = bench_options(argparse.Namespace(**arguments))
+    assert (defaults.ops, defaults.layers, defaults.lengths) == ((Op.PULL,), 4, Lengths())
+    assert (defaults.seed, defaults.concurrency, defaults.checksum) == (0, 1, False)
+    assert defaults.blocks_of == BenchOptions().blocks_of
 
 
 @pytest.mark.parametrize(

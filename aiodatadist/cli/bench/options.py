@@ -103,5 +103,5 @@ class BenchOptions:
             raise wrong_input("; ".join(f"--{each['ctx']['error']}" for each in error.errors())) from None
 
     def as_initiator(self) -> BenchOptions:
-        """Where both ends run here, ``--listen`` is the owner's."""
-        return self if self.role is BenchRole.DECODE else replace(self, listen=None)
+        """``--listen`` is the owner's."""
+        return replace(self, listen=None)
