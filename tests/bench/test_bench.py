@@ -91,6 +91,16 @@ def test_every_operation_and_kind_of_memory(tmp_path: Path) -> None:
     assert again.stdout.count("gone") == 8
 
 
+def test_a_comparison_leaves_stdout_to_json(tmp_path: Path) -> None:
+    into = tmp_path / "report.json"
+    assert bench(*SHORT, "4KiB", "--json", str(into)).returncode == 0
+    again = bench(*SHORT, "4KiB", "--transport", "loopback", "--json", "-", "--compare", str(into))
+    assert again.returncode == 0, again.stderr
+    assert len(BenchReport.model_validate_json(again.stdout).rows) == 1
+    assert "pull pool 4KiB x 4 x 2 layers" in again.stderr
+    assert "The older report is of another place: transport hccl, now loopback\n" in again.stderr
+
+
 def test_layered_on_uvloop_and_inside_one_process() -> None:
     for more in (["--loop", "uvloop"], ["--transport", "loopback"]):
         done = bench(*SHORT, "64KiB", "--op", "layered", "--json", "-", *more)
@@ -244,7 +254,9 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--op", "pul"], "'pul' is none of pull, push, layered, copy"),
         (["--seconds", "nan"], "'nan' is not a number of seconds"),
         (["--blocks", "3", "--batch", "4"], "blocks is 3: 1 transfers of 4 blocks"),
-        (["--compare", "/dev/null"], "/dev/null is not a report of this command"),
+        (["--compare", "/dev/null"], "/dev/null is not a report of this command: --json writes one\n"),
+        (["--compare", "/nowhere"], "--compare: cannot read /nowhere: No such file or directory\n"),
+        (["--compare", sys.executable], f"{sys.executable} is not a report of this command: --json writes one\n"),
         (["--auth-key-file", "/nowhere"], "--auth-key-file: cannot read /nowhere"),
         (["--against", "process_vm", "--op", "copy", "--batch", "2"], "--against measures pulls and pushes"),
         (["--checksum", "--op", "pull,copy", "--batch", "2"], "--checksum measures pulls and pushes"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist.cli.bench.compare import compared, verdict
+from aiodatadist.cli.bench.compare import compared, comparison, elsewhere, verdict
 from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.progress import open_progress
-from aiodatadist.cli.bench.report import table
+from aiodatadist.cli.bench.report import BenchReport, table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
 from aiodatadist.cli.errors import CommandError
@@ -175,6 +178,30 @@ def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
     assert ("1 of 2: pull pool 1MiB 8.0" in shown.err) is not looks
     assert ("1/2" in shown.err) is looks
     assert looks or "nixl 3.99" in shown.err
+
+
+async def test_a_report_of_another_place_is_told() -> None:
+    ran = Ran(
+        runtime="soft", strictness="free", libraries=[], version="1", chip="X", transport="hccl", device=1, copiers=2
+    )
+    machine = (await Machine.here()).model_copy(update={"cpu": "EPYC", "cores": 2})
+    new = BenchReport(started=datetime.now(UTC), machine=machine, ran=ran, lengths=Lengths(), rows=[row(8.0)])
+    newer = machine.model_copy(update={"aiodatadist": "9", "commit": "1", "kernel": "9"})
+    assert elsewhere(new.model_copy(update={"machine": newer}), new) is None, "what is compared is the program"
+    other = machine.model_copy(update={"cpu": "Xeon", "cores": 64})
+    silent = ran.model_copy(update={"runtime": "ascend", "strictness": None, "copiers": None})
+    told = elsewhere(new.model_copy(update={"machine": other, "ran": silent}), new)
+    differ = "processor Xeon, now EPYC; cores 64, now 2; runtime ascend, now soft"
+    assert told == f"The older report is of another place: {differ}"
+    moved = new.model_copy(update={"ran": ran.model_copy(update={"copiers": 4})})
+    assert comparison(moved, new, 80)[0] == "The older report is of another place: copiers 4, now 2"
+    assert len(comparison(new, new, 200)) == len(comparison(moved, new, 200)) - 1
+
+
+def test_a_report_from_before_copiers_and_commits_were_in_it_is_still_one() -> None:
+    ran = Ran(runtime="soft", strictness="free", libraries=[], version="1", chip="X", transport="hccl", device=1)
+    older = ran.model_dump(exclude={"copiers"})
+    assert Ran.model_validate(older) == ran
 
 
 def test_reports_are_compared_row_by_row() -> None:

@@ -14,7 +14,7 @@ import anyio
 from pydantic import ValidationError
 
 from aiodatadist import LLMDataDist, LLMException
-from aiodatadist.cli.bench.compare import compared
+from aiodatadist.cli.bench.compare import comparison
 from aiodatadist.cli.bench.ends import Address, open_child_owner, open_initiator, open_owner, say_listening
 from aiodatadist.cli.bench.figures import Row
 from aiodatadist.cli.bench.initiator import Owner, measure
@@ -27,7 +27,6 @@ from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.pipes import die_with_parent
-from aiodatadist.cli.tables import folded
 
 
 def run_bench(options: BenchOptions) -> int:
@@ -148,12 +147,10 @@ def _old_report(options: BenchOptions) -> BenchReport | None:
         return None
     try:
         return BenchReport.model_validate_json(options.compare.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise wrong_input(f"--compare: {options.compare} is not a report of this command: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    except OSError as error:
+        raise wrong_input(f"--compare: cannot read {options.compare}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ValidationError):
+        raise wrong_input(f"--compare: {options.compare} is not a report of this command: --json writes one") from None
 
 
 def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
@@ -164,13 +161,10 @@ def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -
     """
     text = report.model_dump_json(indent=1) + "\n"
     is_for_machines = str(options.json) == "-"
-    if is_for_machines:
-        print(text, end="")
-    else:
-        columns = shutil.get_terminal_size().columns
-        print("\n".join(lines(report, columns)))
-        if old is not None and report.rows:
-            print("\n" + "\n".join(folded(compared(old.rows, report.rows), 1, columns)))
+    columns = shutil.get_terminal_size().columns
+    print(text if is_for_machines else "\n".join(lines(report, columns)) + "\n", end="")
+    if old is not None and report.rows:
+        print("\n" + "\n".join(comparison(old, report, columns)), file=sys.stderr if is_for_machines else sys.stdout)
     try:
         if options.json is not None and not is_for_machines:
             options.json.write_text(text, encoding="utf-8")
