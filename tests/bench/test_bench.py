@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
 from types import ModuleType, SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -21,8 +22,9 @@ import pytest
 from aiodatadist import __version__
 from aiodatadist.cli import main
 from aiodatadist.cli.bench.caches import BenchCache
-from aiodatadist.cli.bench.command import run_bench
-from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.command import measure_cases, run_bench
+from aiodatadist.cli.bench.figures import Row
+from aiodatadist.cli.bench.initiator import Lengths, measure
 from aiodatadist.cli.bench.machine import commit_of
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
@@ -147,6 +149,59 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
     assert decode.returncode == 1
     assert "case 2 of 3 failed" in errors
     assert " 4096 " in out
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_ctrl_c_shows_and_writes_what_was_measured(loop: str, tmp_path: Path) -> None:
+    into = tmp_path / "report.json"
+    command = [
+        sys.executable,
+        "-m",
+        "aiodatadist",
+        "bench",
+        *SHORT,
+        "4KiB:512KiB",
+        "--loop",
+        loop,
+        "--json",
+        str(into),
+    ]
+    with subprocess.Popen(
+        [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("1 of 8: pull pool 4KiB")
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    report = BenchReport.model_validate_json(into.read_text())
+    assert errors.splitlines()[-1] == f"aiodatadist: interrupted after {len(report.rows)} of 8 cases"
+    assert " 4096 " in out
+    assert report.rows[0].case.block == 4096
+    assert report.failure == "interrupted"
+
+
+async def test_an_interrupted_run_closes_its_ends_and_one_without_a_row_has_no_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = BenchOptions(blocks_of=(4096, 8192), batch=4, lengths=Lengths(0.05, 2, 0), transport="loopback")
+    measured = [*options.cases()[:1]]
+
+    async def interrupted(*arguments: Any) -> list[Row]:
+        if arguments[2] in measured:
+            return await measure(*arguments)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        raise AssertionError
+
+    monkeypatch.setattr("aiodatadist.cli.bench.command.measure", interrupted)
+    report = await asyncio.ensure_future(measure_cases(options, options.cases()))
+    assert (len(report.rows), report.failure) == (1, "interrupted")
+    measured.clear()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.ensure_future(measure_cases(options, options.cases()))
 
 
 def test_against_the_kernels_own_copy() -> None:

@@ -28,12 +28,16 @@ from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.pipes import die_with_parent
 
+INTERRUPTED = "interrupted"
+"""Of a report: Ctrl-C came before the last row."""
+
 
 def run_bench(options: BenchOptions) -> int:
     """The exit code: 0, or 1 when bytes were not where they should be.
 
     Raises:
-        CommandError: an option is wrong, the ends did not find each other, or a transfer failed.
+        CommandError: an option is wrong, the ends did not find each other, a transfer failed, or there was a Ctrl-C after the
+            first rows.
     """
     cases = options.cases()
     old = _old_report(options)
@@ -47,10 +51,11 @@ def run_bench(options: BenchOptions) -> int:
     except (LLMException, ExceptionGroup) as error:
         raise _one_line(error) from error
     _show(options, report, old)
+    done = len(report.rows) // options.rows_of_a_case
+    if report.failure == INTERRUPTED:
+        raise CommandError(f"{INTERRUPTED} after {done} of {len(cases)} cases", exit_code=130)
     if report.failure is not None:
-        raise CommandError(
-            f"case {len(report.rows) // options.rows_of_a_case + 1} of {len(cases)} failed: {report.failure}"
-        )
+        raise CommandError(f"case {done + 1} of {len(cases)} failed: {report.failure}")
     return 1 if any(row.wrong for row in report.rows) else 0
 
 
@@ -104,7 +109,11 @@ async def _serve(options: BenchOptions) -> None:
 
 
 async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:
-    """All rows; or those before the first that failed, and why."""
+    """All rows; or those before the first that failed or that a Ctrl-C ended, and why.
+
+    Raises:
+        CancelledError: there is no row yet.
+    """
     started = datetime.now(UTC).astimezone()
     async with AsyncExitStack() as stack:
         address = await _owner(options, stack)
@@ -115,6 +124,11 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
             await _rows(datadist, owner, options, cases, rows)
         except (LLMException, CommandError, ExceptionGroup) as error:
             failure = str(_one_line(error))
+        except asyncio.CancelledError:
+            if not rows:
+                raise
+            _go_on()
+            failure = INTERRUPTED
         return BenchReport(
             started=started,
             machine=await Machine.here(),
@@ -123,6 +137,13 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
             rows=rows,
             failure=failure,
         )
+
+
+def _go_on() -> None:
+    """This task was cancelled, and ends in its own way: its caller has the rows, and not the error."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
 
 
 async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, cases: list[Case], into: list[Row]) -> None:

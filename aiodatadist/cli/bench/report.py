@@ -25,7 +25,7 @@ class BenchReport(BaseModel):
     Attributes:
         schema_name: of this form of report.
         started: when, with the zone.
-        failure: why there are fewer rows than were asked for.
+        failure: why there are fewer rows than were asked for; ``interrupted``: by Ctrl-C.
     """
 
     model_config = ConfigDict(frozen=True)
