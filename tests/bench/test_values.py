@@ -165,6 +165,19 @@ def test_wrong_bytes_are_seen_in_the_table() -> None:
     assert len({len(text) for text in aligned([head, line])}) == 1
 
 
+def test_a_wide_terminal_has_the_percentiles_of_parts_of_a_transfer() -> None:
+    rows = [row(8.0), row(8.0, op=Op.PUSH)]
+    whole = table(rows, 1000)
+    line = dict(zip(*whole[:2], strict=True))
+    assert (line["P99 Post (us)"], line["P99 Tx (us)"]) == ("10.0", "500.0")
+    columns = len(aligned(whole)[0])
+    assert table(rows, columns) == whole
+    bare = table(rows, columns - 1)
+    assert bare == table(rows)
+    assert set(whole[0]) - set(bare[0]) == {"P99 Post (us)", "P99 Tx (us)"}
+    assert table([]) == table([], 1000) == []
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
     looks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
