@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aiodatadist.cli.bench.command import measure_cases
-from aiodatadist.cli.bench.figures import OURS, Row, Spread
+from aiodatadist.cli.bench.figures import OURS, Latencies, Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.plot import check_plot, draw
@@ -61,6 +61,11 @@ def ratio(ours: Spread, theirs: Spread) -> str:
     return f"{ours.median / theirs.median:.2f}"
 
 
+def latency(row: Row) -> Latencies:
+    assert row.latency_us is not None, f"{row.by} says how long each transfer takes"
+    return row.latency_us
+
+
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
 
@@ -87,13 +92,13 @@ def small_lines(rows: Sequence[Row]) -> list[list[str]]:
     lines = []
     for found in by_case(rows):
         ours, case = found[OURS], found[OURS].case
-        peers = [found[name].latency_us for name in PEERS]
+        peers = [latency(found[name]) for name in PEERS]
         lines.append(
             [
                 case.op.value,
                 size_text(2 * case.block),
-                f"{ours.latency_us.p50:.1f}",
-                f"{ours.latency_us.p99:.1f}",
+                f"{latency(ours).p50:.1f}",
+                f"{latency(ours).p99:.1f}",
                 f"{ours.transfers_per_second.median:,.0f}",
                 *(f"{peer.p50:.1f} / {peer.p99:.1f}" for peer in peers),
             ]
@@ -151,7 +156,7 @@ def copier_lines(shares: Sequence[copies.Share]) -> list[list[str]]:
 def small_goal_lines(rows: Sequence[Row], batched: Sequence[Row]) -> list[list[str]]:
     """What one small pull may take, and how many there have to be in a second."""
     pulls = {2 * row.case.block: row for row in rows if row.by == OURS and row.case.op is Op.PULL}
-    largest, small = pulls[16 << 10].latency_us, pulls[64].latency_us
+    largest, small = latency(pulls[16 << 10]), latency(pulls[64])
     command = f"`{SMALL_COMMAND}`"
     many = batched[0]
     return [
@@ -305,7 +310,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="of transfers for each row (2 and 1)")
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
-    check_plot()
+    check_plot(given.into / "performance.svg")
     large, small = asyncio.run(both(given.seconds))
     others = [
         *copier_lines(asyncio.run(copies.shares())),

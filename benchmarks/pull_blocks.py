@@ -35,14 +35,14 @@ async def idle_late() -> Spread:
 
 
 def row(found: Row) -> dict[str, Any]:
-    limit = found.memcpy_gigabytes_per_second
+    limit, late = found.memcpy_gigabytes_per_second, found.loop_late_p99_us
     return {
         "block": f"{found.case.block >> 10} KiB",
         "blocks": found.pieces,
         "pull GB/s": f"{found.gigabytes_per_second.median:.2f}",
         "memcpy GB/s": "-" if limit is None else f"{limit.median:.2f}",
         "pull/memcpy": f"{found.of_memcpy or '-'}",
-        "loop late p99 ms": f"{found.loop_late_p99_us / 1e3:.2f}",
+        "loop late p99 ms": "-" if late is None else f"{late / 1e3:.2f}",
     }
 
 

@@ -228,6 +228,11 @@ class Runtime:
         """As which hardware softnpu behaves: 0 free, 1 HCCS, 2 RoCE."""
         return int(self.acl.softnpu_strictness())
 
+    @cached_property
+    def soft_copiers(self) -> int:
+        """How many threads of softnpu share a large copy."""
+        return int(self.acl.softnpu_copiers())
+
     # ---- devices and contexts ----
 
     def physical_id(self, index: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cli.errors import wrong_input
 from aiodatadist.cli.numbers import integer, seconds
@@ -16,8 +16,30 @@ if TYPE_CHECKING:
 
 OPS = ("pull", "push", "layered", "copy")
 MEMORIES = ("pool", "user", "host")
-AGAINST = ("process_vm", "nixl", "mooncake")
+AGAINST = ("memcpy", "process_vm", "nixl", "mooncake")
 SIZES = "16KiB,64KiB,256KiB,1MiB,2MiB"
+
+MEASURING: dict[str, Any] = {
+    "op": ["pull"],
+    "memory": ["pool"],
+    "block": SIZES,
+    "blocks": None,
+    "layers": 4,
+    "batch": None,
+    "concurrency": 1,
+    "seed": 0,
+    "seconds": 2.0,
+    "warmup": 0.2,
+    "windows": 10,
+    "check": True,
+    "against": [],
+    "checksum": False,
+    "json": None,
+    "compare": None,
+    "plot": None,
+}
+"""What the end that measures is told, with what it is when it is not given. None of it has a default of argparse's: the owner
+refuses what was given."""
 
 BENCH = (
     "Two processes are linked, blocks travel between them, and every byte is checked. The table has a row for each "
@@ -41,31 +63,29 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     ends.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (asyncio)")
     add_place_arguments(ends)
     load = bench.add_argument_group("what travels")
-    load.add_argument("--op", type=_several(OPS), default=["pull"], metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)")
+    load.add_argument("--op", type=_several(OPS), metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)")
     load.add_argument(
-        "--memory", type=_several(MEMORIES), default=["pool"], metavar="KIND[,KIND]",
+        "--memory", type=_several(MEMORIES), metavar="KIND[,KIND]",
         help="pool: the library's; user: the caller's own; host: pinned HOST memory (pool)",
     )  # fmt: skip
-    load.add_argument("--block", default=SIZES, metavar="SIZE[,SIZE]", help=f"of one tensor; A:B doubles ({SIZES})")
+    load.add_argument("--block", metavar="SIZE[,SIZE]", help=f"of one tensor; A:B doubles ({SIZES})")
     load.add_argument("--blocks", type=integer(1, 2**31), metavar="N", help="of each cache (what the batches need)")
-    load.add_argument("--layers", type=integer(1, 4096), default=4, metavar="N", help="of two tensors each (4)")
+    load.add_argument("--layers", type=integer(1, 4096), metavar="N", help="of two tensors each (4)")
     load.add_argument("--batch", type=integer(1, 2**31), metavar="N", help="blocks per transfer (so that 128 MiB move)")
-    load.add_argument("--concurrency", type=integer(1, 65536), default=1, metavar="N", help="transfers at a time (1)")
-    load.add_argument("--seed", type=integer(0, 2**32 - 1), default=0, metavar="S", help="which blocks (0)")
+    load.add_argument("--concurrency", type=integer(1, 65536), metavar="N", help="transfers at a time (1)")
+    load.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="S", help="which blocks (0)")
     how = bench.add_argument_group("how it is measured")
-    how.add_argument("--seconds", type=seconds(0.001), default=2.0, metavar="S", help="of transfers for each row (2)")
-    how.add_argument("--warmup", type=seconds(0.0), default=0.2, metavar="S", help="before that (0.2)")
+    how.add_argument("--seconds", type=seconds(0.001), metavar="S", help="of transfers for each row (2)")
+    how.add_argument("--warmup", type=seconds(0.0), metavar="S", help="before that (0.2)")
+    how.add_argument("--windows", type=integer(1, 1000), metavar="N", help="that the seconds are cut in (10)")
+    how.add_argument("--check", action=argparse.BooleanOptionalAction, help="look at every byte at the end (yes)")
     how.add_argument(
-        "--windows", type=integer(1, 1000), default=10, metavar="N", help="that the seconds are cut in (10)"
-    )
-    how.add_argument(
-        "--check", action=argparse.BooleanOptionalAction, default=True, help="look at every byte at the end"
-    )
-    how.add_argument(
-        "--against", type=_several(AGAINST), default=[], metavar="NAME[,NAME]",
-        help=f"other libraries, in turns, on this machine: {', '.join(AGAINST)}; installed in ~/.cache/aiodatadist/bench",
+        "--against", type=_several(AGAINST), metavar="NAME[,NAME]",
+        help=f"in turns, on this machine: {', '.join(AGAINST)}; libraries are installed in ~/.cache/aiodatadist/bench",
     )  # fmt: skip
-    how.add_argument("--checksum", action="store_true", help="in turns, the same transfers with checksums: pull, push")
+    how.add_argument(
+        "--checksum", action="store_true", default=None, help="in turns, the same transfers with checksums: pull, push"
+    )
     out = bench.add_argument_group("what comes of it")
     out.add_argument("--json", type=Path, metavar="FILE", help="numbers, and what ran (-: only these, on stdout)")
     out.add_argument(
@@ -89,6 +109,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
 
     role = BenchRole(arguments.role)
     _check_ends(arguments)
+    _fill_in(arguments)
     try:
         sizes = parse_sizes(arguments.block)
     except ValueError as error:
@@ -125,10 +146,29 @@ def _check_ends(arguments: argparse.Namespace) -> None:
         raise wrong_input("--role decode needs --peer: where prefill listens")
     if arguments.role != "decode" and arguments.peer is not None:
         raise wrong_input(f"--peer is for --role decode: --role {arguments.role} listens")
+    if arguments.role == "decode" and arguments.listen is not None:
+        raise wrong_input("--listen is for prefill: --role decode goes to where --peer says")
+    if arguments.role == "prefill":
+        _check_owner(arguments)
     if arguments.role != "both" and arguments.transport == "loopback":
         raise wrong_input("--transport loopback stays inside one process: it needs --role both")
     if arguments.listen is not None:
         _address(arguments.listen)
+
+
+def _check_owner(arguments: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in MEASURING if getattr(arguments, name) is not None]
+    if given:
+        has = "has" if len(given) == 1 else "have"
+        raise wrong_input(
+            f"{', '.join(given)} {has} no effect with --role prefill: the other end says what is measured"
+        )
+
+
+def _fill_in(arguments: argparse.Namespace) -> None:
+    for name, default in MEASURING.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
 
 
 def _owner_arguments(arguments: argparse.Namespace) -> list[str]:

@@ -61,6 +61,9 @@ int softnpu_release(void *addr, uint64_t size);
 /* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`. */
 int softnpu_strictness(void);
 
+/* How many threads share a large copy, as SOFTNPU_COPIERS said at aclInit, or without it. */
+int softnpu_copiers(void);
+
 /* The vendor's library cannot be told to stop waiting for a peer, nor can softnpu when it is strict. Else this ends an
  * HcclCommPrepare or HcclExchangeMemDesc of the communicator with HCCL_E_NOT_FOUND, the one under way and any later one;
  * it can only be destroyed from then on. 0, or -1: it is strict, or there is no such communicator. */

@@ -23,5 +23,16 @@ def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> Non
     assert done.returncode == 0, done.stderr
     report = BenchReport.model_validate_json(done.stdout)
     assert report.ran.runtime == "ascend"
+    assert report.ran.copiers is None
     assert [row.wrong for row in report.rows] == [[]] * 4
     assert [row.of_memcpy for row in report.rows] == [None] * 4
+
+
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs"])
+def test_memcpy_of_memory_that_the_host_cannot_address_is_refused(tmp_path: Path, strict: str) -> None:
+    vendor_names.install(tmp_path)
+    vendor_names.install_tool(tmp_path)
+    env = vendor_names.environment(tmp_path, strict)
+    done = bench(*SHORT, "64KiB", "--memory", "pool", "--against", "memcpy", env=env)
+    assert done.returncode == 1
+    assert "--against memcpy: the host cannot address this memory" in done.stderr

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist.cli.bench.compare import compared, verdict
-from aiodatadist.cli.bench.figures import Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.compare import compared, comparison, elsewhere, verdict
+from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.initiator import Lengths
+from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.progress import open_progress
-from aiodatadist.cli.bench.report import table
+from aiodatadist.cli.bench.report import BenchReport, table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
 from aiodatadist.cli.errors import CommandError
@@ -123,6 +126,9 @@ def test_a_row_has_numbers_with_units() -> None:
     assert one.transfers_per_second.median == pytest.approx(8e9 / one.bytes, rel=0.01)
     assert one.cpu_seconds_per_gigabyte == pytest.approx((5 * 0.25 + 0.25) / 20, rel=0.01)
     assert one.loop_late_p99_us == pytest.approx(200)
+    assert one.latency_us is not None
+    assert one.post_us is not None
+    assert one.transfer_us is not None
     assert (one.latency_us.p50, one.post_us.p99, one.transfer_us.max) == pytest.approx((1000, 10, 500))
     assert Row.model_validate_json(one.model_dump_json()) == one
 
@@ -135,11 +141,41 @@ def test_without_memcpy_there_is_no_ratio() -> None:
     assert line[head.index("memcpy")] == line[head.index("Check")] == "-"
 
 
+def test_what_was_not_measured_is_no_number() -> None:
+    """Another library says how long a transfer takes, and no more; of memcpy only all rounds together are timed."""
+    one = row(8.0)
+    other = Row.of(one.case, [Window(0.5, 0.25, latency=[1e-3] * 4)], [], 0.0, None, ("nixl", ""))
+    copies = Row.of(one.case, [Window(0.5, 0.25, untimed=4)], [], 0.0, None, (MEMCPY, ""))
+    assert (other.post_us, other.transfer_us, other.loop_late_p99_us) == (None, None, None)
+    assert other.latency_us is not None
+    assert (copies.latency_us, copies.transfers, other.transfers) == (None, 4, 4)
+    assert copies.gigabytes_per_second == other.gigabytes_per_second
+    assert '"post_us":null' in other.model_dump_json()
+    head, line, last = table([other, copies])
+    for column in ("Avg Post (us)", "Avg Tx (us)", "Loop late P99 (us)"):
+        assert line[head.index(column)] == last[head.index(column)] == "-"
+    assert line[head.index("Avg Lat. (us)")] == "1000.0"
+    assert last[head.index("Avg Lat. (us)")] == last[head.index("Max")] == "-"
+
+
 def test_wrong_bytes_are_seen_in_the_table() -> None:
     head, line = table([row(8.0).model_copy(update={"wrong": ["block 3"]})])
     assert line[head.index("Check")] == "WRONG"
     assert "B/W (GB/Sec)" in head
     assert len({len(text) for text in aligned([head, line])}) == 1
+
+
+def test_a_wide_terminal_has_the_percentiles_of_parts_of_a_transfer() -> None:
+    rows = [row(8.0), row(8.0, op=Op.PUSH)]
+    whole = table(rows, 1000)
+    line = dict(zip(*whole[:2], strict=True))
+    assert (line["P99 Post (us)"], line["P99 Tx (us)"]) == ("10.0", "500.0")
+    columns = len(aligned(whole)[0])
+    assert table(rows, columns) == whole
+    bare = table(rows, columns - 1)
+    assert bare == table(rows)
+    assert set(whole[0]) - set(bare[0]) == {"P99 Post (us)", "P99 Tx (us)"}
+    assert table([]) == table([], 1000) == []
 
 
 @pytest.mark.parametrize("looks", [True, False])
@@ -155,6 +191,30 @@ def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
     assert ("1 of 2: pull pool 1MiB 8.0" in shown.err) is not looks
     assert ("1/2" in shown.err) is looks
     assert looks or "nixl 3.99" in shown.err
+
+
+async def test_a_report_of_another_place_is_told() -> None:
+    ran = Ran(
+        runtime="soft", strictness="free", libraries=[], version="1", chip="X", transport="hccl", device=1, copiers=2
+    )
+    machine = (await Machine.here()).model_copy(update={"cpu": "EPYC", "cores": 2})
+    new = BenchReport(started=datetime.now(UTC), machine=machine, ran=ran, lengths=Lengths(), rows=[row(8.0)])
+    newer = machine.model_copy(update={"aiodatadist": "9", "commit": "1", "kernel": "9"})
+    assert elsewhere(new.model_copy(update={"machine": newer}), new) is None, "what is compared is the program"
+    other = machine.model_copy(update={"cpu": "Xeon", "cores": 64})
+    silent = ran.model_copy(update={"runtime": "ascend", "strictness": None, "copiers": None})
+    told = elsewhere(new.model_copy(update={"machine": other, "ran": silent}), new)
+    differ = "processor Xeon, now EPYC; cores 64, now 2; runtime ascend, now soft"
+    assert told == f"The older report is of another place: {differ}"
+    moved = new.model_copy(update={"ran": ran.model_copy(update={"copiers": 4})})
+    assert comparison(moved, new, 80)[0] == "The older report is of another place: copiers 4, now 2"
+    assert len(comparison(new, new, 200)) == len(comparison(moved, new, 200)) - 1
+
+
+def test_a_report_from_before_copiers_and_commits_were_in_it_is_still_one() -> None:
+    ran = Ran(runtime="soft", strictness="free", libraries=[], version="1", chip="X", transport="hccl", device=1)
+    older = ran.model_dump(exclude={"copiers"})
+    assert Ran.model_validate(older) == ran
 
 
 def test_reports_are_compared_row_by_row() -> None:

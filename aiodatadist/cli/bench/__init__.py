@@ -16,5 +16,6 @@ measure, by notifications.
     against/     other libraries, in turns
     report       rows as a table, and as JSON
     compare      two reports
+    targets      can the files be written?
     command      the two roles, and all together
 """

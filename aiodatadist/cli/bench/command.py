@@ -14,7 +14,7 @@ import anyio
 from pydantic import ValidationError
 
 from aiodatadist import LLMDataDist, LLMException
-from aiodatadist.cli.bench.compare import compared
+from aiodatadist.cli.bench.compare import comparison
 from aiodatadist.cli.bench.ends import Address, open_child_owner, open_initiator, open_owner, say_listening
 from aiodatadist.cli.bench.figures import Row
 from aiodatadist.cli.bench.initiator import Owner, measure
@@ -23,22 +23,25 @@ from aiodatadist.cli.bench.options import BenchOptions, BenchRole
 from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import BenchReport, lines
+from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.errors import CommandError, wrong_input
 from aiodatadist.cli.pipes import die_with_parent
-from aiodatadist.cli.tables import folded
+
+INTERRUPTED = "interrupted"
+"""Of a report: Ctrl-C came before the last row."""
 
 
 def run_bench(options: BenchOptions) -> int:
     """The exit code: 0, or 1 when bytes were not where they should be.
 
     Raises:
-        CommandError: an option is wrong, the ends did not find each other, or a transfer failed.
+        CommandError: an option is wrong, the ends did not find each other, a transfer failed, or there was a Ctrl-C after the
+            first rows.
     """
     cases = options.cases()
     old = _old_report(options)
-    if options.plot is not None:
-        check_plot()
+    _check_targets(options)
     try:
         with asyncio.Runner(loop_factory=_loop_factory(options)) as runner:
             if options.role is BenchRole.PREFILL:
@@ -48,11 +51,21 @@ def run_bench(options: BenchOptions) -> int:
     except (LLMException, ExceptionGroup) as error:
         raise _one_line(error) from error
     _show(options, report, old)
+    done = len(report.rows) // options.rows_of_a_case
+    if report.failure == INTERRUPTED:
+        raise CommandError(f"{INTERRUPTED} after {done} of {len(cases)} cases", exit_code=130)
     if report.failure is not None:
-        raise CommandError(
-            f"case {len(report.rows) // options.rows_of_a_case + 1} of {len(cases)} failed: {report.failure}"
-        )
+        raise CommandError(f"case {done + 1} of {len(cases)} failed: {report.failure}")
     return 1 if any(row.wrong for row in report.rows) else 0
+
+
+def _check_targets(options: BenchOptions) -> None:
+    """Raises CommandError: a file that the run is to end with cannot be written."""
+    if options.json is not None and str(options.json) != "-":
+        check_target("--json", options.json)
+    if options.plot is not None:
+        check_plot(options.plot)
+        check_target("--plot", options.plot)
 
 
 def _one_line(error: Exception) -> CommandError:
@@ -96,7 +109,11 @@ async def _serve(options: BenchOptions) -> None:
 
 
 async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:
-    """All rows; or those before the first that failed, and why."""
+    """All rows; or those before the first that failed or that a Ctrl-C ended, and why.
+
+    Raises:
+        CancelledError: there is no row yet.
+    """
     started = datetime.now(UTC).astimezone()
     async with AsyncExitStack() as stack:
         address = await _owner(options, stack)
@@ -107,6 +124,11 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
             await _rows(datadist, owner, options, cases, rows)
         except (LLMException, CommandError, ExceptionGroup) as error:
             failure = str(_one_line(error))
+        except asyncio.CancelledError:
+            if not rows:
+                raise
+            _go_on()
+            failure = INTERRUPTED
         return BenchReport(
             started=started,
             machine=await Machine.here(),
@@ -115,6 +137,13 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
             rows=rows,
             failure=failure,
         )
+
+
+def _go_on() -> None:
+    """This task was cancelled, and ends in its own way: its caller has the rows, and not the error."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
 
 
 async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, cases: list[Case], into: list[Row]) -> None:
@@ -139,12 +168,10 @@ def _old_report(options: BenchOptions) -> BenchReport | None:
         return None
     try:
         return BenchReport.model_validate_json(options.compare.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise wrong_input(f"--compare: {options.compare} is not a report of this command: {_line(error)}") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    except OSError as error:
+        raise wrong_input(f"--compare: cannot read {options.compare}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ValidationError):
+        raise wrong_input(f"--compare: {options.compare} is not a report of this command: --json writes one") from None
 
 
 def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
@@ -155,13 +182,10 @@ def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -
     """
     text = report.model_dump_json(indent=1) + "\n"
     is_for_machines = str(options.json) == "-"
-    if is_for_machines:
-        print(text, end="")
-    else:
-        columns = shutil.get_terminal_size().columns
-        print("\n".join(lines(report, columns)))
-        if old is not None and report.rows:
-            print("\n" + "\n".join(folded(compared(old.rows, report.rows), 1, columns)))
+    columns = shutil.get_terminal_size().columns
+    print(text if is_for_machines else "\n".join(lines(report, columns)) + "\n", end="")
+    if old is not None and report.rows:
+        print("\n" + "\n".join(comparison(old, report, columns)), file=sys.stderr if is_for_machines else sys.stdout)
     try:
         if options.json is not None and not is_for_machines:
             options.json.write_text(text, encoding="utf-8")

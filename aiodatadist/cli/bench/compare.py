@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from aiodatadist.cli.bench.figures import OURS, Row, Spread
+from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.screen import wrapped_all
+from aiodatadist.cli.tables import folded
+
+
+def comparison(old: BenchReport, new: BenchReport, columns: int) -> list[str]:
+    """For people with so many columns."""
+    place = elsewhere(old, new)
+    head = wrapped_all([place], columns) if place is not None else []
+    return [*head, *folded(compared(old.rows, new.rows), 1, columns)]
+
+
+def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
+    """What tells the places of two reports apart, where faster and slower may be of the machine. None: they are alike."""
+    before, now = _place(old), _place(new)
+    differ = [
+        f"{name} {before[name]}, now {now[name]}"
+        for name in now
+        if before[name] != now[name] and None not in {before[name], now[name]}
+    ]
+    return f"The older report is of another place: {'; '.join(differ)}" if differ else None
+
+
+def _place(report: BenchReport) -> dict[str, Any]:
+    """None: it has no such thing, or says nothing of it."""
+    machine, ran = report.machine, report.ran
+    return {
+        "processor": machine.cpu,
+        "cores": machine.cores,
+        "GiB": machine.memory_gib,
+        "runtime": ran.runtime,
+        "softnpu as": ran.strictness,
+        "copiers": ran.copiers,
+        "chip": ran.chip,
+        "transport": ran.transport,
+    }
 
 
 def verdict(old: Spread, new: Spread) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pydantic import BaseModel, ConfigDict
 
 from aiodatadist.cli.bench.workload import Case
 
 OURS = "aiodatadist"
+MEMCPY = "memcpy"
 
 
 class Spread(BaseModel):
@@ -68,6 +70,9 @@ class Window:
         latency: seconds until each task was done, the call included.
         transfer: seconds from the first piece to the last byte, as each report has them.
         late: seconds by which the event loop noticed each millisecond late.
+        untimed: transfers of which only all together were timed.
+
+    A list is empty where nothing measured it.
     """
 
     seconds: float = 0.0
@@ -76,6 +81,11 @@ class Window:
     latency: list[float] = field(default_factory=list)
     transfer: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
+    untimed: int = 0
+
+    @property
+    def transfers(self) -> int:
+        return len(self.latency) + self.untimed
 
 
 class Row(BaseModel):
@@ -88,7 +98,8 @@ class Row(BaseModel):
         gigabytes_per_second: 10**9 bytes, all concurrent transfers together.
         memcpy_gigabytes_per_second: one thread, the same ranges in this process, in turns with the transfers.
         of_memcpy: window by window.
-        post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device.
+        post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device. None,
+            here and below: not measured, as another library says less of itself.
         cpu_seconds_per_gigabyte: of both processes.
         loop_late_p99_us: how late the event loop of the initiator noticed a millisecond.
         wrong: blocks that did not hold what they should when all was done; None: not checked.
@@ -107,11 +118,11 @@ class Row(BaseModel):
     transfers_per_second: Spread
     memcpy_gigabytes_per_second: Spread | None
     of_memcpy: Spread | None
-    post_us: Latencies
-    latency_us: Latencies
-    transfer_us: Latencies
+    post_us: Latencies | None
+    latency_us: Latencies | None
+    transfer_us: Latencies | None
     cpu_seconds_per_gigabyte: float
-    loop_late_p99_us: float
+    loop_late_p99_us: float | None
     wrong: list[str] | None
 
     @classmethod
@@ -125,7 +136,7 @@ class Row(BaseModel):
         by: tuple[str, str] = (OURS, ""),
     ) -> Row:
         """``limits``: bytes per second of the memcpy after each window; none where there is no such thing."""
-        counts = [len(window.latency) for window in windows]
+        counts = [window.transfers for window in windows]
         rates = [count / window.seconds for count, window in zip(counts, windows, strict=True)]
         speeds = [rate * case.nbytes / 1e9 for rate in rates]
         moved = sum(counts) * case.nbytes / 1e9
@@ -145,10 +156,16 @@ class Row(BaseModel):
             transfers_per_second=Spread.of(rates),
             memcpy_gigabytes_per_second=limited,
             of_memcpy=Spread.of(share) if share else None,
-            post_us=Latencies.of([value for window in windows for value in window.post]),
-            latency_us=Latencies.of([value for window in windows for value in window.latency]),
-            transfer_us=Latencies.of([value for window in windows for value in window.transfer]),
+            post_us=_latencies([window.post for window in windows]),
+            latency_us=_latencies([window.latency for window in windows]),
+            transfer_us=_latencies([window.transfer for window in windows]),
             cpu_seconds_per_gigabyte=cpu / moved,
-            loop_late_p99_us=1e6 * percentile(late, 99) if late else 0.0,
+            loop_late_p99_us=1e6 * percentile(late, 99) if late else None,
             wrong=wrong,
         )
+
+
+def _latencies(windows: Sequence[Sequence[float]]) -> Latencies | None:
+    """Of all windows. None: not measured."""
+    seconds = list(chain.from_iterable(windows))
+    return Latencies.of(seconds) if seconds else None

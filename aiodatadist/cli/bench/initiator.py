@@ -23,7 +23,7 @@ from aiodatadist import (
 )
 from aiodatadist.cli.bench.against.contender import Contender, open_contenders
 from aiodatadist.cli.bench.caches import BenchCache, moved, open_cache
-from aiodatadist.cli.bench.figures import Row, Window
+from aiodatadist.cli.bench.figures import MEMCPY, Row, Window
 from aiodatadist.cli.bench.lateness import ticking
 from aiodatadist.cli.bench.messages import ANSWER, Check, Clear, Done, Open, Question, Spent
 from aiodatadist.cli.bench.workload import Case, Moves, Op
@@ -128,16 +128,23 @@ async def measure(
     against: Sequence[str] = (),
     checksum: bool = False,
 ) -> list[Row]:
-    """A row of this library, one with checksums if asked for, and one of each that it is measured against, in turns.
+    """A row of this library, one with checksums if asked for, one of each library that it is measured against, and one of
+    memcpy if asked for, in turns.
 
     Raises:
-        CommandError: there is no link, the owner refused the case or did not answer, or another library does not work here.
+        CommandError: there is no link, the owner refused the case or did not answer, or another library, or memcpy, does not
+            work here.
         LLMException: a transfer failed, or there is not enough memory.
     """
     async with AsyncExitStack() as stack:
-        contenders: list[Contender | Checked] = [*await stack.enter_async_context(open_contenders(against, case))]
+        libraries = [name for name in against if name != MEMCPY]
+        contenders: list[Contender | Checked] = [*await stack.enter_async_context(open_contenders(libraries, case))]
         cache = await _opened(stack, datadist, case)
         shadow = None if cache.staging is not None else await _opened(stack, datadist, case)
+        if MEMCPY in against and shadow is None:
+            raise CommandError(
+                "--against memcpy: the host cannot address this memory; --memory host or user has a memcpy"
+            )
         await stack.enter_async_context(owner.linked())
         model_id = secrets.randbelow(2**62)
         await owner.ask(Open(case=case, model_id=model_id))
@@ -162,28 +169,31 @@ async def measure(
             wrong = await contender.wrong() if lengths.check else None
             by = contender.name, contender.what
             rows.append(Row.of(case, turns.others[contender.name], turns.limits, 0.0, wrong, by))
+        if MEMCPY in against:
+            rows.append(Row.of(case, turns.memcpy, turns.limits, 0.0, None, (MEMCPY, "one thread, in this process")))
         return rows
 
 
 class _Turns:
-    """Transfers, memcpy and other libraries, one after the other, again and again.
-
-    Attributes:
-        limits: bytes per second of memcpy.
-    """
+    """Transfers, memcpy and other libraries, one after the other, again and again."""
 
     def __init__(
-        self, case: Case, start: Start, limit: Callable[[], float] | None, contenders: Sequence[Contender | Checked]
+        self, case: Case, start: Start, limit: Callable[[], Window] | None, contenders: Sequence[Contender | Checked]
     ) -> None:
         self._case, self._start, self._limit, self._contenders = case, start, limit, contenders
         self.windows: list[Window] = []
-        self.limits: list[float] = []
+        self.memcpy: list[Window] = []
         self.others: dict[str, list[Window]] = {contender.name: [] for contender in contenders}
+
+    @property
+    def limits(self) -> list[float]:
+        """Bytes per second of memcpy."""
+        return [window.transfers * self._case.nbytes / window.seconds for window in self.memcpy]
 
     async def take(self, seconds: float) -> None:
         self.windows.append(await _window(self._case, self._start, seconds))
         if self._limit is not None:
-            self.limits.append(await anyio.to_thread.run_sync(self._limit))
+            self.memcpy.append(await anyio.to_thread.run_sync(self._limit))
         for contender in self._contenders:
             self.others[contender.name].append(await contender.window(seconds))
 
@@ -243,13 +253,19 @@ async def _transfers(window: Window, start: Start, moves: Moves, until: float) -
             return
 
 
-def _limit(cache: BenchCache, shadow: BenchCache) -> Callable[[], float]:
-    """Gives bytes per second of the plain memcpy of the same ranges, from memory of the same kind, or to it."""
+def _limit(cache: BenchCache, shadow: BenchCache) -> Callable[[], Window]:
+    """Makes a window of plain memcpy of the same ranges, from memory of the same kind, or to it."""
     into, out_of = (cache, shadow) if cache.case.op is Op.PULL else (shadow, cache)
     targets, sources = _addresses(into, 1), _addresses(out_of, 0)
     block = cache.case.block
     rounds = -(-MEMCPY_BYTES // (len(targets) * block))
-    return lambda: rounds * len(targets) * block / plain_copy_seconds(targets, sources, block, rounds)
+
+    def window() -> Window:
+        cpu = time.thread_time()
+        seconds = plain_copy_seconds(targets, sources, block, rounds)
+        return Window(seconds, time.thread_time() - cpu, untimed=rounds * len(cache.case.moves))
+
+    return window
 
 
 def _addresses(cache: BenchCache, side: int) -> array[int]:

@@ -8,6 +8,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+import anyio
 from pydantic import BaseModel, ConfigDict
 
 import aiodatadist
@@ -17,7 +18,12 @@ _STRICTNESS = ("free", "hccs", "roce")
 
 
 class Machine(BaseModel):
-    """This machine, and its software."""
+    """This machine, and its software.
+
+    Attributes:
+        aiodatadist: its version.
+        commit: of the clone that the package runs from, with ``-dirty`` behind it where files differ; None: of no clone.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -30,6 +36,7 @@ class Machine(BaseModel):
     anyio: str
     cffi: str
     loop: str
+    commit: str | None = None
 
     @classmethod
     async def here(cls) -> Machine:
@@ -45,7 +52,20 @@ class Machine(BaseModel):
             anyio=version("anyio"),
             cffi=version("cffi"),
             loop=f"{loop.__module__.partition('.')[0]} {loop.__name__}",
+            commit=await commit_of(Path(aiodatadist.__file__).parents[1]),
         )
+
+
+async def commit_of(folder: Path) -> str | None:
+    """The version alone does not tell two states of a clone apart."""
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = await anyio.run_process(command, check=False)
+    except OSError:  # there is no git
+        return None
+    return done.stdout.decode().strip() or None
 
 
 def _cpu() -> str:
@@ -62,6 +82,7 @@ class Ran(BaseModel):
     Attributes:
         runtime: ``ascend``, or ``soft``.
         strictness: of softnpu: ``free``, ``hccs``, ``roce``.
+        copiers: threads of softnpu that share a large copy; None: an NPU copies, or the report is older than this figure.
         libraries: that were opened.
         chip: as the vendor names it.
         transport: ``hccl``, or ``loopback``.
@@ -77,6 +98,7 @@ class Ran(BaseModel):
     chip: str
     transport: str
     device: int
+    copiers: int | None = None
 
     @classmethod
     def of(cls, datadist: LLMDataDist) -> Ran:
@@ -89,4 +111,5 @@ class Ran(BaseModel):
             chip=runtime.chip,
             transport=config.transport,
             device=datadist.device.index,
+            copiers=runtime.soft_copiers if runtime.is_soft else None,
         )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from aiodatadist.cli.bench.figures import MEMCPY
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
@@ -76,8 +77,10 @@ class BenchOptions:
         ]
 
     def _case(self, op: Op, memory: MemoryKind, block: int) -> Case:
-        if self.against and (op not in {Op.PULL, Op.PUSH} or self.concurrency > 1):
-            raise wrong_input("--against measures pulls and pushes, one at a time: --op pull,push --concurrency 1")
+        if set(self.against) - {MEMCPY} and (op not in {Op.PULL, Op.PUSH} or self.concurrency > 1):
+            raise wrong_input(
+                "--against measures pulls and pushes, one at a time: --op pull,push --concurrency 1; memcpy goes with all"
+            )
         if self.checksum and op not in {Op.PULL, Op.PUSH}:
             raise wrong_input("--checksum measures pulls and pushes: --op pull,push")
         if op is Op.LAYERED and memory is MemoryKind.HOST:
@@ -100,5 +103,5 @@ class BenchOptions:
             raise wrong_input("; ".join(f"--{each['ctx']['error']}" for each in error.errors())) from None
 
     def as_initiator(self) -> BenchOptions:
-        """Where both ends run here, ``--listen`` is the owner's."""
-        return self if self.role is BenchRole.DECODE else replace(self, listen=None)
+        """``--listen`` is the owner's."""
+        return replace(self, listen=None)

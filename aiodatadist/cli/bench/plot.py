@@ -7,16 +7,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aiodatadist.cli.bench.figures import OURS, Row
+from aiodatadist.cli.bench.figures import MEMCPY, OURS, Row
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.errors import wrong_input
 
 
-def check_plot() -> None:
-    """Raises CommandError: matplotlib is not installed. Asked before anything is measured."""
+def check_plot(into: Path) -> None:
+    """Raises CommandError: matplotlib is not installed, or has no such format. Asked before anything is measured."""
     if find_spec("matplotlib") is None:
         raise wrong_input("--plot needs matplotlib: pip install matplotlib; --json needs nothing")
+    formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX
+    if into.suffix[1:].lower() not in formats:
+        raise wrong_input(f"--plot: the suffix of {into} says no format of matplotlib's: {', '.join(sorted(formats))}")
+
+
+NEEDS_LATEX = {"pgf"}
 
 
 def draw(report: BenchReport, into: Path) -> None:
@@ -28,7 +34,8 @@ def draw(report: BenchReport, into: Path) -> None:
         series.setdefault((row.by, f"{row.case.op.value}, {row.case.memory.value}"), []).append(row)
     libraries, cases = (list(dict.fromkeys(names)) for names in zip(*series, strict=True))
     for (library, case), rows in series.items():
-        _add(axes, rows, f"{library}: {case}", f"C{libraries.index(library)}", MARKS[cases.index(case) % len(MARKS)])
+        mark = MARKS[cases.index(case) % len(MARKS)]
+        _add(axes, rows, f"{library}: {case}", f"C{libraries.index(library)}", mark, MEMCPY in libraries)
     sizes = sorted({row.case.block for row in report.rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_text(size) for size in sizes])
@@ -41,7 +48,7 @@ def draw(report: BenchReport, into: Path) -> None:
 MARKS = "osD^v<>*"
 
 
-def _add(axes: Any, rows: list[Row], name: str, colour: str, mark: str) -> None:
+def _add(axes: Any, rows: list[Row], name: str, colour: str, mark: str, is_memcpy_drawn: bool) -> None:
     speeds = [row.gigabytes_per_second for row in rows]
     spread = [[speed.median - speed.low for speed in speeds], [speed.high - speed.median for speed in speeds]]
     sizes = [row.case.block for row in rows]
@@ -50,6 +57,6 @@ def _add(axes: Any, rows: list[Row], name: str, colour: str, mark: str) -> None:
     limits = [
         (row.case.block, limit.median) for row in rows if (limit := row.memcpy_gigabytes_per_second) and row.by == OURS
     ]
-    if limits:
+    if limits and not is_memcpy_drawn:
         label = f"memcpy ({name})"
         axes.plot(*zip(*limits, strict=True), color="grey", linestyle="--", marker=mark, markersize=4, label=label)

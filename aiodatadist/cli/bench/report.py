@@ -7,16 +7,18 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from aiodatadist.cli.bench.figures import Row, Spread
+from aiodatadist.cli.bench.figures import Latencies, Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.screen import wrapped_all
-from aiodatadist.cli.tables import folded
+from aiodatadist.cli.tables import aligned, folded
 
 SCHEMA = "aiodatadist-bench/1"
 
 KEYS = 5
 """Columns that say what a row is of."""
+ROOMY = ("P99 Post (us)", "P99 Tx (us)")
+"""Columns for a terminal that has room for all."""
 
 
 class BenchReport(BaseModel):
@@ -25,7 +27,7 @@ class BenchReport(BaseModel):
     Attributes:
         schema_name: of this form of report.
         started: when, with the zone.
-        failure: why there are fewer rows than were asked for.
+        failure: why there are fewer rows than were asked for; ``interrupted``: by Ctrl-C.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,13 +41,22 @@ class BenchReport(BaseModel):
     failure: str | None = None
 
 
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """The head, then a line per row."""
-    return [list(_cells(rows[0])), *([*_cells(row).values()] for row in rows)] if rows else []
+def table(rows: Sequence[Row], columns: int = 0) -> list[list[str]]:
+    """The head, then a line per row. Where so many columns hold them, 99th percentiles of parts of a transfer are in it."""
+    cells = [_cells(row) for row in rows]
+    heads = list(cells[0]) if cells else []
+    whole = _chosen(cells, heads)
+    if whole and len(aligned(whole)[0]) <= columns:
+        return whole
+    return _chosen(cells, [head for head in heads if head not in ROOMY])
+
+
+def _chosen(cells: Sequence[dict[str, str]], heads: list[str]) -> list[list[str]]:
+    return [heads, *([row[head] for head in heads] for row in cells)] if cells else []
 
 
 def _cells(row: Row) -> dict[str, str]:
-    case, latency = row.case, row.latency_us
+    case = row.case
     return {
         "By": row.by,
         "Op": case.op.value,
@@ -56,17 +67,23 @@ def _cells(row: Row) -> dict[str, str]:
         "memcpy": _median(row.memcpy_gigabytes_per_second),
         "B/W / memcpy": "-" if row.of_memcpy is None else str(row.of_memcpy),
         "Transfers/s": f"{row.transfers_per_second.median:.0f}",
-        "Avg Lat. (us)": f"{latency.average:.1f}",
-        "P50": f"{latency.p50:.1f}",
-        "P90": f"{latency.p90:.1f}",
-        "P99": f"{latency.p99:.1f}",
-        "Max": f"{latency.max:.0f}",
-        "Avg Post (us)": f"{row.post_us.average:.1f}",
-        "Avg Tx (us)": f"{row.transfer_us.average:.1f}",
+        "Avg Lat. (us)": _us(row.latency_us, "average"),
+        "P50": _us(row.latency_us, "p50"),
+        "P90": _us(row.latency_us, "p90"),
+        "P99": _us(row.latency_us, "p99"),
+        "Max": "-" if row.latency_us is None else f"{row.latency_us.max:.0f}",
+        "Avg Post (us)": _us(row.post_us, "average"),
+        "P99 Post (us)": _us(row.post_us, "p99"),
+        "Avg Tx (us)": _us(row.transfer_us, "average"),
+        "P99 Tx (us)": _us(row.transfer_us, "p99"),
         "CPU s/GB": f"{row.cpu_seconds_per_gigabyte:.3f}",
-        "Loop late P99 (us)": f"{row.loop_late_p99_us:.0f}",
+        "Loop late P99 (us)": "-" if row.loop_late_p99_us is None else f"{row.loop_late_p99_us:.0f}",
         "Check": "-" if row.wrong is None else "WRONG" if row.wrong else "ok",
     }
+
+
+def _us(latencies: Latencies | None, which: str) -> str:
+    return "-" if latencies is None else f"{getattr(latencies, which):.1f}"
 
 
 def _median(spread: Spread | None) -> str:
@@ -85,5 +102,5 @@ def lines(report: BenchReport, columns: int) -> list[str]:
     wrong = [
         f"WRONG: {row.case.op.value} of {row.case.block} B: {text}" for row in report.rows for text in row.wrong or ()
     ]
-    table_lines = folded(table(report.rows), KEYS, columns)
+    table_lines = folded(table(report.rows, columns), KEYS, columns)
     return [*wrapped_all(head, columns), "", *table_lines, *wrapped_all(wrong, columns)]

@@ -68,6 +68,11 @@ int softnpu_strictness(void)
     return (int)soft_setting.strict;
 }
 
+int softnpu_copiers(void)
+{
+    return soft_setting.copiers;
+}
+
 bool soft_is_strict(void)
 {
     return soft_setting.strict != SOFT_STRICT_NO;

@@ -50,8 +50,7 @@ class Contender:
     async def window(self, seconds: float) -> Window:
         """Transfers for so long. Raises CommandError: one failed."""
         answer = await self._ask({"seconds": seconds}, seconds)
-        latency = answer["latency"]
-        return Window(answer["seconds"], answer["cpu_seconds"], latency, latency, latency)
+        return Window(answer["seconds"], answer["cpu_seconds"], latency=answer["latency"])
 
     async def wrong(self) -> list[str]:
         """What does not hold what it should, after a transfer into cleared memory."""
