@@ -16,7 +16,7 @@ from aiodatadist.cli.errors import wrong_input
 def check_plot() -> None:
     """Raises CommandError: matplotlib is not installed. Asked before anything is measured."""
     if find_spec("matplotlib") is None:
-        raise wrong_input("--plot needs matplotlib: pip install matplotlib; --json needs nothing")
+        raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --json needs nothing")
 
 
 def draw(report: BenchReport, into: Path) -> None:
