@@ -25,6 +25,10 @@ class Spread(BaseModel):
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
 
+    def times(self, factor: float) -> Spread:
+        """In another unit."""
+        return Spread(median=factor * self.median, low=factor * self.low, high=factor * self.high)
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if len(values) == 1:
@@ -89,6 +93,7 @@ class Row(BaseModel):
         memcpy_gigabytes_per_second: one thread, the same ranges in this process, in turns with the transfers.
         of_memcpy: window by window.
         post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device.
+        p50_us, p99_us: of ``latency_us``, window by window; None: of a report that does not have them.
         cpu_seconds_per_gigabyte: of both processes.
         loop_late_p99_us: how late the event loop of the initiator noticed a millisecond.
         wrong: blocks that did not hold what they should when all was done; None: not checked.
@@ -110,6 +115,8 @@ class Row(BaseModel):
     post_us: Latencies
     latency_us: Latencies
     transfer_us: Latencies
+    p50_us: Spread | None = None
+    p99_us: Spread | None = None
     cpu_seconds_per_gigabyte: float
     loop_late_p99_us: float
     wrong: list[str] | None
@@ -130,6 +137,7 @@ class Row(BaseModel):
         speeds = [rate * case.nbytes / 1e9 for rate in rates]
         moved = sum(counts) * case.nbytes / 1e9
         late = [value for window in windows for value in window.late]
+        latencies = [Latencies.of(window.latency) for window in windows]
         cpu = sum(window.cpu_seconds for window in windows) + peer_cpu_seconds
         limited = Spread.of([limit / 1e9 for limit in limits]) if limits else None
         share = [1e9 * speed / limit for speed, limit in zip(speeds, limits, strict=True)] if limits else []
@@ -148,6 +156,8 @@ class Row(BaseModel):
             post_us=Latencies.of([value for window in windows for value in window.post]),
             latency_us=Latencies.of([value for window in windows for value in window.latency]),
             transfer_us=Latencies.of([value for window in windows for value in window.transfer]),
+            p50_us=Spread.of([each.p50 for each in latencies]),
+            p99_us=Spread.of([each.p99 for each in latencies]),
             cpu_seconds_per_gigabyte=cpu / moved,
             loop_late_p99_us=1e6 * percentile(late, 99) if late else 0.0,
             wrong=wrong,
