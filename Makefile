@@ -111,6 +111,10 @@ oldest: $(STAMP)  ## a short run with the oldest of everything that pyproject.to
 	$(BIN)/python -m tests.lanes oldest
 
 bench: $(STAMP)  ## the figures of the README
+	$(BIN)/aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl
+	$(BIN)/aiodatadist bench --op pull,push --block 32,2KiB,8KiB --batch 1 --layers 1 --seconds 1 --against process_vm,nixl
+	$(BIN)/python -m benchmarks.copies
+	$(BIN)/python -m benchmarks.facade
 	$(BIN)/python -m benchmarks.pull_blocks
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.scale

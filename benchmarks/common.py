@@ -7,14 +7,17 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiodatadist
 from aiodatadist.cli.bench.figures import Spread, percentile
 
-__all__ = ["Spread", "arguments", "now", "percentile", "report"]
+__all__ = ["Spread", "arguments", "now", "percentile", "report", "report_all"]
+
+Table = Sequence[dict[str, Any]]
+"""Rows with the same keys. Values are texts, numbers and spreads: written as numbers, and rounded for people only."""
 
 
 def machine() -> dict[str, str]:
@@ -38,17 +41,44 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def report(title: str, rows: Sequence[dict[str, Any]], into: Path | None) -> None:
+def report(title: str, rows: Table, into: Path | None) -> None:
     """A machine line, then a table with the keys of the first row as columns."""
     host = machine()
+    _print(title, host, rows)
+    if into is not None:
+        _write({"title": title, "machine": host, "rows": list(rows)}, into)
+
+
+def report_all(tables: Mapping[str, Table], into: Path | None) -> None:
+    """Several tables, by their titles, in one file."""
+    host = machine()
+    for title, rows in tables.items():
+        _print(title, host, rows)
+    if into is not None:
+        each = [{"title": title, "rows": list(rows)} for title, rows in tables.items()]
+        _write({"machine": host, "tables": each}, into)
+
+
+def shown(value: object) -> str:
+    """For people: two decimals, and three digits of what is smaller than one."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+    return str(value)
+
+
+def _print(title: str, host: dict[str, str], rows: Table) -> None:
     print(f"{title}\n" + ", ".join(f"{key} {value}" for key, value in host.items()))
     columns = list(rows[0])
-    cells = [[str(row[column]) for column in columns] for row in rows]
+    cells = [[shown(row[column]) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
     for line in [columns, *cells]:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-    if into is not None:
-        into.write_text(json.dumps({"title": title, "machine": host, "rows": list(rows)}, indent=1), encoding="utf-8")
+
+
+def _write(found: dict[str, Any], into: Path) -> None:
+    into.write_text(json.dumps(found, indent=1, default=Spread.model_dump), encoding="utf-8")
 
 
 now = time.perf_counter

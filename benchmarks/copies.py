@@ -175,11 +175,11 @@ def main() -> None:
     rows = [
         {
             "block KiB": each.block >> 10,
-            "pool GB/s": f"{each.pool}",
-            "user GB/s": f"{each.user}",
-            "two threads' copies": f"{each.copies}",
-            "pool/copies": f"{each.pool_of_copies}",
-            "user/pool": f"{each.user_of_pool}",
+            "pool GB/s": each.pool,
+            "user GB/s": each.user,
+            "two threads' copies": each.copies,
+            "pool/copies": each.pool_of_copies,
+            "user/pool": each.user_of_pool,
         }
         for each in asyncio.run(shares(given.seconds))
     ]

@@ -10,7 +10,7 @@ its own, which the processor's caches are full of then. For scale, the blocking 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import sleep
@@ -33,7 +33,7 @@ from aiodatadist.blocking import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
-from benchmarks.common import arguments, now, percentile, report
+from benchmarks.common import Spread, arguments, now, percentile, report
 
 SMALL = CacheDesc(2, [2048, 64], DataType.DT_UINT8)
 LARGE = CacheDesc(2, [32, 1 << 20], DataType.DT_UINT8)
@@ -46,6 +46,7 @@ LAYERS = 64
 LAYERED = CacheDesc(2 * LAYERS, [4, 64], DataType.DT_UINT8)
 NEVER = 10.0
 """Seconds: longer than anything here takes."""
+PERCENTILES = {"median": 50, "p90": 90, "p99": 99}
 
 
 @dataclass
@@ -96,13 +97,16 @@ def linked() -> Iterator[Ends]:
 
 
 def row(name: str, seconds: list[float], budget: float | None = None) -> dict[str, Any]:
-    return {
-        "what": name,
-        "median us": f"{percentile(seconds, 50) * 1e6:.2f}",
-        "p90 us": f"{percentile(seconds, 90) * 1e6:.2f}",
-        "p99 us": f"{percentile(seconds, 99) * 1e6:.2f}",
-        "budget us": "-" if budget is None else f"{budget:.0f}",
-    }
+    percentiles = {f"{word} us": percentile(seconds, at) * 1e6 for word, at in PERCENTILES.items()}
+    return {"what": name, **percentiles, "budget us": budget}
+
+
+def spread_of(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of some rounds as one table: median and quartiles of the rounds' percentiles."""
+    return [
+        {**same[0], **{f"{word} us": Spread.of([row[f"{word} us"] for row in same]) for word in PERCENTILES}}
+        for same in zip(*rounds, strict=True)
+    ]
 
 
 def timed(call: Callable[[], object], count: int, between: Callable[[], object] | None = None) -> list[float]:
@@ -119,7 +123,7 @@ def timed(call: Callable[[], object], count: int, between: Callable[[], object] 
 def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
     for blocks in (1, 64, 1024):
         numbers = list(range(0, 2 * blocks, 2))
-        budget = 50 + blocks / 16
+        budget = 50 + blocks // 16
         last: list[Handle] = []
 
         def submit(numbers: list[int] = numbers, last: list[Handle] = last) -> None:
@@ -213,24 +217,26 @@ def layers(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
     yield row("wait_layer() of one that is here", here)
 
 
+def closing() -> list[float]:
+    with linked() as ends:
+        for i in range(100):
+            ends.submit([i])
+        return timed(lambda: ends.datadist.close(drain=NEVER), 1)
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--count", type=int, default=2000, help="of each call, in a round")
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     with linked() as ends:
-        for part in (submissions, questions, layers):
-            rows += part(ends, args.count)
-    closing = []
-    for _ in range(5):
-        with linked() as ends:
-            for i in range(100):
-                ends.submit([i])
-            start = now()
-            ends.datadist.close(drain=NEVER)
-            closing.append(now() - start)
-    rows.append(row("close(), 100 submitted", closing))
-    report("facade: calls of a loop that does not await", rows, args.json)
+        rounds = [
+            [row for part in (submissions, questions, layers) for row in part(ends, args.count)]
+            for _ in range(args.rounds)
+        ]
+    closings = [[row("close(), 100 submitted", closing())] for _ in range(args.rounds)]
+    rows = [*spread_of(rounds), *spread_of(closings)]
+    report("facade: calls of a loop that does not await, each round's percentiles", rows, args.json)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from aiodatadist import (
 )
 from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
 from aiodatadist.link.cost_model import best_hidden_share, hidden_share, ideal_uniform
-from benchmarks.common import arguments, now, report
+from benchmarks.common import Spread, arguments, now, report
 
 LAYERS = 32
 BLOCK = 256 << 10
@@ -243,17 +243,17 @@ def row(name: str, values: list[tuple[float, float, Run]]) -> dict[str, Any]:
     hidden = [hidden_share(c, x, run.total) for c, x, run in values]
     return {
         "compute": name,
-        "C ms": f"{c * 1e3:.1f}",
-        "C' ms": f"{beside * 1e3:.1f}",
-        "X ms": f"{x * 1e3:.1f}",
-        "T ms": f"{total * 1e3:.1f}",
-        "E ms": f"{(total - c) * 1e3:.1f}",
-        "H": f"{statistics.median(hidden):.3f}",
-        "H*": f"{best_hidden_share(c, x, LAYERS):.3f}",
-        "score": f"{statistics.median(scores):.3f}",
-        "slowed": f"{(statistics.median(run.beside / c for c, _, run in values) - 1) * 100:.1f} %",
+        "C ms": c * 1e3,
+        "C' ms": beside * 1e3,
+        "X ms": x * 1e3,
+        "T ms": total * 1e3,
+        "E ms": (total - c) * 1e3,
+        "H": statistics.median(hidden),
+        "H*": best_hidden_share(c, x, LAYERS),
+        "score": statistics.median(scores),
+        "slowed %": Spread.of([100 * (run.beside / c - 1) for c, _, run in values]),
         "G": statistics.median(run.group for run in runs),
-        "caller us": f"{statistics.median(run.caller for run in runs) * 1e6:.0f}",
+        "caller us": statistics.median(run.caller for run in runs) * 1e6,
     }
 
 

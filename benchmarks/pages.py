@@ -97,7 +97,7 @@ def seconds_of(threads: ThreadPoolExecutor, works: list[Work]) -> tuple[float, f
     return now() - started, time.process_time() - before
 
 
-def rows(seconds: float = 1.0) -> Iterator[dict[str, str]]:
+def rows(seconds: float = 1.0) -> Iterator[dict[str, Any]]:
     memories = {
         "shared, non-temporal": (streamed_copy, [empty((2 * TOTAL,), np.uint8) for _ in range(2)]),
         "private, pages of 4 KiB": (kernel_copy, [private(mmap.MADV_NOHUGEPAGE) for _ in range(2)]),
@@ -118,7 +118,7 @@ def rows(seconds: float = 1.0) -> Iterator[dict[str, str]]:
 
 def compared(
     threads: ThreadPoolExecutor, block: int, works: dict[str, list[Work]], seconds: float
-) -> Iterator[dict[str, str]]:
+) -> Iterator[dict[str, Any]]:
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     end = now() + seconds * len(works)
     while now() < end:
@@ -130,10 +130,10 @@ def compared(
         yield {
             "block": f"{block >> 10} KiB",
             "memory": name,
-            "GB/s": f"{TOTAL / clock[name] / 1e9:.2f}",
-            "of the first": f"{clock[first] / clock[name]:.2f}",
-            "CPU s per GB": f"{processor[name] / TOTAL * 1e9:.3f}",
-            "of the first's": f"{processor[name] / processor[first]:.2f}",
+            "GB/s": TOTAL / clock[name] / 1e9,
+            "of the first": clock[first] / clock[name],
+            "CPU s per GB": processor[name] / TOTAL * 1e9,
+            "of the first's": processor[name] / processor[first],
         }
 
 

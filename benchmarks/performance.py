@@ -5,20 +5,29 @@ It takes some minutes, needs a package index once, and a machine with nothing el
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import fill
+from typing import Any
 
 from aiodatadist.cli.bench.command import measure_cases
-from aiodatadist.cli.bench.figures import OURS, Latencies, Row, Spread
+from aiodatadist.cli.bench.figures import OURS, Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.bench.plot import check_plot, draw
+from aiodatadist.cli.bench.plot import draw
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import MemoryKind, Op
-from benchmarks import copies, facade, layers, scale
+from benchmarks import copies, facade, goals, layers, pages, scale
 from benchmarks.common import arguments
+from benchmarks.goals import LARGE_COMMAND, SMALL_COMMAND, by_case
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PEERS = ("process_vm", "nixl")
@@ -42,28 +51,32 @@ SMALL = BenchOptions(
 BATCHED = BenchOptions(
     owner_arguments=OWNER, ops=(Op.PULL,), blocks_of=(2 << 10,), batch=64, layers=1, lengths=Lengths(seconds=1.0)
 )
-BATCHED_COMMAND = "aiodatadist bench --op pull --block 2KiB --batch 64 --layers 1"
-LARGE_COMMAND = "aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl"
-SMALL_COMMAND = (
-    "aiodatadist bench --op pull,push --block 32,2KiB,8KiB --batch 1 --layers 1 --seconds 1 --against process_vm,nixl"
-)
 
 
-def by_case(rows: Sequence[Row]) -> Iterator[dict[str, Row]]:
-    """The rows of one case, by library."""
-    cases: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case.model_dump_json(), {})[row.by] = row
-    return iter(cases.values())
+@dataclass(frozen=True)
+class Others:
+    """What was measured beside the two tables.
+
+    Attributes:
+        batched: of pulls of many blocks of 4 KiB.
+        layered: the time of a layered transfer over one push's, by the size of blocks.
+        link_seconds, first_pull: of 512 links; of a first pull, of one whose answer is known, and of an echo.
+        slowed: percent by which compute on one core takes longer beside transfers with one copier.
+        facade, pages: rows of these benchmarks.
+    """
+
+    shares: Sequence[copies.Share]
+    batched: Row
+    layered: Mapping[int, Spread]
+    link_seconds: Spread
+    first_pull: Sequence[Spread]
+    slowed: Spread
+    facade: Sequence[dict[str, Any]]
+    pages: Sequence[dict[str, Any]]
 
 
 def ratio(ours: Spread, theirs: Spread) -> str:
     return f"{ours.median / theirs.median:.2f}"
-
-
-def latency(row: Row) -> Latencies:
-    assert row.latency_us is not None, f"{row.by} says how long each transfer takes"
-    return row.latency_us
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -92,15 +105,13 @@ def small_lines(rows: Sequence[Row]) -> list[list[str]]:
     lines = []
     for found in by_case(rows):
         ours, case = found[OURS], found[OURS].case
-        peers = [latency(found[name]) for name in PEERS]
         lines.append(
             [
                 case.op.value,
                 size_text(2 * case.block),
-                f"{latency(ours).p50:.1f}",
-                f"{latency(ours).p99:.1f}",
+                *map(goals.text, goals.latencies(ours)),
                 f"{ours.transfers_per_second.median:,.0f}",
-                *(f"{peer.p50:.1f} / {peer.p99:.1f}" for peer in peers),
+                *(" / ".join(map(goals.text, goals.latencies(found[name]))) for name in PEERS),
             ]
         )
     return lines
@@ -112,113 +123,110 @@ def losses(reports: Sequence[BenchReport]) -> list[str]:
     for found in (found for report in reports for found in by_case(report.rows)):
         ours, case = found[OURS], found[OURS].case
         what = f"{case.op.value}, {case.memory.value}, {case.batch} blocks of {size_text(case.block)} per tensor"
-        for name in PEERS:
-            times = found[name].gigabytes_per_second.median / ours.gigabytes_per_second.median
-            if times > 1:
-                lines.append(f"- {what}: {name} has {times:.2f} times as much")
+        lines += [f"- {what}: {name} has {had}" for name in PEERS for had in better(found[name], ours)]
         if ours.of_memcpy is not None and ours.of_memcpy.median < 1 and case.batch > 1:
             lines.append(f"- {what}: {ours.of_memcpy.median:.2f} of a plain memcpy on one thread")
     return lines
 
 
-async def layered_lines() -> list[list[str]]:
-    """A layered transfer, all of whose layers are ready, against one push of the same blocks."""
+def better(theirs: Row, ours: Row) -> Iterator[str]:
+    """What the other one has more of, or takes less of; what a transfer takes is compared where it is of one block."""
+    times = theirs.gigabytes_per_second.median / ours.gigabytes_per_second.median
+    if times > 1:
+        yield f"{times:.2f} times as much"
+    if ours.case.batch == 1:
+        for name, one, other in zip(("median", "p99"), goals.latencies(theirs), goals.latencies(ours), strict=True):
+            if one.median < other.median:
+                yield f"a {name} of {one.median:.1f} us, not {other.median:.1f}"
+
+
+def goals_of(large: Sequence[Row], small: Sequence[Row], others: Others) -> list[goals.Goal]:
     return [
-        [
-            f"a layered transfer without compute, blocks of {size_text(block)}: its time over one push's, in turns",
-            f"{await layers.ratio_of_large(block, 100)}",
-            "at most 1.1",
-            "`python -m benchmarks.layers`",
-        ]
-        for block in layers.LARGE_BLOCKS
+        *goals.pool_of_copies(others.shares),
+        *goals.user_of_pool(large),
+        *goals.user_of_pool_in_turns(others.shares),
+        *goals.times_nixl(large),
+        *goals.small(small),
+        goals.batched(others.batched),
+        *goals.layered(others.layered),
+        *goals.links(others.link_seconds, others.first_pull),
+        goals.slowed(others.slowed),
+        *goals.facade(others.facade),
     ]
 
 
-def copier_lines(shares: Sequence[copies.Share]) -> list[list[str]]:
-    """Pool memory pulled, against what two threads copy and nothing else; and memory of the caller's against that."""
-    command = "`python -m benchmarks.copies`"
-    of_copies = [
-        [
-            f"pull, pool, blocks of {size_text(each.block)}: of two threads' non-temporal copies of them, in turns",
-            f"{each.pool_of_copies}",
-            "at least 0.85",
-            command,
-        ]
-        for each in shares
+def below(found: Sequence[goals.Goal]) -> str:
+    """Which of them are missed, by what they are of, and how much they have."""
+    missed = [f"{goal.what.partition(':')[0]} ({goal.here.median:.2f})" for goal in found if not goal.is_reached]
+    return ", ".join(missed) or "none"
+
+
+def extremes(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def user_memory(large: Sequence[Row], others: Others) -> str:
+    """Which sizes stay below the goal in the first table and in turns, and what the size of a page costs."""
+    costs = [
+        extremes([row["of the first's"] for row in others.pages if row["memory"] == f"private, pages of {size}"])
+        for size in ("4 KiB", "2 MiB")
     ]
-    of_pool = ", ".join(f"{each.user_of_pool.median:.2f} ({size_text(each.block)})" for each in shares)
-    return [
-        *of_copies,
-        ["pull, user: of a pool's memory, by the block, in turns", of_pool, "at least 0.6", command],
+    return wrapped(
+        f"""Memory of the caller's has a goal of {goals.USER_OF_POOL} of a pool's. Below it stay, in the first table:
+        {below(goals.user_of_pool(large))}; in turns with the pool's:
+        {below(goals.user_of_pool_in_turns(others.shares))}. The first table measures one after the other, minutes
+        apart: the quartiles of its ratios are those furthest apart, the lower one of one memory over the upper one of
+        the other.""",
+        f"""Such memory is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
+        that costs the processor {costs[0]} times what a copy of shared memory does, on pages of 2 MiB {costs[1]}
+        times, by the size of the blocks (`python -m benchmarks.pages`). Neither two copiers, more ranges in a call,
+        the other direction nor a buffer in the cache in between makes up for small pages. So softnpu moves a region
+        of at most 256 MiB to huge pages when it is registered; numpy's arrays from 4 MiB up have them already. Larger
+        regions of others, and all of them before Linux 6.1 or where the machine has no 2 MiB in one piece left, stay
+        on small pages. `aiodatadist.empty` and `torch_empty` give arrays and tensors that are shared to begin with:
+        these have a pool's speed.""",
+    )
+
+
+def facade_waits(others: Others) -> str:
+    medians = {row["what"]: row["median us"].median for row in others.facade}
+    after = [
+        median / medians[what.replace("after work", "idle")]
+        for what, median in medians.items()
+        if what.endswith("after work")
     ]
+    return wrapped(
+        f"""Where a goal is missed: a first pull is three turns of an event loop and many calls of Python, of both ends, each
+        of which runs once, with cold caches. A call of the facade waits for the interpreter's lock while the loop's
+        thread has it, for waking another core, which a virtual machine may have put to sleep, and for two threads
+        that copy: its 99th percentiles differ from round to round, as the quartiles say. `after work` is no waiting:
+        its medians are {extremes(after)} times those of `idle`, because the processor's caches are full of what its
+        caller did before."""
+    )
 
 
-def small_goal_lines(rows: Sequence[Row], batched: Sequence[Row]) -> list[list[str]]:
-    """What one small pull may take, and how many there have to be in a second."""
-    pulls = {2 * row.case.block: row for row in rows if row.by == OURS and row.case.op is Op.PULL}
-    largest, small = latency(pulls[16 << 10]), latency(pulls[64])
-    command = f"`{SMALL_COMMAND}`"
-    many = batched[0]
-    return [
-        [
-            "a pull of 16KiB, awaited: median, p99",
-            f"{largest.p50:.1f}, {largest.p99:.1f} us",
-            "at most 10, 20 us",
-            command,
-        ],
-        ["a pull of 64 bytes, awaited: median", f"{small.p50:.1f} us", "at most 8 us", command],
-        [
-            "pulls of 4KiB, each awaited, per second",
-            f"{pulls[4 << 10].transfers_per_second.median:,.0f}",
-            "at least 100,000",
-            command,
-        ],
-        [
-            f"blocks of 4KiB in pulls of {many.case.batch}, per second",
-            f"{many.case.batch * many.transfers_per_second.median:,.0f}",
-            "at least 150,000",
-            f"`{BATCHED_COMMAND}`",
-        ],
-    ]
+def wrapped(*paragraphs: str) -> str:
+    return "\n\n".join(fill(" ".join(each.split()), 126, break_on_hyphens=False) for each in paragraphs)
 
 
-async def link_lines(times: int = 3) -> list[list[str]]:
-    seconds = sorted([await scale.seconds_to_link(512) for _ in range(times)])
-    first, again, words = (1e6 * each for each in await scale.seconds_of_first_pull(10, 100))
-    command = "`python -m benchmarks.scale`"
-    return [
-        [
-            "512 links to clusters in 8 processes, made at once",
-            f"{seconds[len(seconds) // 2]:.2f} s ({seconds[0]:.2f}..{seconds[-1]:.2f})",
-            "at most 2 s",
-            command,
-        ],
-        ["the first pull by a key, for which the peer is asked", f"{first:.0f} us", "at most 100 us", command],
-        [
-            "in turns with it: a pull when the answer is known; 300 bytes over TCP and back",
-            f"{again:.0f}; {words:.0f} us",
-            "none",
-            command,
-        ],
-    ]
+def other_goals(large: Sequence[Row], small: Sequence[Row], others: Others) -> str:
+    head = ["what", "here", "goal", "it is", "command"]
+    found = table(head, [goal.cells for goal in goals_of(large, small, others)])
+    return f"""## What has a goal
+
+Medians decide, of windows, rounds or turns; their quartiles are in parentheses.
+
+{found}
+
+{facade_waits(others)}
+
+{user_memory(large, others)}
+
+"""
 
 
-def facade_lines() -> list[list[str]]:
-    with facade.linked() as ends:
-        found = list(facade.submissions(ends, 2000))
-    return [
-        [
-            f"{row['what']}: median, p99",
-            f"{row['median us']}, {row['p99 us']} us",
-            f"p99 at most {row['budget us']} us",
-            "`python -m benchmarks.facade`",
-        ]
-        for row in found
-        if row["budget us"] != "-"
-    ]
-
-
-def page(large: BenchReport, small: BenchReport, others: Sequence[Sequence[str]] = ()) -> str:
+def page(large: BenchReport, small: BenchReport, others: Others | None = None) -> str:
+    """Without the goals if the others were not measured."""
     machine, ran = large.machine, large.ran
     large_head = ["what", "block", "GB/s", "of memcpy on one thread", *PEERS, "CPU s per GB"]
     small_head = ["what", "bytes", "median", "p99", "per second", *(f"{name}, median / p99" for name in PEERS)]
@@ -248,7 +256,7 @@ $ {LARGE_COMMAND}
 
 ## One small transfer at a time
 
-Awaited one behind the other, of two tensors; microseconds.
+Awaited one behind the other, of two tensors; microseconds, with the quartiles of the windows.
 
 {table(small_head, small_lines(small.rows))}
 
@@ -260,26 +268,7 @@ The median is what a call costs that never leaves C and its Python wrapper. Fewe
 the event loop, which inline work may keep for a millisecond: that turn of the loop is beyond the 99th percentile, unless the
 machine is busy.
 
-## What else has a goal
-
-{table(["what", "here", "goal", "command"], others)}
-
-Where a goal is missed: a first pull is three turns of an event loop and some hundred calls of Python, of both ends, each of
-which runs once, with cold caches. A call of the facade waits for the interpreter's lock while the loop's thread has it, for
-waking another core, which a virtual machine may have put to sleep, and for two threads that copy: its 99th percentiles are
-about their goals, and differ from run to run: with 1024 blocks, beside 64 MiB, it was 0.11, 0.15 and 0.68 ms in three of
-them. `after work` is no waiting: each line of the call takes four to six times as long, because the processor's caches are
-full of what its caller did before.
-
-Memory of the caller's is private: the kernel copies it, and looks up and pins every page of it first. On pages of 4 KiB
-that costs the processor 2.5 to 3 times what a copy of shared memory does, on pages of 2 MiB 1.1 to 1.5 times, the more the
-smaller the blocks are (`python -m benchmarks.pages`). Neither two copiers, more ranges in a call, the other direction nor a
-buffer in the cache in between makes up for small pages. So softnpu moves a region of at most 256 MiB to huge pages when it
-is registered; numpy's arrays from 4 MiB up have them already. Larger regions of others, and all of them before Linux 6.1 or
-where the machine has no 2 MiB in one piece left, stay below the goal. `aiodatadist.empty` and `torch_empty` give arrays and
-tensors that are shared to begin with: these have a pool's speed.
-
-## Where others are faster
+{other_goals(large.rows, small.rows, others) if others else ""}## Where others are faster
 
 {chr(10).join(losses([large, small])) or "- nowhere in this run"}
 """
@@ -294,30 +283,52 @@ async def measured(options: BenchOptions) -> BenchReport:
 
 
 async def both(seconds: float | None) -> tuple[BenchReport, BenchReport]:
-    large, small = LARGE, SMALL
-    if seconds is not None:
-        lengths = Lengths(seconds=seconds)
-        large, small = replace(large, lengths=lengths), replace(small, lengths=lengths)
-    return await measured(large), await measured(small)
+    return await measured(shortened(LARGE, seconds)), await measured(shortened(SMALL, seconds))
 
 
-async def other_lines() -> list[list[str]]:
-    return [*await layered_lines(), *await link_lines()]
+def shortened(options: BenchOptions, seconds: float | None) -> BenchOptions:
+    return options if seconds is None else replace(options, lengths=Lengths(seconds=seconds))
+
+
+def measured_others(seconds: float | None, rounds: int) -> Others:
+    """Each on an event loop of its own, which none has while the facade is measured."""
+    return Others(
+        shares=asyncio.run(copies.shares(seconds or 2.0)),
+        batched=asyncio.run(measured(shortened(BATCHED, seconds))).rows[0],
+        layered={block: asyncio.run(layers.ratio_of_large(block, 20 * rounds)) for block in layers.LARGE_BLOCKS},
+        link_seconds=Spread.of([asyncio.run(scale.seconds_to_link(512)) for _ in range(rounds)]),
+        first_pull=asyncio.run(scale.seconds_of_first_pull(2 * rounds, 100)),
+        slowed=slowed_with_one_copier(3 * rounds),
+        facade=facade_rows(rounds),
+        pages=list(pages.rows(seconds or 1.0)),
+    )
+
+
+def slowed_with_one_copier(rounds: int) -> Spread:
+    """Percent, of a matrix product. In a process of its own: how many copiers there are is read once."""
+    with TemporaryDirectory() as folder:
+        into = Path(folder) / "overlap.json"
+        command = [sys.executable, "-m", "benchmarks.overlap", "--rounds", str(rounds), "--json", str(into)]
+        subprocess.run(command, env={**os.environ, "SOFTNPU_COPIERS": "1"}, stdout=subprocess.DEVNULL, check=True)
+        rows = json.loads(into.read_text(encoding="utf-8"))["rows"]
+    return next(Spread.model_validate(row["slowed %"]) for row in rows if row["compute"] == "gemm")
+
+
+def facade_rows(rounds: int) -> list[dict[str, Any]]:
+    with facade.linked() as ends:
+        return facade.spread_of([list(facade.submissions(ends, 2000)) for _ in range(rounds)])
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seconds", type=float, metavar="S", help="of transfers for each row (2 and 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="of links and of the facade's calls (5)")
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
-    check_plot(given.into / "performance.svg")
+    if find_spec("matplotlib") is None:
+        raise SystemExit("the picture of the page needs the extra plot: pip install 'aiodatadist[plot]'")
     large, small = asyncio.run(both(given.seconds))
-    others = [
-        *copier_lines(asyncio.run(copies.shares())),
-        *small_goal_lines(small.rows, asyncio.run(measured(BATCHED)).rows),
-        *asyncio.run(other_lines()),
-        *facade_lines(),
-    ]
+    others = measured_others(given.seconds, given.rounds)
     given.into.joinpath("performance.md").write_text(page(large, small, others), encoding="utf-8")
     draw(large, given.into / "performance.svg")
 

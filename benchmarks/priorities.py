@@ -25,7 +25,7 @@ from typing import Any
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheManager, CacheTask, DataType, TransferPriority
 from aiodatadist.testing import linked_pair
-from benchmarks.common import Spread, arguments, now, percentile, report
+from benchmarks.common import Spread, arguments, now, percentile, report_all
 
 LARGE_BYTES, LARGE_BLOCK = 512 << 20, 2 << 20
 SMALL_BLOCK = 16 << 10
@@ -114,7 +114,7 @@ async def share(link: Link, make: Callable[[], CacheTask]) -> float:
 
 def share_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     return [
-        {"512 MiB BACKGROUND": name, "of the bytes": str(Spread.of(shares)), "least": f"{min(shares):.3f}"}
+        {"512 MiB BACKGROUND": name, "of the bytes": Spread.of(shares), "least": min(shares)}
         for name, shares in found.items()
     ]
 
@@ -133,8 +133,8 @@ def latency_rows(found: dict[str, list[Any]]) -> list[dict[str, Any]]:
     rows = []
     for name, rounds in found.items():
         seconds = [each for one in rounds for each in one]
-        p50, p99 = (f"{percentile(seconds, percent) * 1e3:.3f}" for percent in (50, 99))
-        largest = f"{max(seconds) * 1e3:.3f}"
+        p50, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 99))
+        largest = max(seconds) * 1e3
         rows.append({"small pull": name, "pulls": len(seconds), "p50 ms": p50, "p99 ms": p99, "max ms": largest})
     return rows
 
@@ -144,7 +144,7 @@ def throughput_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     for name, rates in found.items():
         plain = found[name.replace("beside CRITICAL", "by itself")]
         shares = [rate / other for rate, other in zip(rates, plain, strict=True)]
-        rows.append({"large pulls": name, "GB/s": str(Spread.of(rates)), "of it by itself": str(Spread.of(shares))})
+        rows.append({"large pulls": name, "GB/s": Spread.of(rates), "of it by itself": Spread.of(shares)})
     return rows
 
 
@@ -183,8 +183,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pulls", type=int, default=5, help="large pulls of a round's throughput")
     args = parser.parse_args()
-    for name, rows in asyncio.run(measure(args.rounds, args.pulls)).items():
-        report(f"priorities: {name}", rows, args.json if name.startswith("latency") else None)
+    found = asyncio.run(measure(args.rounds, args.pulls))
+    report_all({f"priorities: {name}": rows for name, rows in found.items()}, args.json)
 
 
 if __name__ == "__main__":

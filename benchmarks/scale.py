@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, DataType, LLMClusterInfo
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from benchmarks.common import arguments, now, report
+from benchmarks.common import Spread, arguments, now, report_all
 
 SMALL = CacheDesc(2, [10, 64], DataType.DT_UINT8)
 POOL = '{"memory_size": 268435456, "page_shift": 10}'
@@ -37,8 +37,8 @@ PROCESSES = 8
 Operation = Callable[[], Awaitable[object]]
 
 
-async def compare(operations: list[Operation], rounds: int, batch: int) -> list[float]:
-    """Median seconds of one operation of each, taken in turns."""
+async def compare(operations: list[Operation], rounds: int, batch: int) -> list[Spread]:
+    """Seconds of one operation of each, taken in turns: of the rounds' medians."""
     medians: list[list[float]] = [[] for _ in operations]
     order = list(range(len(operations)))
     gc.collect()
@@ -55,13 +55,15 @@ async def compare(operations: list[Operation], rounds: int, batch: int) -> list[
                 medians[i].append(statistics.median(seconds[batch // 5 :]))
     finally:
         gc.enable()
-    return [statistics.median(values) for values in medians]
+    return [Spread.of(values) for values in medians]
 
 
-def row(what: str, labels: tuple[int, ...], seconds: list[float]) -> dict[str, Any]:
+def row(what: str, labels: tuple[int, ...], seconds: list[Spread]) -> dict[str, Any]:
     line: dict[str, Any] = {"operation": what}
-    for label, value in zip(labels, seconds, strict=True):
-        line[f"{label}"] = f"{value * 1e6:.1f} us ({value / seconds[0]:.2f})"
+    for label, each in zip(labels, seconds, strict=True):
+        line[f"{label}: us"] = each.times(1e6)
+    for label, each in zip(labels[1:], seconds[1:], strict=True):
+        line[f"{label} of {labels[0]}"] = each.median / seconds[0].median
     return line
 
 
@@ -211,8 +213,8 @@ class _Client(asyncio.Protocol):
         self.answered.set_result(data)
 
 
-async def seconds_of_first_pull(rounds: int, batch: int) -> tuple[float, float, float]:
-    """Medians of a pull by a key for which the peer has to be asked, of one whose answer is known, and of words over TCP and
+async def seconds_of_first_pull(rounds: int, batch: int) -> list[Spread]:
+    """Of a pull by a key for which the peer has to be asked, of one whose answer is known, and of words over TCP and
     back. Both clusters are in this process."""
     async with open_cluster(1, mem_pool_cfg=POOL) as hub, open_cluster(2, device_id=1, mem_pool_cfg=POOL) as peer:
         cache = await hub.contiguous(SMALL)
@@ -222,8 +224,7 @@ async def seconds_of_first_pull(rounds: int, batch: int) -> tuple[float, float, 
         first, again = forget_and_pull_of(hub, peer, cache), pull_key_of(hub, cache, [known])
         await first()
         async with echo() as words:
-            seconds = await compare([first, again, words], rounds, batch)
-        return seconds[0], seconds[1], seconds[2]
+            return await compare([first, again, words], rounds, batch)
 
 
 # ---- keys ----
@@ -290,10 +291,12 @@ def main() -> None:
     parser.add_argument("what", choices=["links", "keys"], nargs="?", help="both, if omitted")
     args = parser.parse_args()
     os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
-    for what, measure in (("links", measure_links), ("keys", measure_keys)):
-        if args.what in {None, what}:
-            title = f"scale: one operation by the number of {what}; in brackets against the first"
-            report(title, asyncio.run(measure(args.rounds, args.batch)), args.json)
+    tables = {
+        f"scale: one operation by the number of {what}": asyncio.run(measure(args.rounds, args.batch))
+        for what, measure in (("links", measure_links), ("keys", measure_keys))
+        if args.what in {None, what}
+    }
+    report_all(tables, args.json)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--json", action="store_true", help="only the result, for machines")
     demo.add_argument("--layered", action="store_true", help="send each layer while the next is computed")
     demo.add_argument("--v1", action="store_true", help="with the v1 interface: LLMModel, pull_kv, merge_kv, predict")
-    demo.add_argument("--plot", type=Path, metavar="FILE", help="with --layered: draw the timeline (needs matplotlib)")
+    demo.add_argument(
+        "--plot", type=Path, metavar="FILE", help="with --layered: draw the timeline (needs the extra plot)"
+    )
     demo.add_argument("--trace", type=Path, metavar="FILE", help="with --layered: the timeline for Perfetto, as JSON")
     demo.add_argument(
         "--context-cache",

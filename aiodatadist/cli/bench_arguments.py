@@ -91,7 +91,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--compare", type=Path, metavar="FILE", help="an older --json: faster, slower, or within the spread"
     )
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw it (needs matplotlib)")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw it (needs the extra plot)")
     bench.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
 
 

@@ -76,7 +76,7 @@ def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
 def check_plot() -> None:
     """Raises CommandError: there is nothing to draw a picture with."""
     if find_spec("matplotlib") is None:
-        raise wrong_input("--plot needs matplotlib: pip install matplotlib; --trace needs nothing")
+        raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --trace needs nothing")
 
 
 def write_plot(layers: Sequence[LayerTimes], path: Path) -> None:

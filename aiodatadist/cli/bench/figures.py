@@ -27,6 +27,10 @@ class Spread(BaseModel):
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
 
+    def times(self, factor: float) -> Spread:
+        """In another unit."""
+        return Spread(median=factor * self.median, low=factor * self.low, high=factor * self.high)
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if len(values) == 1:
@@ -100,6 +104,7 @@ class Row(BaseModel):
         of_memcpy: window by window.
         post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device. None,
             here and below: not measured, as another library says less of itself.
+        p50_us, p99_us: of ``latency_us``, window by window; None: of a report that does not have them.
         cpu_seconds_per_gigabyte: of both processes.
         loop_late_p99_us: how late the event loop of the initiator noticed a millisecond.
         wrong: blocks that did not hold what they should when all was done; None: not checked.
@@ -121,6 +126,8 @@ class Row(BaseModel):
     post_us: Latencies | None
     latency_us: Latencies | None
     transfer_us: Latencies | None
+    p50_us: Spread | None = None
+    p99_us: Spread | None = None
     cpu_seconds_per_gigabyte: float
     loop_late_p99_us: float | None
     wrong: list[str] | None
@@ -141,6 +148,7 @@ class Row(BaseModel):
         speeds = [rate * case.nbytes / 1e9 for rate in rates]
         moved = sum(counts) * case.nbytes / 1e9
         late = [value for window in windows for value in window.late]
+        latencies = [Latencies.of(window.latency) for window in windows if window.latency]
         cpu = sum(window.cpu_seconds for window in windows) + peer_cpu_seconds
         limited = Spread.of([limit / 1e9 for limit in limits]) if limits else None
         share = [1e9 * speed / limit for speed, limit in zip(speeds, limits, strict=True)] if limits else []
@@ -159,6 +167,8 @@ class Row(BaseModel):
             post_us=_latencies([window.post for window in windows]),
             latency_us=_latencies([window.latency for window in windows]),
             transfer_us=_latencies([window.transfer for window in windows]),
+            p50_us=Spread.of([each.p50 for each in latencies]) if latencies else None,
+            p99_us=Spread.of([each.p99 for each in latencies]) if latencies else None,
             cpu_seconds_per_gigabyte=cpu / moved,
             loop_late_p99_us=1e6 * percentile(late, 99) if late else None,
             wrong=wrong,

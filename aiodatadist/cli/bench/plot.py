@@ -16,7 +16,7 @@ from aiodatadist.cli.errors import wrong_input
 def check_plot(into: Path) -> None:
     """Raises CommandError: matplotlib is not installed, or has no such format. Asked before anything is measured."""
     if find_spec("matplotlib") is None:
-        raise wrong_input("--plot needs matplotlib: pip install matplotlib; --json needs nothing")
+        raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --json needs nothing")
     formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX
     if into.suffix[1:].lower() not in formats:
         raise wrong_input(f"--plot: the suffix of {into} says no format of matplotlib's: {', '.join(sorted(formats))}")
