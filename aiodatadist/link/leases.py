@@ -33,10 +33,13 @@ class PeerLeases:
         post: Callable[[Message], None],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         give_up: Callable[[str], None],
+        post_again: Callable[[Message], None] | None = None,
     ) -> None:
+        """``post_again``: says what was said before; None: as ``post`` does."""
         self._holder = holder
         self._seconds = min(seconds, MAX_SECONDS)
         self._post = post
+        self._post_again = post_again or post
         self._spawn = spawn
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
@@ -73,7 +76,7 @@ class PeerLeases:
             with anyio.move_on_after(self._seconds + SLACK_SECONDS / 2):
                 await event.wait()
             if not event.is_set():
-                self._post(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4, number=number))
+                self._post_again(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4, number=number))
                 with anyio.move_on_after(SLACK_SECONDS / 2):
                     await event.wait()
             if not event.is_set():

@@ -144,7 +144,7 @@ class NotificationQueue:
         if stands_still and self._unheard:
             self._repeat()
         elif stands_still and self._pending:  # the room for them may have been told of
-            self._post(Note(payload="", number=self._sent))  # which was heard: it is answered, and nothing else
+            self._post_again(Note(payload="", number=self._sent))  # which was heard: it is answered, and nothing else
         self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS) if stands_still else AGAIN_SECONDS
         if self._unheard or (self._pending and not self._window):
             self._look_again()

@@ -151,7 +151,7 @@ class Session:
         self.channels = Channels(
             transport, wire.post, self.questions, self.spawn, self._channel_name, self._on_out_of_use
         )
-        self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up)
+        self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up, self.post_again)
         self.notification_queue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
         self.layer_events = LayerEvents(
             wire.post, host.check_here, self.questions, self._knows_numbers, self.post_again

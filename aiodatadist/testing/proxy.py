@@ -274,6 +274,7 @@ class _Flow:
         self._source, self._sink = source, sink
         self._limit: tuple[LimitData, int] | None = None
         self._overtaken: list[bytes] = []
+        self._sending = anyio.Lock()
 
     async def run(self) -> None:
         """To the end of what the source sends. Raises _CutError, OSError: the connection is over."""
@@ -283,6 +284,7 @@ class _Flow:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._read, send, failures, group.cancel_scope)
                 group.start_soon(self._write, receive, failures, group.cancel_scope)
+                group.start_soon(self._bring_back, failures, group.cancel_scope)
         if failures:
             raise failures[0]
 
@@ -304,18 +306,36 @@ class _Flow:
         try:
             async for arrived, data in receive:
                 await self._late(arrived)
-                for piece in self._lost_or_moved(data):
-                    await self._on_its_way(piece)
-            await self._held_back()
-            for piece in self._overtaken:
-                await self._on_its_way(piece)
+                async with self._sending:
+                    for piece in self._lost_or_moved(data):
+                        await self._on_its_way(piece)
+            async with self._sending:
+                await self._held_back()
+                await self._send_overtaken()
             if (slow := self._find(SlowClose)) is not None:
                 await anyio.sleep(slow.seconds)
             with suppress(OSError):  # the sink was the first to go
                 self._sink.shutdown(socket.SHUT_WR)
         except (OSError, _CutError) as error:
             failures.append(error)
+        scope.cancel()
+
+    async def _bring_back(self, failures: list[Exception], scope: anyio.CancelScope) -> None:
+        """What waits for the next piece, when there is no Reorder any more."""
+        try:
+            while True:
+                await self._proxy.changed()
+                if self._find(Reorder) is None:
+                    async with self._sending:
+                        await self._send_overtaken()
+        except (OSError, _CutError) as error:
+            failures.append(error)
             scope.cancel()
+
+    async def _send_overtaken(self) -> None:
+        pieces, self._overtaken = self._overtaken, []
+        for piece in pieces:
+            await self._on_its_way(piece)
 
     def _find(self, kind: type[ToxicT]) -> ToxicT | None:
         return self._proxy.find(kind, self._direction)

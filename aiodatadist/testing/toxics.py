@@ -139,7 +139,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reorder:
-    """This share of the pieces, as of :class:`Drop`, arrives behind the next one, whenever that comes. Not in Toxiproxy."""
+    """This share of the pieces, as of :class:`Drop`, arrives behind the next one, or when this is removed. Not in
+    Toxiproxy."""
 
     share: float = 1.0
 

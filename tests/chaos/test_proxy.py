@@ -232,6 +232,18 @@ async def test_a_piece_comes_behind_the_next_one() -> None:
         assert flow._lost_or_moved(b"5") == [b"5"]
 
 
+async def test_a_piece_that_waits_for_the_next_one_comes_when_the_toxic_is_gone() -> None:
+    async with client_of_proxy() as (client, proxy):
+        with proxy.under(Reorder(), direction="downstream"):
+            echoing = asyncio.create_task(client.echo(b"1234"))
+            while proxy.passed < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            with anyio.move_on_after(0.05):
+                await asyncio.wait([echoing])
+            assert not echoing.done()
+        assert await echoing == b"1234"
+
+
 async def test_without_a_server_the_client_is_reset() -> None:
     async with proxied() as proxy:
         proxy.upstream = ("127.0.0.1", 1)

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import anyio.to_thread
-
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, LLMDataDist, Placement
 from aiodatadist.cli.bench.workload import Case, MemoryKind
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device import Memory
 from aiodatadist.testing import pattern
 
@@ -54,7 +53,7 @@ class BenchCache:
 
     async def fill(self, owner: int) -> None:
         """Each block says whose it is, and which. ``owner`` 0: all are zero."""
-        await anyio.to_thread.run_sync(self._fill, owner)
+        await in_thread(self._fill, owner)
         if self.staging is not None:
             await self.manager.swap_blocks(self.staging, self.cache, self._all)
 
@@ -62,7 +61,7 @@ class BenchCache:
         """Which blocks do not hold what ``owner``'s held; the first by name, and how many more."""
         if self.staging is not None:
             await self.manager.swap_blocks(self.cache, self.staging, self._all)
-        return await anyio.to_thread.run_sync(self._wrong, owner, list(pieces))
+        return await in_thread(self._wrong, owner, list(pieces))
 
     @property
     def _all(self) -> dict[int, int]:
@@ -107,15 +106,15 @@ async def open_cache(datadist: LLMDataDist, case: Case, key: BlocksCacheKey | No
         LLMException: there is not enough memory, or it cannot be registered.
     """
     manager, desc = datadist.cache_manager, case.desc
-    tensors, views, lent = await anyio.to_thread.run_sync(_allocate, datadist, case, desc)
+    tensors, views, lent = await in_thread(_allocate, datadist, case, desc)
     try:
         staging = None
         if not views:
             host = CacheDesc(case.tensors, list(desc.shape), desc.data_type, Placement.HOST)
-            addresses, views, pinned = await anyio.to_thread.run_sync(_addressable, datadist, host)
+            addresses, views, pinned = await in_thread(_addressable, datadist, host)
             lent += pinned
             staging = Cache.create_cpu_cache(host, addresses)
-        await anyio.to_thread.run_sync(_clear, views)
+        await in_thread(_clear, views)
         cache = await manager.register_blocks_cache(desc, tensors, key, True)
     except BaseException:
         tensors.clear()

@@ -114,29 +114,24 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
     Raises:
         CancelledError: there is no row yet.
     """
-    started = datetime.now(UTC).astimezone()
-    async with AsyncExitStack() as stack:
-        address = await _owner(options, stack)
-        datadist, owner = await stack.enter_async_context(open_initiator(options, address))
-        rows: list[Row] = []
-        failure = None
-        try:
-            await _rows(datadist, owner, options, cases, rows)
-        except (LLMException, CommandError, ExceptionGroup) as error:
-            failure = str(_one_line(error))
-        except asyncio.CancelledError:
-            if not rows:
-                raise
-            _go_on()
-            failure = INTERRUPTED
-        return BenchReport(
-            started=started,
-            machine=await Machine.here(),
-            ran=Ran.of(datadist),
-            lengths=options.lengths,
-            rows=rows,
-            failure=failure,
-        )
+    started, machine = datetime.now(UTC).astimezone(), await Machine.here()
+    rows: list[Row] = []
+    failure = None
+    try:
+        async with AsyncExitStack() as stack:
+            address = await _owner(options, stack)
+            datadist, owner = await stack.enter_async_context(open_initiator(options, address))
+            ran = Ran.of(datadist)
+            try:
+                await _rows(datadist, owner, options, cases, rows)
+            except (LLMException, CommandError, ExceptionGroup) as error:
+                failure = str(_one_line(error))
+    except asyncio.CancelledError:
+        if not rows:
+            raise
+        _go_on()
+        failure = INTERRUPTED
+    return BenchReport(started=started, machine=machine, ran=ran, lengths=options.lengths, rows=rows, failure=failure)
 
 
 def _go_on() -> None:

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-import anyio.to_thread
 
 from aiodatadist import (
     AwaitableLayerSynchronizer,
@@ -28,6 +27,7 @@ from aiodatadist.cli.bench.lateness import ticking
 from aiodatadist.cli.bench.messages import ANSWER, Check, Clear, Done, Open, Question, Spent
 from aiodatadist.cli.bench.workload import Case, Moves, Op
 from aiodatadist.cli.errors import CommandError
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.plain_copy import plain_copy_seconds
 
 LINK_MILLISECONDS = 30_000
@@ -193,7 +193,7 @@ class _Turns:
     async def take(self, seconds: float) -> None:
         self.windows.append(await _window(self._case, self._start, seconds))
         if self._limit is not None:
-            self.memcpy.append(await anyio.to_thread.run_sync(self._limit))
+            self.memcpy.append(await in_thread(self._limit))
         for contender in self._contenders:
             self.others[contender.name].append(await contender.window(seconds))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -60,12 +61,18 @@ async def commit_of(folder: Path) -> str | None:
     """The version alone does not tell two states of a clone apart."""
     if not (folder / ".git").exists():
         return None
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = await anyio.run_process(command, check=False)
+        commit = (await _git(folder, "rev-parse", "--short=12", "HEAD")).stdout.decode().strip()
+        is_dirty = (await _git(folder, "diff-index", "--quiet", "HEAD", "--")).returncode != 0
     except OSError:  # there is no git
         return None
-    return done.stdout.decode().strip() or None
+    return commit + "-dirty" * is_dirty if commit else None
+
+
+async def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Asks, and writes nothing: a hook's repository is another one, and the index may be in use."""
+    environment = {name: value for name, value in os.environ.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
+    return await anyio.run_process(["git", "-C", str(folder), *words], check=False, env=environment)
 
 
 def _cpu() -> str:
