@@ -140,7 +140,7 @@ async def test_closing_it_ends_nothing() -> None:
 async def test_in_eager_tasks() -> None:
     """Made by the factory itself: uvloop's create_task does not fit that of every Python."""
     async with pulling() as (decoder, cache, pull):
-        make = asyncio.eager_task_factory  # type: ignore[attr-defined,unused-ignore]
+        make = asyncio.eager_task_factory  # type: ignore[attr-defined,unused-ignore]  # since 3.12
         await make(asyncio.get_running_loop(), pull([1], [2]))
         landed(decoder, cache)
 

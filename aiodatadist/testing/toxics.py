@@ -14,11 +14,16 @@ def _at_least(what: object, name: str, value: float, least: float) -> None:
         raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: it has to be a finite number from {least:g} on")
 
 
-def _share(what: object, share: float) -> None:
-    """Raises ParamInvalid: it is none."""
-    _at_least(what, "share", share, 0)
-    if share > 1:
-        raise ParamInvalid(f"{type(what).__name__}.share is {share}: it has to be from 0 to 1")
+@dataclass(frozen=True)
+class _OfAShare:
+    """Concerns this share of the pieces, from 0 to 1."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "share", self.share, 0)
+        if self.share > 1:
+            raise ParamInvalid(f"{type(self).__name__}.share is {self.share}: it has to be from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -104,48 +109,24 @@ class LimitData:
         _at_least(self, "nbytes", self.nbytes, 0)
 
 
-@dataclass(frozen=True)
-class Corrupt:
+class Corrupt(_OfAShare):
     """One bit is flipped in this share of the pieces. Not in Toxiproxy."""
 
-    share: float = 1.0
 
-    def __post_init__(self) -> None:
-        _share(self, self.share)
-
-
-@dataclass(frozen=True)
-class Drop:
+class Drop(_OfAShare):
     """This share of the pieces does not arrive, and what comes behind them does. Not in Toxiproxy.
 
     A piece is what was there when the proxy looked: mostly one message, as they are sent one by one; of a long one a part.
     """
 
-    share: float = 1.0
 
-    def __post_init__(self) -> None:
-        _share(self, self.share)
-
-
-@dataclass(frozen=True)
-class Repeat:
+class Repeat(_OfAShare):
     """This share of the pieces, as of :class:`Drop`, arrives twice. Not in Toxiproxy."""
 
-    share: float = 1.0
 
-    def __post_init__(self) -> None:
-        _share(self, self.share)
-
-
-@dataclass(frozen=True)
-class Reorder:
+class Reorder(_OfAShare):
     """This share of the pieces, as of :class:`Drop`, arrives behind the next one, or when this is removed. Not in
     Toxiproxy."""
-
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        _share(self, self.share)
 
 
 Toxic = Latency | Bandwidth | Slicer | Timeout | SlowClose | ResetPeer | LimitData | Corrupt | Drop | Repeat | Reorder

@@ -236,7 +236,7 @@ async def test_a_piece_that_waits_for_the_next_one_comes_when_the_toxic_is_gone(
     async with client_of_proxy() as (client, proxy):
         with proxy.under(Reorder(), direction="downstream"):
             echoing = asyncio.create_task(client.echo(b"1234"))
-            while proxy.passed < 4:  # noqa: ASYNC110
+            while proxy.passed < 4:  # noqa: ASYNC110 - nothing tells of a piece that has passed
                 await asyncio.sleep(0)
             with anyio.move_on_after(0.05):
                 await asyncio.wait([echoing])

@@ -12,6 +12,9 @@ from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.errors import wrong_input
 
+NEEDS_LATEX = {"pgf"}
+"""Formats of matplotlib's that are not to be had without it."""
+
 
 def check_plot(into: Path) -> None:
     """Raises CommandError: matplotlib is not installed, or has no such format. Asked before anything is measured."""
@@ -20,9 +23,6 @@ def check_plot(into: Path) -> None:
     formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX
     if into.suffix[1:].lower() not in formats:
         raise wrong_input(f"--plot: the suffix of {into} says no format of matplotlib's: {', '.join(sorted(formats))}")
-
-
-NEEDS_LATEX = {"pgf"}
 
 
 def draw(report: BenchReport, into: Path) -> None:
