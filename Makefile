@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Python's and asyncio's debug modes double the work: they look in the night, and in the lanes.
 DEV    := $(if $(AIODATADIST_NIGHTLY),-X dev)
-PYTEST := $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
+RETRY  := $(if $(AIODATADIST_FLAKY),$(BIN)/python -m tests.retry --)
+PYTEST := $(RETRY) $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
 WORKERS := --dist worksteal --tx '4*popen//python=$(strip $(abspath $(BIN))/python $(DEV))'
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.

@@ -13,7 +13,14 @@ from typing import Any
 import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
 
-from tests import loops, profiles, skipped, strictness
+from tests import loops, profiles, retry, skipped, strictness
+from tests.retry import (  # noqa: F401 - hooks of pytest
+    pytest_configure,
+    pytest_runtest_logfinish,
+    pytest_runtest_logreport,
+    pytest_runtest_logstart,
+    pytest_unconfigure,
+)
 
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
 os.environ.setdefault("HCCL_NPU_SOCKET_PORT_RANGE", "auto")  # other tests' processes use these devices, too
@@ -29,7 +36,8 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Facto
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones run in the night."""
+    """The long ones run in the night; a retry runs only what failed."""
+    items[:] = retry.selected(items)
     if not profiles.IS_NIGHT:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from tests import retry
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".cache" / "venvs"
@@ -173,6 +176,7 @@ def main() -> None:
     lane = LANES[arguments.lane]
     make(lane)
     command = [
+        *((sys.executable, "-m", "tests.retry", "--") if os.environ.get(retry.FLAKY) else ()),
         lane.python,
         "-X",
         "dev",
