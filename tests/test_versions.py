@@ -21,6 +21,7 @@ from aiodatadist import (
     CacheNotFound,
     DataType,
     FeatureNotEnabled,
+    IncompatiblePeer,
     LLMClusterInfo,
     LLMStatusCode,
     NotLinked,
@@ -32,6 +33,7 @@ from aiodatadist.cluster.engine import Engine
 from aiodatadist.link import Link, wire
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
+from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
 from tests.unit.wire.examples import hello
 
@@ -184,6 +186,7 @@ async def test_a_peer_of_the_same_version_may_not(monkeypatch: pytest.MonkeyPatc
         linked = await other.datadist.link_clusters([cluster_info(one)], 3000)
         assert linked[0] is not LLMStatusCode.LLM_SUCCESS
         assert "newer: Extra inputs are not permitted" in str(linked.errors)
+        assert f"protocol {PROTOCOL}.{MINOR} here, {PROTOCOL}.{MINOR} at the peer" in str(linked.errors)
 
 
 @pytest.mark.usefixtures("newer")
@@ -266,6 +269,90 @@ async def test_a_server_of_another_major_version_is_refused_with_both_values() -
         assert isinstance(heard[1], Refuse)
         assert words in heard[1].reason
         group.cancel_scope.cancel()
+
+
+UNREADABLE = {**json.loads(parser.dump_json(hello(9))), "role": 4, "newer": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ({"minor": MINOR + 1}, f"{PROTOCOL}.{MINOR + 1}"),
+        ({"minor": MINOR}, f"{PROTOCOL}.{MINOR}"),
+        ({"protocol": PROTOCOL + 1, "minor": 0}, f"{PROTOCOL + 1}.0"),
+        ({"minor": "latest"}, f"{PROTOCOL}"),
+        ({"protocol": "x" * 5000}, "none"),
+    ],
+)
+async def test_a_hello_that_cannot_be_read_is_refused_with_both_versions(version: dict[str, Any], said: str) -> None:
+    async with open_cluster(1) as cluster:
+        assert cluster.datadist.listen_address is not None
+        async with await anyio.connect_tcp(*cluster.datadist.listen_address) as stream:
+            await stream.send(frame({**UNREADABLE, **version}))
+            answer = b"".join([data async for data in stream])
+        reasons = {each.reason for each in Decoder().feed(answer) if isinstance(each, Refuse)}
+        assert len(reasons) == 1
+        assert f"{PROTOCOL}.{MINOR} here, {said} at the peer" in reasons.pop()
+
+
+class Answering:
+    """A listener that answers each hello with one frame, and counts them."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.heard: list[Message | Unknown] = []
+
+    async def serve(self, client: anyio.abc.SocketStream) -> None:
+        decoder, said = Decoder(), list[Message | Unknown]()
+        async with client:
+            while not said:
+                said = decoder.feed(await client.receive())
+            self.heard += said
+            await client.send(self.answer)
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    self.heard += decoder.feed(await client.receive())
+
+    async def link(self) -> str:
+        """What a cluster that links to it is told."""
+        async with (
+            open_cluster(2) as cluster,
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(listener.serve, self.serve)
+            info = LLMClusterInfo(9)
+            info.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+            linked = await cluster.datadist.link_clusters([info], 5000)
+            group.cancel_scope.cancel()
+        assert linked[0] is LLMStatusCode.LLM_PARAM_INVALID
+        return str(linked.errors)
+
+
+async def test_an_end_whose_hello_an_older_version_cannot_read_is_told_its_own_version() -> None:
+    """Version 4 without minor versions has no more fields in a hello, and says so in its validator's words."""
+    words = "the peer sent a message that is not valid: hello.minor: Extra inputs are not permitted"
+    old = {"type": "refuse", "status": int(LLMStatusCode.LLM_PARAM_INVALID), "reason": words}
+    body = json.dumps(old).encode()
+    told = await Answering(HEAD.pack(MAGIC, VERSION, len(body)) + body).link()
+    assert f"protocol {PROTOCOL}.{MINOR} here, the peer did not say its own" in told
+    assert words in told
+
+
+async def test_a_refusal_that_names_both_versions_is_told_as_it_is() -> None:
+    words = f"protocol differs: {PROTOCOL + 1}.0 here, {PROTOCOL}.{MINOR} at the peer"
+    told = await Answering(encode(refusal(IncompatiblePeer(words)))).link()
+    assert words in told
+    assert "did not say its own" not in told
+
+
+async def test_a_servers_hello_that_cannot_be_read_is_refused_with_both_versions() -> None:
+    server = Answering(frame({**UNREADABLE, "minor": MINOR + 2}))
+    told = await server.link()
+    words = f"protocol {PROTOCOL}.{MINOR} here, {PROTOCOL}.{MINOR + 2} at the peer"
+    assert words in told
+    (said,) = {each.reason for each in server.heard if isinstance(each, Refuse)}
+    assert words in said
 
 
 async def test_only_a_peer_of_a_newer_minor_version_may_say_what_this_one_does_not_know() -> None:

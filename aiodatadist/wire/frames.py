@@ -185,7 +185,7 @@ def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
     is_sealed = body[-_SEALED:].startswith(SEAL)
     if is_sealed and body != sealed(body[:-_SEALED]):
         raise ProtocolError("a message of the peer's was damaged on its way: its checksum is wrong")
-    message = _content(body, minor is not None and minor > MINOR)
+    message = _content(body, minor)
     if isinstance(message, Hello):
         minor = message.minor
     is_cut_off = body[-1:].isspace()  # blanks behind the JSON are what is left of a damaged mark: 4.0 says none
@@ -194,9 +194,9 @@ def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
     return message
 
 
-def _content(body: bytes, is_newer: bool) -> Message | Unknown | None:
-    """As :func:`_parse`, of what is before the checksum. ``is_newer``: the peer's minor version is newer than this end's:
-    fields and messages that are not known here are ignored, or told apart."""
+def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
+    """As :func:`_parse`, of what is before the checksum. If the peer's minor version is newer than this end's, fields and
+    messages that are not known here are ignored, or told apart."""
     try:
         if len(body) <= SMALL_BODY:
             return parser.validate_json(body)
@@ -205,19 +205,21 @@ def _content(body: bytes, is_newer: bool) -> Message | Unknown | None:
         _check_kind(content)
         return parser.validate_python(content)
     except ValidationError as error:
-        return _of_another_version(body, error, is_newer)
+        return _of_another_version(body, error, minor)
     except ValueError as error:
         raise ProtocolError(f"the peer sent a message that is not valid: Invalid JSON: {error}") from None
 
 
-def _of_another_version(body: bytes, error: ValidationError, is_newer: bool) -> Message | Unknown | None:
+def _of_another_version(body: bytes, error: ValidationError, minor: int | None) -> Message | Unknown | None:
     """What is no message of this version may be one of another.
 
     Raises:
-        ProtocolError: it is none of a newer minor version either, or the peer has none.
+        ProtocolError: it is none of a newer minor version either, or the peer has none. The message names both versions
+            if the peer's is known.
         IncompatiblePeer: it is a hello of another major version.
     """
-    complaint = ProtocolError(f"the peer sent a message that is not valid: {_first(error)}")
+    what = f"the peer sent a message that is not valid: {_first(error)}"
+    complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(PROTOCOL, minor)})")
     try:
         content = from_json(body)
     except ValueError:
@@ -225,7 +227,10 @@ def _of_another_version(body: bytes, error: ValidationError, is_newer: bool) -> 
     if not isinstance(content, dict):
         raise complaint
     if content.get("type") == "hello":
-        check_version(content.get("protocol"), content.get("minor"))
+        major, minor_said = content.get("protocol"), content.get("minor")
+        check_version(major, minor_said)
+        raise ProtocolError(f"{what} ({both_versions(major, minor_said)})") from None
+    is_newer = minor is not None and minor > MINOR
     problems = error.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
     kinds = {problem["type"] for problem in problems}
     kind = content.get("type")
@@ -243,9 +248,24 @@ def _of_another_version(body: bytes, error: ValidationError, is_newer: bool) -> 
 
 def check_version(major: object, minor: object) -> None:
     """Raises IncompatiblePeer: a hello with these is of another major version."""
-    if isinstance(major, int) and major != PROTOCOL:
-        theirs = f"{major}.{minor}" if isinstance(minor, int) else f"{major}"
-        raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {theirs} at the peer")
+    if _is_number(major) and major != PROTOCOL:
+        raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer")
+
+
+def both_versions(major: object, minor: object) -> str:
+    """This end's version and what a peer's hello has in place of its own, in words."""
+    return f"protocol {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer"
+
+
+def _version(major: object, minor: object) -> str:
+    if not _is_number(major):
+        return "none"
+    return f"{major}.{minor}" if _is_number(minor) else f"{major}"
+
+
+def _is_number(said: object) -> bool:
+    """Return True for a number that a hello may have: what is longer would be written out in a complaint."""
+    return isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 2**32
 
 
 def _unknown(kind: str, content: dict[str, Any]) -> Unknown | None:

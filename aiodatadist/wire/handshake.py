@@ -25,7 +25,7 @@ from typing import Literal
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 from aiodatadist.wire.auth import Side, is_proof, proof
 from aiodatadist.wire.frames import Unknown, check_version
-from aiodatadist.wire.messages import Accept, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist.wire.messages import MINOR, PROTOCOL, Accept, Connect, Hello, Message, Proof, Ready, Refuse
 from aiodatadist.wire.reasons import printable
 
 SAME_KEY = "LLMConfig.auth_key has to be the same at both ends"
@@ -106,7 +106,7 @@ class Handshake:
     def _react(self, message: Message | Unknown) -> list[Message]:
         match self.state, message:
             case _, Refuse():
-                raise refused(message)
+                raise refused(message, self._unsaid_version(message))
             case State.HELLO, Hello():
                 return self._on_hello(message)
             case State.PROOF, Proof(mac=mac):
@@ -124,6 +124,14 @@ class Handshake:
                 self.state = State.DONE
                 return []
         raise ProtocolError(f"the peer said {message.type!r} in state {self.state.value!r}")
+
+    def _unsaid_version(self, message: Refuse) -> str:
+        """What to add to a refusal of our hello if it may not have been understood: a peer of another version cannot always
+        name both. Empty if the peer said its version, or refuses for another reason."""
+        is_about_words = message.kind == "" and message.status == LLMStatusCode.LLM_PARAM_INVALID
+        if self.peer is not None or not is_about_words or f"{PROTOCOL}.{MINOR}" in message.reason:
+            return ""
+        return f" (protocol {PROTOCOL}.{MINOR} here, the peer did not say its own)"
 
     def _on_hello(self, theirs: Hello) -> list[Message]:
         self.peer = theirs
@@ -185,10 +193,10 @@ def refusal(error: LinkError) -> Refuse:
     return Refuse(status=int(error.status_code), reason=printable(error), kind=kind)
 
 
-def refused(message: Refuse) -> LinkError:
-    """What the peer said, as an error of this end."""
+def refused(message: Refuse, versions: str = "") -> LinkError:
+    """What the peer said, as an error of this end. ``versions`` stands behind the peer's reason."""
     return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
-        f"the peer refused: {message.reason}",
+        f"the peer refused: {message.reason}{versions}",
         status_code=LLMStatusCode.of(message.status),
         hint=SAME_KEY if message.kind == "key" else None,
     )
