@@ -1,7 +1,7 @@
 """What our tests use, for yours: linked clusters in one process, blocks whose contents say where they belong, faults of the
 device and of the network."""
 
-from aiodatadist.testing.faults import soft_counters, soft_fault, soft_faults_cleared
+from aiodatadist.testing.faults import SoftHold, soft_counters, soft_fault, soft_faults_cleared, soft_hold
 from aiodatadist.testing.ledger import BlockLedger, BlockStamp, MisplacedError
 from aiodatadist.testing.pairs import Cluster, cluster_info, linked_pair, open_cluster
 from aiodatadist.testing.patterns import pattern, stamp, verify
@@ -37,6 +37,7 @@ __all__ = [
     "ResetPeer",
     "Slicer",
     "SlowClose",
+    "SoftHold",
     "Timeout",
     "Toxic",
     "cluster_info",
@@ -46,6 +47,7 @@ __all__ = [
     "soft_counters",
     "soft_fault",
     "soft_faults_cleared",
+    "soft_hold",
     "stamp",
     "verify",
 ]

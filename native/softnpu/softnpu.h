@@ -46,11 +46,20 @@
  *                    from 0, or from -1 backwards, arrives wrong, and nothing says so; beyond the first or the last it is that one
  *   hang[@N]         the task never completes by itself; a stream abort ends it
  *   drop[@N]         a host callback is not run
+ *   hold=NAME[@N]    the task stands still before it runs, and a call without a task before it does anything, until the hold is
+ *                    released. An abort does not end it: a task that was aborted meanwhile ends aborted when it is released
+ *   half=NAME[@N]    a task that moves or fills memory stands still in the middle: about half of its bytes have arrived, and more
+ *                    arrive as soon as the hold is released, even if the task was aborted meanwhile
  * A call without a task is late before it does anything: `aclrtStreamAbort:delay=MS` is an abort as slow as the vendor's may be.
  * The function is the exported name, e.g. `HcclBatchGet:exec=507057@3`. The environment variable SOFTNPU_FAULTS holds
  * a spec that is applied at aclInit.                                                                            */
 int  softnpu_fault(const char *spec);              /* 0, or -1: bad spec, nothing applied */
-void softnpu_fault_clear(void);
+void softnpu_fault_clear(void);                    /* and releases every hold */
+
+/* Holds. A NAME has 1 to 31 letters, digits, '-' and '_'. It exists from the spec that mentions it until it is released; several
+ * faults may share one. At most 64 exist at a time.                                                              */
+int  softnpu_hold_arrivals(const char *name);      /* an eventfd, softnpu's, that counts those that came to stand there; -1: no such hold */
+int  softnpu_hold_release(const char *name);       /* all pass, now and later; 0, or -1: no such hold */
 int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_DEVICE_MEMORY at aclInit */
 
 /* Ordinary memory of this process taken for device (placement 1) or pinned host (0) memory. Adopting one range twice

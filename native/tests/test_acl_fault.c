@@ -15,7 +15,8 @@ TEST(test_bad_specs_are_refused_whole)
         NULL, "aclrtMalloc", "aclrtMalloc:", ":fail=1", "aclrtMalloc:fail", "aclrtMalloc:fail=", "aclrtMalloc:fail=x", "aclrtMalloc:fail=0",
         "aclrtMalloc:fail=-3", "aclrtMalloc:fail=1@0", "aclrtMalloc:fail=1@-1", "aclrtMalloc:fail=1@x", "aclrtMalloc:fail=1@1x",
         "aclrtMalloc:delay=-1", "aclrtMalloc:hang=1", "aclrtMalloc:fly", "aclrtMallocate:fail=1", "notExported:hang",
-        "HcclBatchGet:flip", "HcclBatchGet:flip=", "HcclBatchGet:flip=x", "aclrtMemcpyAsync:flip=1", "aclrtGetDevice:fail=1;aclrtMalloc:fly", "aclrtMalloc:fail=99999999999999999999",
+        "aclrtMalloc:hold", "aclrtMalloc:hold=", "aclrtMalloc:hold=a b", "aclrtMalloc:hold=a@0", "aclrtMalloc:half=x.y",
+        "aclrtMalloc:hold=a123456789b123456789c123456789d1", "HcclBatchGet:flip", "HcclBatchGet:flip=", "HcclBatchGet:flip=x", "aclrtMemcpyAsync:flip=1", "aclrtGetDevice:fail=1;aclrtMalloc:fly", "aclrtMalloc:fail=99999999999999999999",
     };
     int32_t id;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -32,7 +32,7 @@ PUBLIC: dict[str, str] = {
     "aiodatadist.testing": """
         Bandwidth BlockLedger BlockStamp ChaosProxy Cluster cluster_info Corrupt Drop Latency LimitData
         linked_pair MisplacedError open_cluster pattern Reorder Repeat ResetPeer Slicer SlowClose soft_counters
-        soft_fault soft_faults_cleared stamp Timeout Toxic verify
+        soft_fault soft_faults_cleared soft_hold SoftHold stamp Timeout Toxic verify
     """,
     "aiodatadist.testing.pools": """
         content fetch FullPoolContract MIB new_key PATIENCE PoolContract soon store

@@ -9,13 +9,15 @@
 
 atomic_int soft_gate;
 
-typedef enum { FAIL, EXEC, DELAY, FLIP, HANG, DROP } action;
-static const char *const action_names[] = { "fail", "exec", "delay", "flip", "hang", "drop" };
+typedef enum { FAIL, EXEC, DELAY, FLIP, HOLD, HALF, HANG, DROP } action;
+static const char *const action_names[] = { "fail", "exec", "delay", "flip", "hold", "half", "hang", "drop" };
 typedef struct fault {
     struct fault *next;
     char function[64];
     action what;
     int64_t value;                                          /* a code, milliseconds, or the place of a byte */
+    char name[SOFT_HOLD_NAME];                              /* of a hold, */
+    uint64_t number;                                        /* and its number */
     uint64_t left;                                          /* calls until it strikes; 0 = every call */
 } fault;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,17 +56,37 @@ static bool is_possible(action what, int64_t value)
     return what == FLIP || (what == DELAY ? value >= 0 : value > 0 && value <= INT32_MAX);
 }
 
+static bool is_held(action what)
+{
+    return what == HOLD || what == HALF;
+}
+
+static bool parse_name(const char *text, fault *out, const char **end)
+{
+    size_t length = strcspn(text, "@");
+    *end = text + length;
+    if (!soft_hold_is_name(text, length))
+        return false;
+    memcpy(out->name, text, length);
+    return true;
+}
+
+static bool parse_value(action what, const char *text, fault *out, const char **end)
+{
+    if (is_held(what))
+        return parse_name(text, out, end);
+    return parse_number(text, &out->value, end) && is_possible(what, out->value);
+}
+
 static bool parse_action(const char *text, fault *out)
 {
     for (action what = FAIL; what <= DROP; what++) {
         size_t length = strlen(action_names[what]);
-        bool valued = what <= FLIP;
+        bool valued = what <= HALF;
         if (strncmp(text, action_names[what], length) || (valued && text[length] != '='))
             continue;
         const char *rest = text + length;
-        if (valued && !parse_number(rest + 1, &out->value, &rest))
-            return false;
-        if (valued && !is_possible(what, out->value))
+        if (valued && !parse_value(what, rest + 1, out, &rest))
             return false;
         out->what = what;
         int64_t nth = 1;
@@ -102,6 +124,16 @@ static void free_list(fault *list)
     }
 }
 
+static bool find_holds(fault *list)
+{
+    for (fault *one = list; one; one = one->next)
+        if (is_held(one->what) && !(one->number = soft_hold_number(one->name))) {
+            soft_error(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "no room for the hold '%s', or no file descriptor", one->name);
+            return false;
+        }
+    return true;
+}
+
 static void install(fault *list)                            /* behind the faults that are already there */
 {
     pthread_mutex_lock(&lock);
@@ -125,13 +157,13 @@ int softnpu_fault(const char *spec)
         *last = parse_one(one + strspn(one, " "));
         good = *last;
         if (!good)
-            soft_error(ACL_ERROR_INVALID_PARAM, "fault '%s': want function:fail=CODE|exec=CODE|delay=MS|flip=BYTE|hang|drop, "
+            soft_error(ACL_ERROR_INVALID_PARAM, "fault '%s': want function:fail=CODE|exec=CODE|delay=MS|flip=BYTE|hold=NAME|half=NAME|hang|drop, "
                        "then nothing, @N or @*; the function must be an exported name, for flip HcclBatchGet or HcclBatchPut", one);
         else
             last = &(*last)->next;
     }
     free(copy);
-    if (!good) {
+    if (!good || !find_holds(list)) {
         free_list(list);
         return -1;
     }
@@ -149,6 +181,7 @@ void softnpu_fault_clear(void)
     atomic_fetch_and(&soft_gate, ~SOFT_GATE_FAULTS);
     pthread_mutex_unlock(&lock);
     free_list(old);
+    soft_hold_open_all();
 }
 
 int soft_fault_init(void)
@@ -166,6 +199,8 @@ static void strike(const fault *one, soft_exec_fault *sum, int *fail)
     case EXEC:  sum->code = (aclError)one->value; break;
     case DELAY: sum->delay_ms += one->value; break;
     case FLIP:  sum->flip = true; sum->flip_at = one->value; break;
+    case HOLD:  sum->hold = one->number; break;
+    case HALF:  sum->half = one->number; break;
     case HANG:  sum->hang = true; break;
     case DROP:  sum->drop = true; break;
     }
@@ -211,6 +246,7 @@ static int faulty(const char *function, soft_exec_fault *exec)
         *exec = sum;
         return 0;
     }
+    soft_hold_stand(sum.hold);
     if (sum.delay_ms)                                       /* no task: the call is late, or fails as its task would have */
         sleep_ms(sum.delay_ms);
     return sum.code ? soft_error(sum.code, "%s: injected failure", function) : 0;

@@ -45,9 +45,21 @@ void  soft_ref(soft_object *object);
 void  soft_unref(soft_object *object);
 
 /* ---- fault.c. With no fault set these cost one relaxed load. ---- */
-typedef struct soft_exec_fault { aclError code; int64_t delay_ms, flip_at; bool hang, drop, flip; } soft_exec_fault;
+typedef struct soft_exec_fault {
+    aclError code;
+    int64_t delay_ms, flip_at;
+    uint64_t hold, half;                                    /* numbers of holds, or 0 */
+    bool hang, drop, flip;
+} soft_exec_fault;
 int  soft_fault(const char *function, soft_exec_fault *exec); /* the code to return at once, or 0; exec may be NULL (then a delay is taken here) */
 int  soft_fault_init(void);                                  /* reads SOFTNPU_FAULTS; an ACL error code when that is no spec */
+
+/* ---- hold.c ---- */
+enum { SOFT_HOLD_NAME = 32 };
+bool     soft_hold_is_name(const char *text, size_t length);
+uint64_t soft_hold_number(const char *name);                /* made if there is none; 0: there are too many */
+void     soft_hold_stand(uint64_t number);                  /* until it is released; returns at once if it has been, or is 0 */
+void     soft_hold_open_all(void);
 
 /* ---- map.c, host.c, import.c: every range that means something to the device ---- */
 typedef struct soft_span {
@@ -79,6 +91,7 @@ typedef struct soft_task {
     aclError (*run)(struct soft_task *);                    /* on the worker; or, small work on an idle stream, in the submitting thread */
     void (*drop)(struct soft_task *);                       /* frees it: called once, after run or instead of it */
     soft_stream *stream;                                    /* set by soft_submit */
+    uint64_t moved;                                         /* bytes of it that bytes.c has moved or is moving */
     uint64_t bytes;                                         /* the work in it; SOFT_MAY_BLOCK = never run in the submitting thread */
     soft_exec_fault fault;                                  /* as soft_fault() left it; applied around run by the stream */
 } soft_task;
@@ -88,6 +101,7 @@ void         soft_stream_put(soft_stream *stream);
 aclError     soft_submit(soft_stream *stream, soft_task *task); /* takes the task over, also when it returns an error */
 bool         soft_task_aborted(const soft_task *task);      /* long tasks ask this between pieces of at most 1 MiB */
 int          soft_task_poll(soft_task *task, int fd, short events, int timeout_ms); /* 1 ready, 0 timeout, -1 aborted */
+void         soft_task_half(const soft_task *task, uint64_t end); /* called before its bytes up to `end` move: stands in the fault `half` */
 /* memcpy in pieces; counts; stops when aborted. `next`: what the task will read after it, or NULL */
 void         soft_copy(soft_task *task, void *dst, const void *src, uint64_t bytes, const void *next);
 

@@ -26,6 +26,7 @@ soft_stream *soft_queue_inside(void)
 static aclError run_with_fault(soft_task *task)
 {
     const soft_exec_fault *fault = &task->fault;
+    soft_hold_stand(fault->hold);
     if (fault->hang)
         soft_task_poll(task, -1, 0, -1);
     else if (fault->delay_ms)
@@ -171,7 +172,9 @@ static aclError start_worker(soft_stream *stream)           /* locked */
 
 static bool runs_here(const soft_stream *stream, const soft_task *task)   /* locked */
 {
-    return !stream->running && !stream->head && task->bytes <= soft_setting.inline_bytes && !task->fault.hang && !task->fault.delay_ms;
+    const soft_exec_fault *fault = &task->fault;
+    bool is_quick = task->bytes <= soft_setting.inline_bytes && !fault->hang && !fault->delay_ms && !fault->hold && !fault->half;
+    return is_quick && !stream->running && !stream->head;
 }
 
 typedef struct ticket { uint64_t number, aborts; bool done, aborted; } ticket;

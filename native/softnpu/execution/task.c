@@ -12,6 +12,12 @@ bool soft_task_aborted(const soft_task *task)
     return atomic_load_explicit(&task->stream->abort_running, memory_order_relaxed);
 }
 
+void soft_task_half(const soft_task *task, uint64_t end)
+{
+    if (task->fault.half && end > task->bytes / 2)
+        soft_hold_stand(task->fault.half);
+}
+
 /* The stream's abort signal, or -1 when no descriptor is left for one. */
 static int abort_fd(soft_stream *stream)
 {

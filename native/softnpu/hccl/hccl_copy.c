@@ -58,7 +58,7 @@ static aclError check_ranges(const hccl_transfer *transfer)
 
 /* ---- pieces ---- */
 
-typedef struct piece { struct iovec local[PARTS_MAX], remote[PARTS_MAX]; unsigned long parts; uint64_t bytes; bool mapped; } piece;
+typedef struct piece { struct iovec local[PARTS_MAX], remote[PARTS_MAX]; unsigned long parts; uint64_t bytes, end; bool mapped; } piece;
 
 typedef struct work {                                   /* a task's pieces, as its copiers take them */
     const hccl_transfer *transfer;
@@ -99,6 +99,7 @@ static void cut(work *all, piece *next)
         }
     }
     all->left -= next->bytes;
+    next->end = transfer->task.bytes - all->left;
 }
 
 /* The next piece of a task that has not failed. */
@@ -159,6 +160,8 @@ static fault copy_piece(const hccl_transfer *transfer, const piece *now)
     int side = hccl_side(transfer->comm, transfer->rank);
     if (transfer->put && !hccl_gate_enter(transfer->gate, side))
         what = lost(gone);
+    if (!what.code)
+        soft_task_half(&transfer->task, now->end);          /* beyond the last look: these bytes arrive */
     if (!what.code)
         what = now->mapped ? copy_mapped(transfer, now) : copy_private(transfer, now);
     if (transfer->put)

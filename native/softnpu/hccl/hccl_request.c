@@ -34,6 +34,7 @@ static aclError look_up(const hccl_queue_pair *pair)
 
 static aclError suffer(hccl_queue_pair *pair, const soft_exec_fault *fault)
 {
+    soft_hold_stand(fault->hold);
     if (fault->hang || fault->delay_ms)
         hccl_queue_pair_pause(pair, fault->hang ? -1 : fault->delay_ms);
     return fault->code ? soft_error(fault->code, "injected failure") : ACL_SUCCESS;
@@ -49,9 +50,16 @@ static aclError check_ranges(const hccl_queue_pair *pair, const hccl_request *re
     return ACL_SUCCESS;
 }
 
+static void stand_half_way(const hccl_request *request, uint64_t end)
+{
+    if (request->fault.half && end > request->bytes / 2)
+        soft_hold_stand(request->fault.half);
+}
+
 static aclError move(const hccl_queue_pair *pair, const hccl_request *request, uint64_t done, uint64_t bytes)
 {
     soft_span span;
+    stand_half_way(request, done + bytes);
     struct iovec local = { request->local + done, bytes }, remote = { (void *)(uintptr_t)(request->remote + done), bytes };
     pid_t pid = request->mapped ? getpid() : pair->pid;
     long moved = syscall(request->put ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, &local, 1L, &remote, 1L, 0L);
