@@ -27,7 +27,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
 from aiodatadist.values.descriptors import BlocksCacheKey
-from aiodatadist.wire.reasons import printable
+from aiodatadist.wire.reasons import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -223,12 +223,12 @@ class OutgoingPushes:
         except LLMException as error:
             push.reason = push.reason or error
             logger.warning("transfer %s: its blocks cannot be pushed: %s", transfer, error)
-            return Refused(transfer=transfer, reason=printable(push.reason)), "push_failed"
+            return Refused(transfer=transfer, reason=reason_of(push.reason)), "push_failed"
         if is_done:
             return Sent(transfer=transfer), "push_done"
         reason = push.reason or TransferTimeout(f"no engine asked for the blocks within {self._seconds:g} seconds")
         how = "push_stopped" if push.reason else "push_expired"
-        return Refused(transfer=transfer, reason=printable(reason)), how
+        return Refused(transfer=transfer, reason=reason_of(reason)), how
 
     def _end(self, transfer: str, push: _Push, how: str) -> None:
         del self._pushes[transfer]

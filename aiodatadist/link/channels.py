@@ -18,7 +18,7 @@ from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
-from aiodatadist.wire.reasons import printable
+from aiodatadist.wire.reasons import reason_of
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
@@ -318,7 +318,7 @@ class Channels:
             if name in self._old:
                 self._spawn(partial(self._close, self._old[name]))
             else:
-                self._post(Renewed(channel=name, epoch=0, reason=printable(error)))
+                self._post(Renewed(channel=name, epoch=0, reason=reason_of(error)))
             raise LinkError(f"no further channel could be opened: {self._failure}") from error
         else:
             return link_channel

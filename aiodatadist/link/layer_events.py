@@ -12,7 +12,7 @@ from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
 from aiodatadist.wire.messages import Landed, Message, Ping, Pong, Watch
-from aiodatadist.wire.reasons import printable
+from aiodatadist.wire.reasons import reason_of
 
 MAX_WATCHED = 65536
 
@@ -212,7 +212,7 @@ class LayerEvents:
             return
         status, reason = (0, "")
         if error is not None:
-            status, reason = int(error.status_code), printable(error)
+            status, reason = int(error.status_code), reason_of(error)
         landed = Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason, watch=watched.call)
         watched.told(landed)
         self._post(landed)

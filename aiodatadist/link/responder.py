@@ -26,7 +26,7 @@ from aiodatadist.values.grid import Side
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
-from aiodatadist.wire.reasons import printable
+from aiodatadist.wire.reasons import reason_of
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
@@ -260,11 +260,11 @@ def _side(message: Digest, entry: Entry) -> Side:
 
 
 def _undigested(call: int, error: LLMException) -> Digests:
-    return Digests(call=call, status=_status(error), reason=printable(error))
+    return Digests(call=call, status=_status(error), reason=reason_of(error))
 
 
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
-    return Pulled(call=call, status=_status(error), reason=printable(error), stopped=stopped)
+    return Pulled(call=call, status=_status(error), reason=reason_of(error), stopped=stopped)
 
 
 def _status(error: LLMException) -> int:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
-
 T = TypeVar("T")
 
 UINT8: Final = range(2**8)
@@ -57,20 +55,3 @@ def sequence(value: Any, name: str, kind: type[T]) -> Sequence[T]:
         if not isinstance(element, kind):
             raise TypeError(f"{name}[{i}] is {element!r} of type {type(element).__name__}, not {kind.__name__}")
     return value
-
-
-def shown(value: Any, limit: int = 64) -> str:
-    """A value as a message has it, whatever a peer or a router put there: on one line, and no longer than this."""
-    if isinstance(value, int) and value.bit_length() > 4 * limit:
-        return f"an int of {value.bit_length()} bits"
-    text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def first_wrong(error: ValidationError) -> str:
-    """Of what pydantic refused the first: where it is, what is there, and the rule."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"])) or "it"
-    if first["type"] in {"missing", "blocks"}:
-        return f"{where}: {first['msg']}"
-    return f"{where} is {shown(first['input'])}: {first['msg']}"

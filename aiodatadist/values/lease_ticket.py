@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
+from aiodatadist.values.foreign import first_complaint, shown
 
 MAX_TICKET_BLOCKS = 1 << 16
 """Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 2 ms
@@ -40,7 +41,7 @@ def _numbers(value: Any, _: object) -> tuple[int, ...]:
     except OverflowError:
         pass
     at = next(i for i, each in enumerate(value) if type(each) is not int or not 0 <= each < 2**63)
-    told: dict[str, Any] = {"at": at, "value": checks.shown(value[at])}
+    told: dict[str, Any] = {"at": at, "value": shown(value[at])}
     raise PydanticCustomError("blocks", "number {at} is {value}: a block number is an int from 0 to 2**63 - 1", told)
 
 
@@ -92,7 +93,7 @@ class LeaseTicket(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            raise ParamInvalid(f"ticket: {checks.first_wrong(error)}") from None
+            raise ParamInvalid(f"ticket: {first_complaint(error)}") from None
 
     @property
     def key(self) -> CacheKeyByIdAndIndex:

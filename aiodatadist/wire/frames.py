@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from aiodatadist.errors import IncompatiblePeer, ProtocolError
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.messages import MAX_INDEXES, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
-from aiodatadist.wire.reasons import as_ascii
 
 MAGIC = b"KV"
 VERSION = 1
@@ -272,7 +272,7 @@ def _unknown(kind: str, content: dict[str, Any]) -> Unknown | None:
     if content.get("optional") is True:
         return None
     call = content.get("call")
-    return Unknown(as_ascii(kind, MAX_KIND), call if isinstance(call, int) and 0 < call < 2**63 else 0)
+    return Unknown(printable(kind, MAX_KIND), call if isinstance(call, int) and 0 < call < 2**63 else 0)
 
 
 def _drop(content: Any, path: tuple[int | str, ...]) -> None:
@@ -301,4 +301,4 @@ def _first(error: ValidationError) -> str:
     """What is wrong, in one short line: names and values in it are the peer's, and as long as it likes."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
-    return as_ascii(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")
+    return printable(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")

@@ -26,7 +26,7 @@ from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatus
 from aiodatadist.wire.auth import Side, is_proof, proof
 from aiodatadist.wire.frames import Unknown, check_version
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Accept, Connect, Hello, Message, Proof, Ready, Refuse
-from aiodatadist.wire.reasons import printable
+from aiodatadist.wire.reasons import reason_of
 
 SAME_KEY = "LLMConfig.auth_key has to be the same at both ends"
 
@@ -190,7 +190,7 @@ def refusal(error: LinkError) -> Refuse:
     kind: Literal["", "key", "unfit"] = (
         "key" if isinstance(error, AuthError) else "unfit" if isinstance(error, IncompatiblePeer) else ""
     )
-    return Refuse(status=int(error.status_code), reason=printable(error), kind=kind)
+    return Refuse(status=int(error.status_code), reason=reason_of(error), kind=kind)
 
 
 def refused(message: Refuse, versions: str = "") -> LinkError:

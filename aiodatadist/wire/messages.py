@@ -44,7 +44,7 @@ LeaseName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 MAX_REASON = 2048
-"""Characters in which a peer says why: ``reasons.printable`` writes them."""
+"""Characters in which a peer says why: ``reasons.reason_of`` writes them."""
 Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=r"^[\x20-\x7e]*$")]
 LayerRange = Annotated[tuple[UInt32, UInt32], Strict(False)] | None
 """Half-open. A list in JSON, which is why the tuple, and nothing in it, is read leniently."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, FiniteFloat, Strict
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_messages import TransferName
-from aiodatadist.values.checks import first_wrong
+from aiodatadist.values.foreign import first_complaint
 from aiodatadist.values.lease_ticket import Blocks, LeaseName
 from aiodatadist.wire.messages import MAX_TAKERS
 
@@ -28,7 +28,7 @@ class _Params(BaseModel):
         try:
             return cls.model_validate(params)
         except ValidationError as error:
-            logger.warning("request %s: kv_transfer_params: %s", request_id, first_wrong(error))
+            logger.warning("request %s: kv_transfer_params: %s", request_id, first_complaint(error))
             return None
 
 

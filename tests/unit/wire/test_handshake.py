@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.auth import Side, proof
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import Handshake, State, refusal
-from aiodatadist.wire.messages import MINOR, PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
-from aiodatadist.wire.reasons import as_ascii
+from aiodatadist.wire.messages import MAX_REASON, MINOR, PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
 from tests.unit.wire.examples import endpoint, hello, messages
 
 KEY = b"a key"
@@ -299,4 +299,4 @@ def test_any_refusal_can_be_sent_before_the_peer_is_trusted(reason: str, status:
     (message,) = Decoder(max_body=1 << 14).feed(data)
     assert isinstance(message, Refuse)
     assert message.status == status
-    assert as_ascii(reason, 10 * len(reason)).startswith(message.reason)
+    assert message.reason == printable(reason, MAX_REASON)
