@@ -194,9 +194,15 @@ class DataCorrupted(TransferError):
 
 
 class LinkError(LLMException, ConnectionError):
-    """A link could not be made, or is gone. Its transfers ended with this; other links are not concerned."""
+    """A link could not be made, or is gone. Its transfers ended with this; other links are not concerned.
+
+    Attributes:
+        is_proved: the cluster asked for has proved what the message says of it. If False, any process that answers at its
+            address may have caused the failure, so relinking continues.
+    """
 
     default_status = LLMStatusCode.LLM_LINK_FAILED
+    is_proved = False
 
 
 class PeerLost(LinkError):

@@ -22,7 +22,8 @@ class LinkPhase(StrEnum):
     """What has become of a link.
 
     ``LINKED``: it is ready, whichever end made it. ``LOST``: it broke. ``RELINKING``: it will be tried to make it again after
-    ``next_delay``. ``GIVEN_UP``: it is not tried any more. ``UNLINKED``: a call of either end's ended it.
+    ``next_delay``. ``GIVEN_UP``: it is not tried any more, because its time is over or the peer proved that it does not fit.
+    ``UNLINKED``: a call of either end's ended it.
     """
 
     LINKED = "linked"

@@ -22,7 +22,7 @@ import anyio
 from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.errors import AuthError, IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
+from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 from aiodatadist.link import AwaitedLink, Link
 from aiodatadist.values.addresses import host_port, is_address
 
@@ -311,8 +311,9 @@ class Relinker:
         if error is None or wanted.lost_at is None:  # the peer's own link came meanwhile
             return True
         wanted.reason = error
-        if isinstance(error, (AuthError, IncompatiblePeer)) and is_address(wanted.address[0]):
-            self._give_up(wanted)  # a name may lead elsewhere the next time, an address does not
+        # Without a proof, whatever answers at the address could end relinking. A name may lead elsewhere the next time.
+        if error.is_proved and isinstance(error, IncompatiblePeer) and is_address(wanted.address[0]):
+            self._give_up(wanted)
             return True
         is_told = not wanted.attempts & wanted.attempts - 1  # of the first, the second, the fourth: many are of no use
         logger.log(

@@ -15,6 +15,11 @@
             when its half is open and heartbeats come
 
 At any point either may say ``refuse``, and then it is over; so it is after whatever the other end should not have said.
+
+With a key the two ends compare their options once the other end is proved: the client before it says ``connect``, the server
+when it hears that. An unproved end decides about this connection only. Without a key all ends are unproved. A proof of
+another cluster than the expected one does not count: a process at the expected one's address may have relayed it. Nor does
+a refusal after the proof: the hellos are part of the proof, later messages are not.
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ class Handshake:
     """One end's view. Feed it what arrives, send what it returns; it raises when the link cannot be.
 
     Attributes:
-        peer: the other end's hello. With a key it is proved once ``agreed`` says so.
+        peer: the other end's hello, which may be a lie until it is proved.
+        proved: the same hello, once the other end has proved that it has the key; None if there is no key.
         connect: what the channel is called, once both know; then open it and call :meth:`opened`.
         ready: what the peer said when its half of the channel was open.
     """
@@ -58,6 +64,7 @@ class Handshake:
         self.side = side
         self.state = State.HELLO
         self.peer: Hello | None = None
+        self.proved: Hello | None = None
         self.connect: Connect | None = None
         self.ready: Ready | None = None
         self._hello = hello
@@ -106,12 +113,14 @@ class Handshake:
     def _react(self, message: Message | Unknown) -> list[Message]:
         match self.state, message:
             case _, Refuse():
-                raise refused(message, self._unsaid_version(message))
+                raise refused(message, self.proved is not None, self._unsaid_version(message))
             case State.HELLO, Hello():
                 return self._on_hello(message)
             case State.PROOF, Proof(mac=mac):
                 return self._on_proof(mac)
             case State.CONNECT, Connect() if self.side == "server":
+                if self.proved is not None:
+                    self._compare(self.proved)
                 self.connect = message
                 self.state = State.OPEN
                 return [Accept()]
@@ -141,6 +150,18 @@ class Handshake:
             raise OwnListener(f"cluster {mine.cluster_id} met itself")
         if theirs.cluster_id == mine.cluster_id:
             raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids have to be unique")
+        if self._expected is not None and theirs.cluster_id != self._expected:
+            raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
+        if theirs.has_key != mine.has_key:
+            owner = theirs if theirs.has_key else mine
+            raise AuthError(f"only cluster {owner.cluster_id} has a key", hint=SAME_KEY)
+        if self._key is None:
+            self._compare(theirs)
+        return self._prove() if self.side == "client" else self._answer()
+
+    def _compare(self, theirs: Hello) -> None:
+        """Raises IncompatiblePeer if the options of the two ends do not fit together."""
+        mine = self._hello
         us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"  # in words that are right at both ends
         for what, a, b in (
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
@@ -149,12 +170,9 @@ class Handshake:
             ("transfer_backend", mine.backend or "none", theirs.backend or "none"),
         ):
             if a != b:
-                raise IncompatiblePeer(f"{what} differs: {a} at {us}, {b} at {them}")
-        if self._expected is not None and theirs.cluster_id != self._expected:
-            raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
-        if theirs.has_key != mine.has_key:
-            raise AuthError(f"only {them if theirs.has_key else us} has a key", hint=SAME_KEY)
-        return self._prove() if self.side == "client" else self._answer()
+                error = IncompatiblePeer(f"{what} differs: {a} at {us}, {b} at {them}")
+                error.is_proved = self.proved is not None
+                raise error
 
     def _answer(self) -> list[Message]:
         self.state = State.CONNECT if self._key is None else State.PROOF
@@ -173,7 +191,9 @@ class Handshake:
         hellos = (self._hello, self.peer) if self.side == "client" else (self.peer, self._hello)
         if not is_proof(mac, self._key, prover, *hellos):
             raise AuthError(f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=SAME_KEY)
+        self.proved = self.peer
         if self.side == "client":
+            self._compare(self.proved)
             return self._ask()
         self.state = State.CONNECT
         return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
@@ -193,10 +213,11 @@ def refusal(error: LinkError) -> Refuse:
     return Refuse(status=int(error.status_code), reason=reason_of(error), kind=kind)
 
 
-def refused(message: Refuse, versions: str = "") -> LinkError:
+def refused(message: Refuse, is_proved: bool, versions: str = "") -> LinkError:
     """What the peer said, as an error of this end. ``versions`` stands behind the peer's reason."""
+    peer = "the peer" if is_proved else "an unproved peer"
     return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
-        f"the peer refused: {message.reason}{versions}",
+        f"{peer} refused: {message.reason}{versions}",
         status_code=LLMStatusCode.of(message.status),
         hint=SAME_KEY if message.kind == "key" else None,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,11 +244,47 @@ def test_ends_that_do_not_fit_are_refused_with_both_values(theirs: Hello, words:
     assert caught.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
 
 
-def test_other_cluster_than_the_asked_for_is_refused() -> None:
-    client = Handshake("client", hello(1), None, expected=2)
+UNFIT = [{"endpoint": endpoint(runtime="ascend")}, {"one_sided": False}, {"backend": "hixl"}]
+
+
+@pytest.mark.parametrize("changes", UNFIT, ids=lambda changes: next(iter(changes)))
+def test_with_a_key_the_client_compares_only_what_is_proved(changes: dict[str, Any]) -> None:
+    client, server = end("client", KEY), end("server", KEY, **changes)
+    with pytest.raises(IncompatiblePeer, match="differs: ") as caught:
+        converse(client, server)
+    assert client.proved == server._hello
+    assert caught.value.is_proved
+    assert client.agreed is None
+    assert server.agreed is None
+
+
+@pytest.mark.parametrize("changes", UNFIT, ids=lambda changes: next(iter(changes)))
+def test_a_client_that_fits_not_and_asks_all_the_same_is_refused(changes: dict[str, Any]) -> None:
+    server, theirs = end("server", KEY), hello(1, has_key=True, **changes)
+    (mine,) = server.receive(theirs)
+    assert isinstance(mine, Hello)
+    server.receive(Proof(mac=proof(KEY, "client", theirs, mine)))
+    with pytest.raises(IncompatiblePeer, match="differs: "):
+        server.receive(CONNECT)
+    assert server.agreed is None
+
+
+@pytest.mark.parametrize("changes", UNFIT, ids=lambda changes: next(iter(changes)))
+def test_without_a_key_nothing_is_proved(changes: dict[str, Any]) -> None:
+    client = end("client")
     client.start(CONNECT)
-    with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered"):
-        client.receive(hello(3))
+    with pytest.raises(IncompatiblePeer, match="differs: ") as caught:
+        client.receive(hello(2, **changes))
+    assert not caught.value.is_proved
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+def test_other_cluster_than_the_asked_for_is_refused_and_its_proof_not_asked_for(key: bytes | None) -> None:
+    client = Handshake("client", hello(1, has_key=key is not None), key, expected=2)
+    client.start(CONNECT)
+    with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered") as caught:
+        client.receive(hello(3, has_key=key is not None))
+    assert not caught.value.is_proved
 
 
 def test_client_that_did_not_start_has_nothing_to_ask() -> None:
@@ -264,9 +302,12 @@ def test_client_takes_no_connect() -> None:
 @pytest.mark.parametrize("start", STATES, ids=lambda start: f"{start[0]}-{start[1].value}-{start[2]}")
 def test_peer_may_refuse_in_any_state_and_its_status_is_told(start: tuple[Side, State, bytes | None]) -> None:
     status = LLMStatusCode.LLM_ALREADY_LINK
-    with pytest.raises(LinkError, match="the peer refused: we have one") as caught:
-        in_state(*start).receive(Refuse(status=status, reason="we have one"))
+    _, state, key = start
+    who = "an unproved peer" if key is None or state in {State.HELLO, State.PROOF} else "the peer"
+    with pytest.raises(LinkError, match=f"^{who} refused: we have one") as caught:
+        in_state(*start).receive(Refuse(status=status, reason="we have one", kind="unfit"))
     assert caught.value.status_code is status
+    assert not caught.value.is_proved, "no proof covers what is said after the hellos"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +324,7 @@ def test_refusal_with_a_strange_status_is_a_failure_all_the_same(status: int, to
 def test_a_refusal_is_of_the_same_class_at_both_ends(kind: type[LinkError]) -> None:
     (said,) = Decoder().feed(encode(refusal(kind("no"))))
     assert isinstance(said, Refuse)
-    with pytest.raises(LinkError, match="the peer refused: no") as caught:
+    with pytest.raises(LinkError, match="an unproved peer refused: no") as caught:
         end("client").receive(said)
     assert type(caught.value) is kind
     assert caught.value.status_code is kind("no").status_code

@@ -1,0 +1,171 @@
+"""What an unproved end says decides about its own connection only: no word of it ends relinking."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from aiodatadist import LLMClusterInfo, LLMStatusCode
+from aiodatadist.cluster.initiator import LinkInitiator
+from aiodatadist.testing import open_cluster
+from aiodatadist.wire.frames import Decoder, Unknown, encode
+from aiodatadist.wire.messages import Hello, Message, Proof, Refuse
+from tests.test_relink import GIVEN_UP, LINKED, QUICK, RELINKING, phases, pulled, until, waiting_pair
+from tests.unit.wire.examples import endpoint
+
+KEY = b"k" * 32
+FEW = 4
+"""Attempts at a true cluster's port while another process holds it."""
+
+Answer = Callable[[Hello], list[Message]]
+
+
+def refuse(**changes: Any) -> Answer:
+    refusal = {"status": int(LLMStatusCode.LLM_PARAM_INVALID), "reason": "go away", **changes}
+    return lambda _: [Refuse(**refusal)]
+
+
+def hello(**changes: Any) -> Answer:
+    """A server's hello that differs from the true one in this, and a proof that is worth nothing."""
+
+    def answer(theirs: Hello) -> list[Message]:
+        values = {"cluster_id": 1, "instance": "e" * 64, "nonce": "f" * 64, **changes}
+        return [theirs.model_copy(update=values), Proof(mac="0" * 64)]
+
+    return answer
+
+
+ANSWERS: dict[str, Answer] = {
+    "refuses: another key": refuse(kind="key", status=int(LLMStatusCode.LLM_LINK_FAILED)),
+    "refuses: unfit": refuse(kind="unfit"),
+    "refuses: linked already": refuse(status=int(LLMStatusCode.LLM_ALREADY_LINK)),
+    "refuses: no reason": refuse(reason="", status=0),
+    "another id": hello(cluster_id=9),
+    "the client's own id": hello(cluster_id=2),
+    "the client's own hello": lambda theirs: [theirs],
+    "another version": hello(protocol=5),
+    "another mode": hello(one_sided=False),
+    "another runtime": hello(endpoint=endpoint(runtime="ascend")),
+    "another backend": hello(backend="hixl"),
+    "no key": hello(has_key=False),
+    "a key": hello(has_key=True),
+    "the true id": hello(),
+    "no word": lambda _: [],
+}
+
+
+class Impostor:
+    """A process that holds a cluster's port. It answers each hello as told, and then closes the connection."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.heard: list[Message | Unknown] = []
+
+    async def serve(self, client: anyio.abc.SocketStream) -> None:
+        decoder, said = Decoder(), list[Message | Unknown]()
+        async with client:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while not said:
+                    said = decoder.feed(await client.receive())
+                self.heard += said
+                assert isinstance(said[0], Hello)
+                answers = self._answer(said[0])
+                await client.send(b"".join(map(encode, answers)))
+                while answers:  # until the client has had enough of it
+                    self.heard += decoder.feed(await client.receive())
+
+    @asynccontextmanager
+    async def at(self, port: int) -> AsyncIterator[int]:
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port) as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(listener.serve, self.serve)
+            yield listener.extra(anyio.abc.SocketAttribute.local_port)
+            group.cancel_scope.cancel()
+
+
+class Attempts:
+    """Counts attempts to link again: the first few wait until the port is held, the others until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+        self.port_is_held, self.reached, self.go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        again, numbers = LinkInitiator.link_once, itertools.count()
+
+        async def link_once(initiator: LinkInitiator, *arguments: Any) -> None:
+            await self.port_is_held.wait()
+            if next(numbers) == few:
+                self.reached.set()
+                await self.go_on.wait()
+            await again(initiator, *arguments)
+
+        monkeypatch.setattr(LinkInitiator, "link_once", link_once)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_process_that_holds_a_clusters_port_does_not_end_relinking(
+    name: str, key: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link comes back with the first attempt after the true cluster listens."""
+    impostor, attempts = Impostor(ANSWERS[name]), Attempts(monkeypatch, FEW)
+    async with waiting_pair(relink=QUICK, auth_key=key) as (_, decoder, _, cache, door, changes):
+        port = door.port
+
+        async def hold_the_port() -> None:
+            async with impostor.at(port):
+                attempts.port_is_held.set()
+                await attempts.reached.wait()
+            await door.open()
+            attempts.go_on.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold_the_port)
+            told = await until(changes, LINKED, GIVEN_UP)
+            assert phases(told) == [(LINKED, 2)]
+        assert told[-1].attempt == FEW + 1
+        delays = [change.next_delay or 0.0 for change in told if change.state is RELINKING]
+        assert all(0.0025 * 2**n <= delay <= 0.005 * 2**n for n, delay in enumerate(delays[:3]))
+        assert sum(isinstance(each, Hello) for each in impostor.heard) == FEW
+        figures = decoder.datadist.figures()
+        assert (figures.relinks_given_up, figures.relinking.statuses["LLM_SUCCESS"]) == (0, 1)
+        await pulled(decoder, cache, 3, 4)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+async def test_another_cluster_of_the_group_at_the_port_does_not_end_relinking(
+    key: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its proof may have been relayed by a process that has no key."""
+    attempts = Attempts(monkeypatch, FEW)
+    async with waiting_pair(relink=QUICK, auth_key=key) as (_, _, _, _, door, changes):
+        listen = f"127.0.0.1:{door.port}"
+
+        async def hold_the_port() -> None:
+            async with open_cluster(9, device_id=3, auth_key=key, listen_ip_info=listen):
+                attempts.port_is_held.set()
+                await attempts.reached.wait()
+            await door.open()
+            attempts.go_on.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold_the_port)
+            told = await until(changes, LINKED, GIVEN_UP)
+            assert phases(told) == [(LINKED, 2)]
+        reasons = [str(change.reason) for change in told if change.state is RELINKING]
+        assert ["cluster 1 was asked for, 9 answered" in each for each in reasons] == [False] + FEW * [True]
+
+
+async def test_an_unproved_end_of_a_caller_is_named_so() -> None:
+    async with Impostor(refuse(kind="key")).at(0) as port, open_cluster(2, auth_key=KEY) as cluster:
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info("127.0.0.1", port)
+        linked = await cluster.datadist.link_clusters([info], 5000)
+        assert "an unproved peer refused: go away" in str(linked.errors)
