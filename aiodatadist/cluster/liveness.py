@@ -25,7 +25,8 @@ EOF_PATIENCE = 1.0
 
 
 class Heartbeats:
-    """A thread sends and receives them (``HeartbeatThread``): a busy event loop must not look dead.
+    """A native thread sends and receives them (``HeartbeatThread``): a busy event loop or a held interpreter must not look
+    dead.
 
     Args:
         interval: seconds between two beats of this end.

@@ -6,6 +6,7 @@ Run as a program this is a peer: a cluster in a process of its own that does wha
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import signal
 import sys
@@ -55,6 +56,14 @@ class Puppet:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([verb, *args]).encode() + b"\n")
+        with anyio.fail_after(20):
+            return json.loads(await self._process.stdout.readline())
+
+    async def release(self) -> Any:
+        """End the call that holds its interpreter, and hear of that."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(b"\n")
         with anyio.fail_after(20):
             return json.loads(await self._process.stdout.readline())
 
@@ -203,6 +212,28 @@ async def test_a_loop_that_is_busy_right_after_linking_does_not_look_dead() -> N
         await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
+async def test_a_process_without_its_interpreter_does_not_look_dead() -> None:
+    """A call into C keeps the lock for as long as a stopped peer needs to be lost, and then as long again."""
+    async with (
+        puppet(1, **PATIENT) as held,
+        puppet(3, **PATIENT) as stopped,
+        puppet(4, **PATIENT) as stopped_later,
+        linked_to(held, stopped, stopped_later, **PATIENT) as (cluster, cache),
+    ):
+        pull = cluster.datadist.cache_manager.pull_blocks
+        await pull(BlocksCacheKey(1), cache, [0], [0])  # knows the way: the others need no word of the peer's
+        assert await held.ask("hold") == "holding"
+        for canary, cluster_id in ((stopped, 3), (stopped_later, 4)):
+            canary.send(signal.SIGSTOP)
+            assert "no heartbeat" in await gone(cluster, cluster_id)
+            await pull(BlocksCacheKey(1), cache, [cluster_id], [1])
+            verify(cluster.memory(cache), cache, [(t, 1, 1, cluster_id) for t in range(2)])
+        assert await held.release() == "released"
+        assert await held.ask("links") == [2]
+        await pull(BlocksCacheKey(1), cache, [2], [3])
+        assert [link.cluster_id for link in cluster.datadist.statistics().links] == [1]
+
+
 def spin(milliseconds: int) -> None:
     """Keep the loop, and the interpreter, busy."""
     end = time.monotonic() + milliseconds / 1000
@@ -312,6 +343,12 @@ class Peer:
         for _ in range(times):
             spin(milliseconds)
             await asyncio.sleep(0)
+
+    async def hold(self) -> str:
+        """Keep the interpreter's lock inside a call into C until a byte comes through the standard input."""
+        print(json.dumps("holding"), flush=True)
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+        return "released"
 
     async def links(self) -> list[int]:
         return [link.cluster_id for link in self._cluster.datadist.statistics().links]

@@ -13,7 +13,16 @@ from tests import rooms
 
 ARCHITECTURE = rooms.ROOT.parent / "docs" / "architecture.md"
 
-SEES_C = ("_native", "device", "transport", "cache.plan", "context_caching.memory.slots", "testing", "cli.probe")
+SEES_C = (
+    "_native",
+    "device",
+    "transport",
+    "cache.plan",
+    "cluster.heartbeat_thread",
+    "context_caching.memory.slots",
+    "testing",
+    "cli.probe",
+)
 """Rooms and files that may know that there is C."""
 
 PURE = {"errors", "values", "config", "wire"}

@@ -24,7 +24,6 @@ Say = Callable[[str, str], None]
 
 POOLED = ("AnyIO worker", "aiodatadist checksums", "asyncio_")
 """Threads of pools of a size, which start when they are needed and stay."""
-HEARTBEATS = "aiodatadist heartbeats"
 LOOK = 0.5
 """Seconds between two looks at what is under way."""
 
@@ -144,15 +143,13 @@ class Belongings:
     pool_bytes: int = 0
 
     @classmethod
-    def now(cls, clusters: int = 0, pool_bytes: int = 0) -> Belongings:
-        """On the event loop, or where there is none. ``clusters``: that there are, each of which has a thread for heartbeats
-        from its first link on. ``pool_bytes``: of all pools, what is not free."""
+    def now(cls, pool_bytes: int = 0) -> Belongings:
+        """On the event loop, or where there is none. ``pool_bytes``: of all pools, what is not free."""
         gc.collect()
         soft = soft_counters()
         names = ("streams", "events", "comms", "imported", "device_bytes")
         files = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        running = [name for name in thread_names() if not name.startswith(POOLED)]
-        threads = len(running) - min(running.count(HEARTBEATS), clusters)
+        threads = sum(1 for name in thread_names() if not name.startswith(POOLED))
         mappings = Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:")
         numbers = {name: soft[name] for name in names}
         return cls(files, threads, _tasks(), mappings, **numbers, pool_bytes=pool_bytes)

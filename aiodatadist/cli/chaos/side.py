@@ -343,7 +343,7 @@ class Side(ABC):
             if entry.leases or entry.is_poisoned:
                 self.violated("I5", f"at rest cache {entry.cache_id} has {entry.leases} leases: {entry}")
         pools = [usage for figures in self.figures() for usage in figures.pools.values()]
-        found = Belongings.now(len(list(self.figures())), sum(usage.total - usage.free for usage in pools))
+        found = Belongings.now(sum(usage.total - usage.free for usage in pools))
         if stage.is_first or self._first is None:
             self._first = found
             return

@@ -1,0 +1,55 @@
+/* heartbeats.h: signs of life on many connections, from one thread that needs no interpreter.
+ *
+ * A process whose interpreter is held inside a call of an extension is alive, and its peers must see that. So this thread sends
+ * one byte per interval on each connection, reads what the peers send, and notes when a peer's last byte came. It knows nothing
+ * of links: what it finds is news, which the owner reaps and decides about.
+ *
+ *   call                  from                     blocks
+ *   heartbeats_open       any thread               no
+ *   heartbeats_start      the owner's thread       no
+ *   heartbeats_watch      the owner's thread       no
+ *   heartbeats_stop       the owner's thread       no
+ *   heartbeats_excuse     the owner's thread       no
+ *   heartbeats_reap, _fd  the owner's thread       no
+ *   heartbeats_close      the owner's thread,      for the thread, which ends within its current send or receive
+ *                         last: frees all of it
+ *   heartbeats_turn       tests, without a thread  no
+ *
+ * A line is one connection. It exists from heartbeats_watch(), which takes its descriptor, to heartbeats_stop(), which closes it.
+ * A line whose connection ended is closed at once; its number stays taken until heartbeats_stop().
+ *
+ * A line is silent if no byte came for its `silence`. That is news, not an end: the thread goes on sending and reading, and news
+ * of a silence that ended before it was reaped is dropped. Time in which this thread did not run does not count against a peer
+ * if it is more than half of the peer's `silence`: peers may have been stopped together with it, and their bytes may still be on
+ * the way. The clock is CLOCK_MONOTONIC, which steps of the wall clock do not move and which stands still during a suspend.
+ *
+ * In a forked child there is no such thread. There heartbeats_stop() and heartbeats_close() close the child's copies of the
+ * descriptors and touch nothing that is shared with the parent.                                                              */
+#pragma once
+#include <stdint.h>
+
+typedef struct heartbeats heartbeats;
+
+enum { HEARTBEATS_BEGUN = 1, HEARTBEATS_SILENT, HEARTBEATS_CLOSED, HEARTBEATS_BROKEN };
+typedef struct heartbeats_news {
+    uint64_t line;
+    int32_t  kind;                        /* BEGUN: the peer's first byte came; CLOSED, BROKEN: the line is closed */
+    int32_t  code;                        /* BROKEN: the errno */
+    int64_t  silent_ns;                   /* SILENT: since the last byte, or since bytes were due */
+} heartbeats_news;
+
+/* Each gives 0 or a negative errno, unless it says otherwise. */
+int heartbeats_open(int64_t interval_ns, heartbeats **out);
+int heartbeats_start(heartbeats *h);      /* the thread; once */
+
+/* Takes a connected stream socket, unless it fails. `patience_ns`: so much more time for the peer's first byte. */
+int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience_ns, uint64_t *line);
+void heartbeats_stop(heartbeats *h, uint64_t line);       /* no more news of it; nothing if there is no such line */
+/* The peer gave a sign of life elsewhere, so long ago: count its silence from then. */
+void heartbeats_excuse(heartbeats *h, uint64_t line, int64_t ago_ns);
+int heartbeats_reap(heartbeats *h, heartbeats_news *out); /* 1: there is news; 0: there is none */
+int heartbeats_fd(const heartbeats *h);   /* readable when there may be news */
+void heartbeats_close(heartbeats *h);
+
+/* One turn as the thread takes it, at this time. Gives when the next one is due, or INT64_MAX. */
+int64_t heartbeats_turn(heartbeats *h, int64_t now_ns);
