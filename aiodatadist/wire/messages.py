@@ -12,12 +12,14 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
 PROTOCOL = 4
 """The major version: raised when a message changes its meaning. Both ends have to have the same."""
-MINOR = 1
+MINOR = 2
 """Raised when a message or a field is added that an older end may do without. Ends of all minors talk.
 
 1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an owner's
 limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed that is lost, comes twice or late (of
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
+2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), and why it
+refuses a claim (``Claimed.why``).
 """
 
 MAX_TENSORS = 4096
@@ -41,6 +43,8 @@ MAX_SECONDS = 864_000.0
 """The longest duration that is told to a peer."""
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 LeaseName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Digest16 = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
+"""Sixteen bytes in hexadecimal, as ``values.digests`` makes them; empty: none."""
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 MAX_REASON = 2048
@@ -366,7 +370,10 @@ class Digests(_Message):
 class Claim(_Message):
     """The sender begins to pull blocks that the receiver keeps under this name, which takes it so long at most. The receiver
     answers ``claimed``; if it does not know the name it waits for ``patience`` seconds first. ``takers`` peers share the
-    blocks, and all say so."""
+    blocks, and all say so.
+
+    ``blocks_digest`` is of all blocks of the lease as the sender was told them, however few of them it reads, and
+    ``prompt_digest`` of its own prompt. The receiver compares them with the lease's."""
 
     type: Literal["claim"] = "claim"
     call: CallId
@@ -374,25 +381,31 @@ class Claim(_Message):
     seconds: Seconds
     patience: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
     takers: Annotated[int, Field(ge=1, le=MAX_TAKERS)] = 1
+    blocks_digest: Annotated[Digest16, Since(2)] = ""
+    prompt_digest: Annotated[Digest16, Since(2)] = ""
 
 
 class Claimed(_Message):
     """Whether the blocks are kept for the receiver, until it says ``unclaim``; for ``seconds`` at most, or, where that is 0,
-    for as long as it asked."""
+    for as long as it asked. ``why``: the reason if they are not, and the claim itself was wrong."""
 
     type: Literal["claimed"] = "claimed"
     call: CallId
     kept: bool
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS), Since(1)] = 0.0
+    why: Annotated[Text, Since(2)] = ""
 
 
 class Unclaim(_Message):
-    """The sender's pull ended; ``call``: its claim, or 0 where it never pulled. After a failure it may try again."""
+    """The sender's pull ended; ``call``: its claim, or 0 where it never pulled. After a failure it may try again. The digests
+    are those of ``claim``: a lease ends only for who knows its blocks and its prompt."""
 
     type: Literal["unclaim"] = "unclaim"
     call: Annotated[int, Field(ge=0, lt=2**63)]
     lease: LeaseName
     end: Literal["taken", "released", "failed"]
+    blocks_digest: Annotated[Digest16, Since(2)] = ""
+    prompt_digest: Annotated[Digest16, Since(2)] = ""
 
 
 class Note(_Message):

@@ -155,9 +155,9 @@ EACH: list[Message] = [
     Pong(call=1),
     Own(call=1, on=True),
     Owned(call=1, on=False),
-    Claim(call=1, lease="0" * 32, seconds=1.5, patience=0.0),
-    Claimed(call=1, kept=True, seconds=1.5),
-    Unclaim(call=0, lease="f" * 32, end="taken"),
+    Claim(call=1, lease="0" * 32, seconds=1.5, patience=0.0, blocks_digest="1" * 32, prompt_digest="2" * 32),
+    Claimed(call=1, kept=False, seconds=1.5, why="other blocks"),
+    Unclaim(call=0, lease="f" * 32, end="taken", blocks_digest="1" * 32, prompt_digest="2" * 32),
     Renew(channel="channel", seconds=1.0),
     Renewed(channel="channel", epoch=1),
     Retire(channel="channel"),
@@ -174,6 +174,7 @@ uint63 = st.integers(0, 2**63 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 checksums = st.lists(uint32, max_size=4)
 ids = st.integers(1, 2**63 - 1)
+digests = st.one_of(st.just(""), st.binary(min_size=16, max_size=16).map(bytes.hex))
 lease_names = st.text("0123456789abcdef", min_size=32, max_size=32)
 hexes = st.text(string.hexdigits[:16], min_size=64, max_size=64)
 names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
@@ -279,9 +280,24 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Pong, call=ids),
     st.builds(Own, call=ids, on=st.booleans()),
     st.builds(Owned, call=ids, on=st.booleans()),
-    st.builds(Claim, call=ids, lease=lease_names, seconds=seconds, patience=st.floats(0, 864_000)),
-    st.builds(Claimed, call=ids, kept=st.booleans(), seconds=st.floats(0, 864_000)),
-    st.builds(Unclaim, call=ids, lease=lease_names, end=st.sampled_from(["taken", "released", "failed"])),
+    st.builds(
+        Claim,
+        call=ids,
+        lease=lease_names,
+        seconds=seconds,
+        patience=st.floats(0, 864_000),
+        blocks_digest=digests,
+        prompt_digest=digests,
+    ),
+    st.builds(Claimed, call=ids, kept=st.booleans(), seconds=st.floats(0, 864_000), why=names),
+    st.builds(
+        Unclaim,
+        call=ids,
+        lease=lease_names,
+        end=st.sampled_from(["taken", "released", "failed"]),
+        blocks_digest=digests,
+        prompt_digest=digests,
+    ),
     st.builds(Renew, channel=channels, seconds=seconds),
     st.builds(Renewed, channel=channels, epoch=uint32, reason=names),
     st.builds(Retire, channel=channels),

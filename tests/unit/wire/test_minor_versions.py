@@ -65,7 +65,10 @@ NEWER: list[dict[str, str]] = [
         "pull": "checksum priority", "pulled": "checksums", "digest": "", "digests": "", "revoke": "number",
         "revoked": "number", "note": "number", "taken": "count heard", "watch": "call", "landed": "watch",
         "claimed": "seconds", "refuse": "kind",
-    }
+    },
+    {
+        "claim": "blocks_digest prompt_digest", "claimed": "why", "unclaim": "blocks_digest prompt_digest",
+    },
 ]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""
 PARTS: dict[type[BaseModel], str] = {
