@@ -50,6 +50,7 @@ from aiodatadist.context_caching.pools.redis.nodes import (
     parse_nodes,
     parse_url,
 )
+from aiodatadist.context_caching.pools.redis.refusals import Refusals
 from aiodatadist.context_caching.pools.redis.resp import (
     LARGEST,
     Filled,
@@ -96,6 +97,8 @@ REDIRECTS: Final = 3
 """How often a command follows a slot that moves."""
 TOLD: Final = 3
 """Refusals of one call that a message repeats, if they differ."""
+PROBE: Final = "?writes"
+"""Behind a key that was refused: no value has that name, and it is on the same server under the same rules."""
 NO_SERVER: Final = "no server of the cluster has a slot"
 
 
@@ -133,6 +136,8 @@ class RedisPool(KVPool):
         self._learning = anyio.Lock(fast_acquire=True)
         self._buffers = Buffers(memory)
         self._is_closed = False
+        self.refusals = Refusals()
+        self._refusing: dict[str, str] = {}  # servers that refused to write, each with a key that it refused
 
     @classmethod
     async def open(cls, url: str, *, timeout: float = 5.0) -> RedisPool:
@@ -189,7 +194,9 @@ class RedisPool(KVPool):
             requests = [storing(flat(key), buffer) for key, buffer in zip(keys, buffers, strict=True)]
             for buffer in buffers:
                 buffer.is_idle = False
-            statuses = [_put_status(reply) for reply in await self._run(requests, deadline, "put")]
+            replies = await self._run(requests, deadline, "put")
+            self._note_refusals("put", requests, replies)
+            statuses = [_put_status(reply) for reply in replies]
             for buffer, status in zip(buffers, statuses, strict=True):
                 buffer.is_idle = status >= PutStatus.STORED  # the server has read all of it
             return statuses
@@ -208,6 +215,7 @@ class RedisPool(KVPool):
         try:
             requests = [reading(flat(key), buffer) for key, buffer in zip(wanted, buffers, strict=True)]
             replies = await self._run(requests, deadline, "get")
+            self._note_refusals("get", requests, replies)
         except BaseException:
             for buffer in buffers:
                 buffer.release()
@@ -260,10 +268,38 @@ class RedisPool(KVPool):
         try:
             with lending.until(deadline, "ping"):
                 await self._refresh_if_doubtful()
-                return await self._first_answer(self._owners(), request("PING")) is not None
+                await self._first_answer(self._owners(), request("PING"))
+                return await self._takes_writes()
         except (PoolTimeout, PoolUnreachable):
             self._is_doubtful = self._is_cluster  # a caller that does nothing but ask this has to find out, too
             return False
+
+    def _note_refusals(self, what: str, requests: Sequence[Request], replies: Sequence[Any]) -> None:
+        """Count and log what servers refused, and remember which of them refuse to write."""
+        for asked, reply in zip(requests, replies, strict=True):
+            if not isinstance(reply, ResponseError) and not (self._refusing and what == "put"):
+                continue
+            server = "no server" if (node := self._owner(asked)) is None else node.name
+            if isinstance(reply, ResponseError):
+                self.refusals.note(what, server, str(reply), anyio.current_time())
+                if what == "put" and not _is_full(reply):
+                    self._refusing[server] = asked.key.decode()
+            elif not isinstance(reply, NodeDown):
+                self._refusing.pop(server, None)
+
+    async def _takes_writes(self) -> bool:
+        """Ask each server that refused to write whether it still does, with a ``SET`` that can store nothing.
+
+        A full server counts as healthy: it has what it has.
+        """
+        refusing = dict(self._refusing)
+        probes = [request("SET", f"{key}{PROBE}", "", "XX") for key in refusing.values()]
+        for server, reply in zip(refusing, await self._send(probes, at_once=True), strict=True):
+            if isinstance(reply, NodeDown) or (isinstance(reply, ResponseError) and not _is_full(reply)):
+                logger.debug("redis at %s does not write: %s", server, reply)
+            elif self._refusing.get(server) == refusing[server]:
+                del self._refusing[server]
+        return not self._refusing
 
     async def aclose(self) -> None:
         self._is_closed = True
