@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import anyio.abc
@@ -34,6 +34,7 @@ from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
+from aiodatadist.adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
@@ -57,6 +58,8 @@ class Settings(BaseModel):
         host: the address on which peers reach this worker.
         port: a free one if 0. A worker of rank r takes ``port + r``.
         auth_key_file: a secret that all workers have; needed for any ``host`` but a loopback address.
+        peers: whom this engine dials: :class:`~aiodatadist.adapters.peers.PeerRule`, or their hosts. What a router carries is
+            refused if it names another place. None: loopback addresses if ``host`` is one, else no address.
         cluster_id: of rank 0; rank r has ``cluster_id + r``. None: at random. Peers to which requests are pushed have to be
             told it.
         device_id: the device of rank 0; rank r has ``device_id + r``.
@@ -67,6 +70,7 @@ class Settings(BaseModel):
             no longer for a pull that began, whatever the peer's setting is.
         link_seconds: that linking to a peer may take.
         patience_seconds: in which a peer may hear of its own finished request.
+        max_offer_workers: workers that what a router carries may name.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
@@ -76,6 +80,7 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     auth_key_file: Path | None = None
+    peers: Annotated[tuple[PeerRule, ...], Field(max_length=MAX_RULES)] | None = None
     cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
     device_id: int = Field(default=0, ge=0)
     transport: TransportName = "hccl"
@@ -84,6 +89,7 @@ class Settings(BaseModel):
     pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
     link_seconds: float = Field(default=10.0, gt=0, le=3600)
     patience_seconds: float = Field(default=5.0, ge=0, le=3600)
+    max_offer_workers: int = Field(default=64, ge=1, le=1024)
     sync_kv_timeout: int = Field(default=10_000, ge=1)
     heartbeat_interval: int = 2000
     heartbeat_misses: int = 3
@@ -92,6 +98,12 @@ class Settings(BaseModel):
     def own_cluster_id(self, rank: int) -> int:
         """Of the worker of this rank."""
         return secrets.randbits(62) if self.cluster_id is None else self.cluster_id + rank
+
+    def allowed_peers(self) -> Peers:
+        """Whom this engine dials."""
+        if self.peers is not None:
+            return Peers(self.peers)
+        return Peers(LOOPBACK if is_loopback(self.host) else ())
 
     def config(self, rank: int) -> LLMConfig:
         """Of the worker of this rank. Raises OSError, ParamInvalid: an option is wrong, or there is no such file."""
@@ -380,6 +392,11 @@ class _Life:
                 self.incoming.close()
                 group.cancel_scope.cancel()
 
+        if self._settings.peers is None and not is_loopback(self._settings.host):
+            logger.warning(
+                "peers is not set: this engine dials no other, and refuses what a router tells it to pull. Set peers to "
+                'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
+            )
         await self._resident.start(live)
         address = self._datadist.listen_address
         assert address is not None
@@ -388,7 +405,7 @@ class _Life:
     def _start(self, tasks: OrderTasks, sending: Sending) -> None:
         settings, layout, tell = self._settings, self._layout, self._tell
         self._tasks = tasks
-        self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost)
+        self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost, settings.allowed_peers())
         self.leased = LeasedBlocks(
             self._manager,
             self._caches,

@@ -10,18 +10,27 @@ import logging
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from aiodatadist.adapters.peers import NotAPeer, Peers, is_same_host
+from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, PeerLost
 from aiodatadist.link.link import Link
+from aiodatadist.values.addresses import host_port, is_address, is_host_name
 from aiodatadist.values.cluster_info import LLMClusterInfo
 
 logger = logging.getLogger(__name__)
+
+
+def _is_host(text: str) -> str:
+    if not is_address(text) and not is_host_name(text):
+        raise ValueError("must be an IP address or the name of a host")
+    return text
 
 
 class PeerAddress(BaseModel):
@@ -30,12 +39,12 @@ class PeerAddress(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cluster_id: int = Field(ge=0, lt=2**64)
-    host: str = Field(min_length=1)
+    host: Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host)]
     port: int = Field(ge=1, le=65535)
 
     @property
     def place(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class LinkedPeer(NamedTuple):
@@ -59,12 +68,20 @@ class PeerLinks:
     Args:
         seconds: that making a link may take, and ending one in good order.
         on_closed: called with the peer of a link that was used and is given back: nothing lands through it any more.
+        peers: whom this worker dials.
     """
 
     def __init__(
-        self, datadist: LLMDataDist, tasks: Spawner, seconds: float, on_closed: Callable[[LinkedPeer], None]
+        self,
+        datadist: LLMDataDist,
+        tasks: Spawner,
+        seconds: float,
+        on_closed: Callable[[LinkedPeer], None],
+        peers: Peers,
     ) -> None:
         self._datadist = datadist
+        self._peers = peers
+        self._names = HostNames()
         self._engine = datadist._running()
         self._tasks = tasks
         self._seconds = seconds
@@ -77,14 +94,17 @@ class PeerLinks:
         an attempt.
 
         Raises:
+            NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere.
             LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
         """
+        self._peers.check(peer.host, peer.port, peer.cluster_id)
         link = self._ready(peer.cluster_id)
         if link is None:
             await self._make(peer)
             link = self._ready(peer.cluster_id)
         if link is None:
             raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was made")
+        await self._check_place(link, peer)
         return self._watch(link)
 
     def current(self, peer: LinkedPeer) -> Link:
@@ -114,6 +134,31 @@ class PeerLinks:
             await link.abandon(LinkClosed(f"cluster {peer.cluster_id} did not answer"))
         except LinkError as error:
             logger.debug("the link to cluster %d was over: %s", peer.cluster_id, error)
+
+    # ---- which one ----
+
+    def may_dial(self, peer: PeerAddress) -> bool:
+        """Return True if the address is one of ``peers``."""
+        return not self._peers.why_not(peer.host, peer.port, peer.cluster_id)
+
+    async def _check_place(self, link: Link, peer: PeerAddress) -> None:
+        """Raises NotAPeer: if the link leads to another place than the peer's address.
+
+        A cluster id is only claimed: a relay to another cluster claims that cluster's id.
+        """
+        if link.dialled is not None and link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host):
+            return
+        try:
+            addresses = await self._names.addresses_of(peer.host)
+        except OSError:
+            addresses = []
+        # The port of a connection that the peer made is not the one on which the peer listens.
+        is_its_port = link.dialled is None or link.place[1] == peer.port
+        if not is_its_port or not any(is_same_host(link.place[0], address) for address in addresses):
+            raise NotAPeer(
+                f"offer refused: the link to cluster {peer.cluster_id} leads to {host_port(*link.place)}, "
+                f"and not to {peer.place}"
+            )
 
     # ---- making one ----
 

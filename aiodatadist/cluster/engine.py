@@ -338,7 +338,9 @@ class Engine:
 
     def new_link(self, connection: Connection) -> Link:
         """Not made yet."""
-        return Link(connection.wire(), self.device, self.transport, self)
+        link = Link(connection.wire(), self.device, self.transport, self)
+        link.place = connection.place
+        return link
 
     async def make(
         self,

@@ -295,6 +295,7 @@ class LinkInitiator:
         attempt = self._attempts[cluster_id]
         connection, host = await dial(*address, self._host_names, attempt.scope.deadline, attempt.now_waits_for)
         link = self._engine.new_link(connection)
+        link.dialled = address
         handshake = Handshake("client", hello, key, cluster_id)
         connect = Connect(
             channel=channel_name(self._engine.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT)

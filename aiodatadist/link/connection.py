@@ -143,12 +143,18 @@ class _Protocol(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
 
 class Connection(anyio.abc.ByteStream):
-    """A connected socket as a byte stream; of a client's, what is behind its first message."""
+    """A connected socket as a byte stream; of a client's, what is behind its first message.
+
+    Attributes:
+        place: address and port of the other end.
+    """
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._may_hold_more = False
+        place = writer.get_extra_info("peername")  # None if the other end is gone already; a text over a Unix socket
+        self.place: tuple[str, int] = place[:2] if isinstance(place, tuple) else ("", 0)
         writer.transport.set_write_buffer_limits(0)  # sent is what the kernel has
 
     @classmethod

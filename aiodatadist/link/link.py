@@ -111,6 +111,8 @@ class Link(Session):
         requester: transfers for which the peer has to be asked.
         generation: how many times the link to this peer was made, from 1; 0 until it is.
         peer_links: how many links with this cluster the peer had had before.
+        dialled: where this end asked for the link, as its caller named the place; None if the peer asked.
+        place: address and port of the other end of the connection.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
@@ -136,6 +138,8 @@ class Link(Session):
         self.is_registered = self.is_mutual = False
         self.is_owned = self.is_peers = True
         self.generation = self.peer_links = 0
+        self.dialled: tuple[str, int] | None = None
+        self.place = "", 0
 
     # ---- opening ----
 
