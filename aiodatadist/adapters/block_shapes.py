@@ -13,13 +13,23 @@ from itertools import product
 from math import gcd, prod
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict
 
 from aiodatadist.errors import IncompatiblePeer
 from aiodatadist.values.selection import BlockParts
 
-Axis = Literal["tokens", "heads"] | int
-Axes = tuple[Axis, ...]
+MAX_AXES = 16
+MAX_CACHES = 64
+"""Caches of one worker: as many sizes as blocks have."""
+MAX_LAYOUT = 32
+"""Entries of a layout, each of a name and a word of at most :data:`MAX_WORD` characters, or a number."""
+MAX_WORD = 64
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Axis = Literal["tokens", "heads"] | Size
+Axes = Annotated[tuple[Axis, ...], Field(max_length=MAX_AXES), FailFast()]
+Word = Annotated[str, Field(max_length=MAX_WORD)]
+Layout = Annotated[dict[Word, Word | Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(max_length=MAX_LAYOUT)]
+"""What has to be the same at both ends of a transfer."""
 
 
 class BlockShape(BaseModel):
@@ -33,9 +43,9 @@ class BlockShape(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    tokens: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    axes: Annotated[tuple[Annotated[Axes, Strict(False)], ...], Strict(False)]
+    tokens: Size
+    heads: Size
+    axes: Annotated[tuple[Annotated[Axes, Strict(False)], ...], Strict(False), Field(max_length=MAX_CACHES), FailFast()]
 
 
 def axes_of(shape: Sequence[int], tokens: int, heads: int) -> Axes:

@@ -17,9 +17,10 @@ from typing import Annotated
 import anyio
 from pydantic import FailFast, Field, Strict
 
-from aiodatadist.adapters.block_shapes import BlockShape, End, check_cut, parts_between
+from aiodatadist.adapters.block_shapes import MAX_CACHES, BlockShape, End, Layout, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peers import NotAPeer
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
@@ -29,7 +30,6 @@ from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.selection import BlockParts
-from aiodatadist.wire.messages import MAX_TENSORS
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,18 @@ class WorkerAddress(PeerAddress):
     cache_ids: Annotated[
         tuple[Annotated[int, Field(ge=1, lt=2**63)], ...],
         Strict(False),
-        Field(min_length=1, max_length=MAX_TENSORS),
+        Field(min_length=1, max_length=MAX_CACHES),
         FailFast(),
     ]
-    layout: dict[str, str | int]
+    layout: Layout
     shape: BlockShape | None = None
 
 
 CUTS = frozenset({"block_size", "heads", "tensor_parallel_size"})
 """What may differ between two ends that pull."""
+
+RELEASED_AT_A_TIME = 8
+"""Workers of a peer that are told at a time that their blocks are not needed."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class _Failed(Exception):
     def add(self, error: LLMException, cluster_id: int) -> None:
         self.errors.append(error)
         self.landed = min(self.landed, error.landed_blocks)
-        if isinstance(error, (PeerLost, LinkTimeout)):
+        if isinstance(error, (PeerLost, LinkTimeout, NotAPeer)):
             self.unreachable.add(cluster_id)
 
     @property
@@ -235,9 +238,8 @@ class LeasedBlocks:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
         if outcome != "pull_done":
-            for source in self._counterparts(order.sources):
-                if source.cluster_id not in unreachable:
-                    await self._release(source, order.lease)
+            reachable = [each for each in self._counterparts(order.sources) if each.cluster_id not in unreachable]
+            await self._release(reachable, order.lease)
 
     @staticmethod
     def _count(
@@ -347,15 +349,29 @@ class LeasedBlocks:
 
     def release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
         """Tell a peer that its blocks are not needed, as well as that is possible."""
-        for source in self._counterparts(sources):
-            self._tasks.start_soon(self._release, source, lease)
+        self._tasks.start_soon(self._release, self._counterparts(sources), lease)
 
-    async def _release(self, source: WorkerAddress, lease: str) -> None:
-        """As well as that is possible: the owner gives its blocks back in any case, when their time is over."""
+    async def _release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
+        """Tell a few workers at a time: what a router says costs no more connections than that.
+
+        Workers that are no peers are not told, nor are those that do not answer in time: each gives its blocks back in any
+        case, when their time is over.
+        """
+        waiting = iter([each for each in sources if self._links.may_dial(each)])
+
+        async def release() -> None:
+            for source in waiting:
+                await self._release_one(source, lease)
+
         with anyio.move_on_after(self._link_seconds, shield=True):
-            try:
-                await self._links.link(source)
-                for ticket in tickets(source, lease, (0,)):
-                    await self._manager.release_lease(ticket)
-            except LLMException as error:
-                logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)
+            async with anyio.create_task_group() as group:
+                for _ in range(min(RELEASED_AT_A_TIME, len(sources))):
+                    group.start_soon(release)
+
+    async def _release_one(self, source: WorkerAddress, lease: str) -> None:
+        try:
+            await self._links.link(source)
+            for ticket in tickets(source, lease, (0,)):
+                await self._manager.release_lease(ticket)
+        except LLMException as error:
+            logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

@@ -4,6 +4,7 @@ from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
 from aiodatadist.counting.flow import SECONDS, Flow, figures_of
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
+from aiodatadist.counting.refusals import Refusals
 from aiodatadist.counting.totals import Totals, forget_oldest
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Flow",
     "FlowFigures",
     "Observer",
+    "Refusals",
     "Tell",
     "Totals",
     "figures_of",

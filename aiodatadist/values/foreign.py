@@ -119,13 +119,18 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
             content: object = _parsed(text)
         else:
             content = data
-        _Scan(limit_bytes, limit_chars).walk(content)
+        scan_foreign(content, limit_bytes=limit_bytes, limit_chars=limit_chars)
         if adapter is None:
             return model.model_validate(content)
         _check_kind(content)
         return adapter.validate_python(content)
     except ValidationError as error:
         raise Unreadable(first_complaint(error), error) from None
+
+
+def scan_foreign(data: object, *, limit_bytes: int, limit_chars: int) -> None:
+    """Look at objects as :func:`read_foreign` does before it validates them. Raises Unreadable: if they exceed a limit."""
+    _Scan(limit_bytes, limit_chars).walk(data)
 
 
 def _parsed(data: bytes) -> object:

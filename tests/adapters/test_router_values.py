@@ -15,6 +15,7 @@ import pytest
 import aiodatadist
 from aiodatadist import LeaseTicket, ParamInvalid, new_lease_name
 from aiodatadist.adapters import push_messages
+from aiodatadist.adapters.peers import LOOPBACK, Peers
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 
 NOT_ONE = [True, 1.0, "1"]
@@ -45,6 +46,11 @@ def offers() -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+
+
+def read(offers: ModuleType, request_id: str, params: dict[str, Any]) -> Any:
+    """As the only worker of an engine on loopback."""
+    return offers.Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params)
 
 
 @pytest.mark.parametrize("name", ["cluster_id", "cache_id", "seconds", "blocks"])
@@ -106,7 +112,7 @@ def test_an_offer_takes_nothing_for_a_number(
     offers: ModuleType, caplog: pytest.LogCaptureFixture, name: str, change: Any, wrong: Any
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert offers.offer_of("r", {**OFFER, **change(wrong)}, 1) is None
+        assert read(offers, "r", {**OFFER, **change(wrong)}) is None
     assert f"request r: kv_transfer_params: {name} is {wrong!r}:" in caplog.text
 
 
@@ -114,23 +120,23 @@ def test_an_offer_takes_nothing_for_a_number(
 def test_a_layout_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
     """``"1"`` is a word there, and not equal to 1."""
     worker = {**WORKER, "layout": {"dtype": "uint8", "heads": wrong}}
-    assert offers.offer_of("r", {**OFFER, "workers": [worker]}, 1) is None
+    assert read(offers, "r", {**OFFER, "workers": [worker]}) is None
 
 
 @pytest.mark.parametrize("wrong", NOT_ONE, ids=repr)
 def test_a_pushed_request_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
     for name in ("cluster_id", "port"):
         prefill = {"cluster_id": 1, "host": "127.0.0.1", "port": 1, name: wrong}
-        assert offers.offer_of("r", {**PUSHED, "prefill": prefill}, 1) is None
+        assert read(offers, "r", {**PUSHED, "prefill": prefill}) is None
 
 
 def test_offers_go_through_json_and_back(offers: ModuleType) -> None:
-    offer = offers.offer_of("r", OFFER, 1)
+    offer = read(offers, "r", OFFER)
     assert offer.remote_block_ids == (1,)
     assert offer.workers[0].shape.axes == (("tokens", 1),)
-    assert offers.offer_of("r", offer.model_dump(mode="json"), 1) == offer
-    pushed = offers.offer_of("r", PUSHED, 1)
-    assert offers.offer_of("r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}, 1) == pushed
+    assert read(offers, "r", offer.model_dump(mode="json")) == offer
+    pushed = read(offers, "r", PUSHED)
+    assert read(offers, "r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}) == pushed
 
 
 @pytest.mark.parametrize("wrong", ["true", "1.0", '"1"'])

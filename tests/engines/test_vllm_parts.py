@@ -14,6 +14,7 @@ import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.peers import PeerRule, Peers
 from aiodatadist.context_caching import EmsInvalidArgument
 
 BLOCKS = 8
@@ -262,6 +263,12 @@ def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: Simp
 # ---- the scheduler's half ----
 
 
+def offer_of(vllm: SimpleNamespace, params: dict[str, Any], ranks: int) -> Any:
+    """As an engine of so many workers that dials any host reads it."""
+    anywhere = Peers([PeerRule(host=host) for host in ("*", "0.0.0.0/0")])
+    return vllm.offer.Offers(ranks, anywhere, 64).offer_of("r", params)
+
+
 def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:
     """One that was computed whole."""
     return SimpleNamespace(
@@ -303,8 +310,8 @@ def test_workers_that_cannot_be_are_no_offer(
     vllm: SimpleNamespace, prefill: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     params = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"host": "127.0.0.1", **prefill}}
-    assert vllm.offer.offer_of("r", params, 1) is not None
-    assert vllm.offer.offer_of("r", params, 2) is None
+    assert offer_of(vllm, params, 1) is not None
+    assert offer_of(vllm, params, 2) is None
     assert "there are no 2 workers from there" in caplog.text
 
 
@@ -316,7 +323,7 @@ def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
         "do_remote_prefill": True, "remote_request_id": "p", "remote_block_ids": [7, 8, 9], "remote_num_tokens": 99,
         "remote_block_size": 16, "lease": new_lease_name(), "lease_seconds": 1.0, "workers": [worker],
     }  # fmt: skip
-    offer = vllm.offer.offer_of("r", given, 1)
+    offer = offer_of(vllm, given, 1)
     assert offer.tokens == 48, "no more than its blocks have"
     assert offer.blocks(24, 40) == ((8, 9), 8)
     changes: list[dict[str, Any]] = [
@@ -325,7 +332,7 @@ def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
         {"workers": []},
     ]
     for change in changes:
-        assert vllm.offer.offer_of("r", {**given, **change}, 1) is None
+        assert offer_of(vllm, {**given, **change}, 1) is None
 
 
 @pytest.mark.parametrize("lag", [0, 1], ids=["in turns", "ahead of the tokens"])

@@ -1,35 +1,41 @@
 """What engines are told of a request by the router, in ``kv_transfer_params``: what a prefill engine keeps of it, or that one
-pushes it while it is computed."""
+pushes it while it is computed.
+
+Nothing of it is believed: who sent it may be any client of the engine. It is bounded before it is parsed, and what it makes
+this engine dial must be one of ``peers``.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, FiniteFloat, Strict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.peers import Peers
 from aiodatadist.adapters.push_messages import TransferName
-from aiodatadist.values.foreign import first_complaint
+from aiodatadist.counting import Refusals
+from aiodatadist.values.foreign import Unreadable, printable, read_foreign, scan_foreign
 from aiodatadist.values.lease_ticket import Blocks, LeaseName
-from aiodatadist.wire.messages import MAX_TAKERS
+from aiodatadist.wire.messages import MAX_SECONDS
+
+AnyParams = TypeVar("AnyParams", bound=BaseModel)
 
 logger = logging.getLogger(__name__)
 
+MAX_OFFER = 256 << 10
+"""Bytes of an offer as JSON: blocks of half a million tokens, in blocks of 16."""
+MAX_OFFER_TEXT = 256
+"""Characters of each text in it."""
+MAX_WORKERS = 1024
+"""What :attr:`Settings.max_offer_workers` may be at most."""
+
 
 class _Params(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    @classmethod
-    def read(cls, request_id: str, params: Mapping[str, Any]) -> Self | None:
-        """None: it makes no sense, which is logged."""
-        try:
-            return cls.model_validate(params)
-        except ValidationError as error:
-            logger.warning("request %s: kv_transfer_params: %s", request_id, first_complaint(error))
-            return None
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Offer(_Params):
@@ -48,13 +54,21 @@ class Offer(_Params):
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
-    remote_request_id: str
+    remote_request_id: Annotated[str, Field(max_length=MAX_OFFER_TEXT)]
     remote_block_ids: Blocks
-    remote_num_tokens: int = Field(ge=1)
-    remote_block_size: int = Field(ge=1)
+    remote_num_tokens: int = Field(ge=1, lt=2**31)
+    remote_block_size: int = Field(ge=1, lt=2**31)
     lease: LeaseName
-    lease_seconds: FiniteFloat
-    workers: Annotated[tuple[WorkerAddress, ...], Strict(False), Field(min_length=1, max_length=MAX_TAKERS), FailFast()]
+    lease_seconds: float = Field(ge=0, le=MAX_SECONDS)
+    workers: Annotated[
+        tuple[WorkerAddress, ...], Strict(False), Field(min_length=1, max_length=MAX_WORKERS), FailFast()
+    ]
+
+    def to_send(self) -> dict[str, Any]:
+        """Return what travels. Raises Unreadable: if it is more than another engine reads."""
+        content = self.model_dump(mode="json")
+        scan_foreign(content, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+        return content
 
     @property
     def tokens(self) -> int:
@@ -88,28 +102,78 @@ class PushOffer(_Params):
         return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
 
 
-def offer_of(request_id: str, params: Mapping[str, Any] | None, ranks: int) -> Offer | PushOffer | None:
-    """None: the request brings no blocks, or what it brings makes no sense, which is logged. ``ranks``: workers here."""
-    if not params or not params.get("do_remote_prefill"):
+class Offers:
+    """Reads what a router sends to one engine, and refuses what it does not like. Each refusal is one line, at most.
+
+    Args:
+        ranks: workers of this engine.
+        peers: whom it dials.
+        max_workers: that an offer may name.
+    """
+
+    def __init__(self, ranks: int, peers: Peers, max_workers: int) -> None:
+        self._ranks = ranks
+        self._peers = peers
+        self._max_workers = max_workers
+        self._refusals = Refusals(logger)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many there were, by the reason: ``unreadable``, ``not_a_peer``, ``name``."""
+        return self._refusals.counts
+
+    def offer_of(self, request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
+        """None: the request brings no blocks, or what it brings is refused, which is logged. It is refused once: from then on
+        the request has no offer."""
+        if not params or not params.get("do_remote_prefill"):
+            return None
+        try:
+            offer = self._read(params)
+        except Unreadable as error:
+            self._refuse("unreadable", f"request {printable(request_id, 64)}: kv_transfer_params: {error}")
+        else:
+            for peer in self._places_of(offer):
+                why = self._peers.why_not(peer.host, peer.port, peer.cluster_id)
+                if why:
+                    self._refuse("not_a_peer", f"request {printable(request_id, 64)}: offer refused: {why}")
+                    break
+            else:
+                return offer
+        if isinstance(params, dict):
+            params["do_remote_prefill"] = False
         return None
-    if "transfer_id" not in params:
-        return Offer.read(request_id, params)
-    offer = PushOffer.read(request_id, params)
-    if offer is not None and not offer.has_workers(ranks):
-        logger.warning("request %s: kv_transfer_params: prefill: there are no %d workers from there", request_id, ranks)
-        return None
-    return offer
+
+    def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:
+        """Raises Unreadable: if it is none, or too large."""
+        if "transfer_id" in params:
+            pushed = _read(params, PushOffer)
+            if not pushed.has_workers(self._ranks):
+                raise Unreadable(f"prefill: there are no {self._ranks} workers from there")
+            return pushed
+        workers = params.get("workers")
+        if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
+            raise Unreadable(f"it has {len(workers)} workers: the limit is {self._max_workers}")
+        return _read(params, Offer)
+
+    def _places_of(self, offer: Offer | PushOffer) -> Sequence[PeerAddress]:
+        return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]
+
+    def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
+        """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull."""
+        if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
+            return None
+        try:
+            return read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+        except Unreadable as error:
+            self._refuse("name", f"kv_transfer_params: transfer_id is ignored: {error}")
+            return None
+
+    def _refuse(self, why: str, text: str) -> None:
+        self._refusals.add(why, "", printable(text))  # who sent it is not known: it came through the engine's endpoint
 
 
 _NAME: TypeAdapter[str] = TypeAdapter(TransferName)
 
 
-def transfer_to_push(params: Mapping[str, Any] | None) -> str | None:
-    """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull."""
-    if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
-        return None
-    try:
-        return _NAME.validate_python(params["transfer_id"])
-    except ValidationError:
-        logger.warning("kv_transfer_params: transfer_id is %r: it is ignored", params["transfer_id"])
-        return None
+def _read(params: Mapping[str, Any], kind: type[AnyParams]) -> AnyParams:
+    return read_foreign(params, kind, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)

@@ -11,8 +11,9 @@ from vllm.v1.request import RequestStatus
 from aiodatadist.adapters.block_service import Settings
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
-from aiodatadist.adapters.vllm.offer import Offer, PushOffer, offer_of, transfer_to_push
+from aiodatadist.adapters.vllm.offer import Offer, Offers, PushOffer
 from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push
+from aiodatadist.values.foreign import Unreadable, printable
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class SchedulerSide:
     def __init__(self, settings: Settings, block_size: int, ranks: int = 1) -> None:
         self._settings = settings
         self._block_size = block_size
-        self._ranks = ranks
+        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers)
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
@@ -47,7 +48,7 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """How many tokens more than ``computed`` are to be had, and that they come by and by."""
-        offer = offer_of(request.request_id, request.kv_transfer_params, self._ranks)
+        offer = self._offers.offer_of(request.request_id, request.kv_transfer_params)
         count = 0 if offer is None else self._offered(request, offer) - computed
         return (count, True) if count > 0 else (0, False)
 
@@ -58,11 +59,11 @@ class SchedulerSide:
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
-        transfer = transfer_to_push(request.kv_transfer_params)
+        transfer = self._offers.transfer_to_push(request.kv_transfer_params)
         if transfer is not None and self._is_pusher(request.request_id, transfer):
             self._pushed[request.request_id] = transfer
             self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
-        offer = offer_of(request.request_id, request.kv_transfer_params, self._ranks)
+        offer = self._offers.offer_of(request.request_id, request.kv_transfer_params)
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
@@ -84,7 +85,8 @@ class SchedulerSide:
         """The first request of a transfer: others, which a router's retry makes, keep and push nothing."""
         first = self._pushers.setdefault(transfer, request_id)
         if first != request_id:
-            logger.warning("request %s: transfer_id is %s: request %s has it", request_id, transfer, first)
+            words = "request %s: transfer_id is %s: request %s has it"
+            logger.warning(words, printable(request_id), printable(transfer), printable(first))
         return first == request_id
 
     def _refuse(self, offer: Offer | PushOffer) -> None:
@@ -102,13 +104,13 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are kept, and what the next engine is to be told."""
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        offer = offer_of(request_id, params, self._ranks)
+        offer = self._offers.offer_of(request_id, params)
         if offer is not None:  # it was never scheduled here
             self._refuse(offer)
         if request_id in self._loading:
             self._orders.cancels.append(request_id)
         is_whole = request.status in _WHOLE and bool(block_ids)
-        transfer = transfer_to_push(params)
+        transfer = self._offers.transfer_to_push(params)
         if transfer is not None:
             return self._end_push(request_id, transfer, is_whole)
         if not params.get("do_remote_decode") or not is_whole:
@@ -117,7 +119,7 @@ class SchedulerSide:
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
         if len(blocks) > MAX_TICKET_BLOCKS:
             words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
-            logger.warning(words, request_id, len(blocks), MAX_TICKET_BLOCKS)
+            logger.warning(words, printable(request_id), len(blocks), MAX_TICKET_BLOCKS)
             return False, None
         made = Offer(
             remote_request_id=request_id,
@@ -128,8 +130,13 @@ class SchedulerSide:
             lease_seconds=self._settings.lease_seconds,
             workers=self._workers,
         )
+        try:
+            sent = made.to_send()
+        except Unreadable as error:
+            logger.warning("request %s: its blocks are not kept: the offer of them: %s", printable(request_id), error)
+            return False, None
         self._orders.keeps.append(Keep(request_id, made.lease, blocks))
-        return True, made.model_dump(mode="json")
+        return True, sent
 
     def _end_push(self, request_id: str, transfer: str, is_whole: bool) -> tuple[bool, dict[str, Any] | None]:
         self._pushed.pop(request_id, None)

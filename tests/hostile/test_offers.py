@@ -1,0 +1,384 @@
+"""What clients of an engine write into ``kv_transfer_params``: whom it makes the engine dial, and what it makes it log.
+
+Connections, look-ups and threads are counted where they begin; log lines in bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
+from typing import Any
+
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from aiodatadist import new_lease_name
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.cluster import dial, host_names
+from tests.hostile.vllm_names import both_halves
+
+BLOCKS, BYTES = 8, 4096
+LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5, "patience_seconds": 1}
+ELSEWHERE = [
+    ("198.51.100.1", 22),
+    ("10.0.0.9", 6379),
+    ("169.254.169.254", 80),
+    ("0.0.0.0", 26000),
+    ("::ffff:198.51.100.1", 26000),
+    ("2001:db8::1", 26000),
+    ("fe80::1%lo", 26000),
+    ("metadata.internal", 80),
+    ("localhost.example.com", 26000),
+]
+
+
+class Reached:
+    """What an engine began towards others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dialled: list[tuple[str, int]] = []
+        self.looked_up: list[str] = []
+        self.threads = 0
+        connected: Callable[..., Awaitable[socket.socket]] = vars(dial)["connected"]
+        thread = vars(host_names)["DaemonThread"]
+
+        async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
+            self.dialled.append((host, port))
+            if host != "127.0.0.1":
+                raise ConnectionRefusedError("not from a test")
+            return await connected(host, port, first)
+
+        def look_up(host: str, *_: Any, **__: Any) -> Any:
+            self.looked_up.append(host)
+            raise socket.gaierror(socket.EAI_NONAME, "not from a test")
+
+        def start(*args: Any) -> Any:
+            self.threads += 1
+            return thread(*args)
+
+        monkeypatch.setattr(dial, "connected", connect)
+        monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+        monkeypatch.setattr(host_names, "DaemonThread", start)
+
+    @property
+    def total(self) -> int:
+        return len(self.dialled) + len(self.looked_up) + self.threads
+
+
+class End:
+    """A worker."""
+
+    def __init__(self, number: int, **settings: Any) -> None:
+        self.service = BlockService(Settings(**{**FAST, "device_id": number, **settings}))
+        self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8)]
+        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, LAYOUT)
+
+    def place(self, **changes: Any) -> WorkerAddress:
+        return WorkerAddress.model_validate({**self.address.model_dump(), **changes})
+
+    def received(self, request: str) -> Ended:
+        until, found = time.monotonic() + 20, Ended()
+        while request not in found.received:
+            assert time.monotonic() < until, found
+            found = self.service.take()
+            time.sleep(0.001)
+        return found
+
+    def pass_turns(self) -> None:
+        """Of its event loop, so many that all has begun that waits for nothing."""
+
+        async def turns() -> None:
+            for _ in range(200):
+                await anyio.lowlevel.checkpoint()
+
+        self.service._thread.call(turns)
+
+    def links(self) -> int:
+        return int(self.service._running()._datadist._running().links.count)
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> Reached:
+    return Reached(monkeypatch)
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., End]]:
+    with ExitStack() as stack:
+
+        def made(number: int, **settings: Any) -> End:
+            end = End(number, **settings)
+            stack.enter_context(closing(end.service))
+            return end
+
+        yield made
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[SimpleNamespace]:
+    with both_halves() as halves:
+        yield halves
+
+
+def pull(request: str, *sources: WorkerAddress) -> PullOrder:
+    return PullOrder(request, sources, new_lease_name(), (3,), (0,))
+
+
+# ---- whom a worker dials ----
+
+
+@pytest.mark.parametrize(("host", "port"), ELSEWHERE)
+def test_a_worker_reaches_nothing_but_its_peers(
+    ends: Callable[..., End], reached: Reached, host: str, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = ends(0)
+    elsewhere = end.place(cluster_id=7, host=host, port=port)
+    end.service.release([elsewhere], new_lease_name())
+    end.service.decline(elsewhere, "transfer")
+    end.service.pull(pull("pulled", elsewhere))
+    assert end.received("pulled").failed == {"pulled": (0,)}
+    end.service.expect(ExpectOrder("pushed", elsewhere, "t", 0, (1,)))
+    assert end.received("pushed").failed == {"pushed": (1,)}
+    end.pass_turns()
+    assert reached.total == 0, vars(reached)
+    assert f"offer refused: {host} is none of peers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("peers", "is_one"),
+    [
+        (["127.0.0.0/8"], True),
+        (["127.0.0.1"], True),
+        ([{"host": "127.0.0.1", "cluster_ids": "0-18446744073709551615"}], True),
+        ([], False),
+        (["127.0.0.2", "localhost", "10.0.0.0/8"], False),
+        ([{"host": "127.0.0.1", "ports": 1}], False),
+        ([{"host": "127.0.0.1", "cluster_ids": "1-9"}], False),
+    ],
+)
+def test_a_true_engine_is_dialled_if_it_is_one_of_peers(
+    ends: Callable[..., End], reached: Reached, peers: list[Any], is_one: bool
+) -> None:
+    owner, puller = ends(0, cluster_id=1000), ends(1, peers=peers)
+    order = pull("r", owner.address)
+    owner.service.keep("r", order.lease, [3])
+    puller.service.pull(order)
+    assert puller.received("r").failed == ({} if is_one else {"r": (0,)})
+    assert bool(reached.dialled) == is_one
+    assert reached.looked_up == []
+
+
+def test_a_name_is_looked_up_if_it_matches_as_it_is_written(ends: Callable[..., End], reached: Reached) -> None:
+    end = ends(0, peers=["prefill-*.kv.svc"])
+    for number, host in enumerate(("prefill-1.kv.svc", "prefill-1.evil.kv.svc", "prefill-1.kv.svc.evil.com", "kv.svc")):
+        end.service.pull(pull(f"r{number}", end.place(cluster_id=7, host=host)))
+        end.received(f"r{number}")
+    assert reached.looked_up == ["prefill-1.kv.svc"]
+    assert reached.dialled == []
+
+
+def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch) -> None:
+    end, most, open_now = ends(0), 0, 0
+    go_on = anyio.Event()
+
+    async def connect(*_: Any) -> socket.socket:
+        nonlocal most, open_now
+        open_now += 1
+        most = max(most, open_now)
+        await go_on.wait()
+        open_now -= 1
+        raise ConnectionRefusedError("not from a test")
+
+    monkeypatch.setattr(dial, "connected", connect)
+    workers = [end.place(cluster_id=100 + number) for number in range(64)]
+    end.service.release(workers, new_lease_name())
+    end.pass_turns()
+    assert open_now == most == 8
+
+    async def let_go() -> None:
+        go_on.set()
+
+    end.service._thread.call(let_go)
+    end.pass_turns()
+    assert most == 8
+
+
+# ---- where a link leads ----
+
+
+def test_a_link_that_leads_elsewhere_is_not_used(
+    ends: Callable[..., End], reached: Reached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The id of a cluster that is linked, at the address of another one."""
+    true, other, puller = ends(0), ends(2), ends(1)
+    order = pull("true", true.address)
+    true.service.keep("true", order.lease, [3])
+    puller.service.pull(order)
+    assert puller.received("true").failed == {}
+    begun = list(reached.dialled)
+    puller.service.pull(pull("relayed", true.place(port=other.address.port)))
+    assert puller.received("relayed").failed == {"relayed": (0,)}
+    puller.service.expect(ExpectOrder("pushed", true.place(port=other.address.port), "t", 0, (1,)))
+    assert puller.received("pushed").failed == {"pushed": (1,)}
+    assert reached.dialled == begun
+    place = f"127.0.0.1:{true.address.port}, and not to 127.0.0.1:{other.address.port}"
+    assert f"offer refused: the link to cluster {true.address.cluster_id} leads to {place}" in caplog.text
+    again = pull("again", true.address)
+    true.service.keep("again", again.lease, [3])
+    puller.service.pull(again)
+    assert puller.received("again").failed == {}, "the true engine's link continues"
+
+
+# ---- what an engine's scheduler makes of it ----
+
+
+def offer(**changes: Any) -> dict[str, Any]:
+    return {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "p", "remote_block_ids": [1, 2],
+        "remote_num_tokens": 32, "remote_block_size": 16, "lease": new_lease_name(), "lease_seconds": 60.0,
+        "workers": [worker()], **changes,
+    }  # fmt: skip
+
+
+def worker(**changes: Any) -> dict[str, Any]:
+    return {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT), **changes}
+
+
+def pushed(**changes: Any) -> dict[str, Any]:
+    prefill = {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, **changes}
+    return {"do_remote_prefill": True, "transfer_id": "t", "prefill": prefill}
+
+
+class Scheduler:
+    """The scheduler's half over a request, and the bytes that it logs."""
+
+    def __init__(self, vllm: SimpleNamespace, **settings: Any) -> None:
+        self.side = vllm.scheduler_side.SchedulerSide(Settings(**settings), 16, 1)
+        self.log = io.StringIO()
+        self._handler = logging.StreamHandler(self.log)
+        self._status = vllm.scheduler_side.RequestStatus.FINISHED_ABORTED
+
+    def go_through(self, params: Any, name: str = "r") -> tuple[int, bool]:
+        """A request that waits for a while, and then is scheduled or is not."""
+        request = SimpleNamespace(
+            request_id=name, kv_transfer_params=params, num_prompt_tokens=32, num_computed_tokens=0,
+            status=self._status, prompt_token_ids=[0] * 32, lora_request=None, cache_salt=None, mm_features=[],
+        )  # fmt: skip
+        logger = logging.getLogger()
+        before = logger.level
+        logger.addHandler(self._handler)
+        logger.setLevel(logging.DEBUG)
+        try:
+            for _ in range(10):
+                found: tuple[int, bool] = self.side.matched_tokens(request, 0)
+            if not found[0]:
+                self.side.allocated(request, [1, 2], 0)
+            self.side.finished(request, [1, 2])
+        finally:
+            logger.removeHandler(self._handler)
+            logger.setLevel(before)
+        return found
+
+    def orders(self) -> Any:
+        none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
+        return self.side.take_orders(SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=none))
+
+
+@pytest.mark.parametrize(("host", "port"), ELSEWHERE)
+@pytest.mark.parametrize("kind", ["pulled", "pushed"])
+def test_an_offer_of_elsewhere_is_refused_before_anything_is_ordered(
+    vllm: SimpleNamespace, kind: str, host: str, port: int
+) -> None:
+    scheduler = Scheduler(vllm)
+    place = {"host": host, "port": port}
+    params = pushed(**place) if kind == "pushed" else offer(workers=[worker(), worker(**place)])
+    assert scheduler.go_through(params) == (0, False)
+    orders = scheduler.orders()
+    assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
+    assert scheduler.log.getvalue() == f"request r: offer refused: {host} is none of peers\n"
+
+
+def test_an_offer_of_a_peer_is_taken_and_released_if_it_is_not_needed(vllm: SimpleNamespace) -> None:
+    scheduler = Scheduler(vllm)
+    assert scheduler.go_through(offer()) == (32, True)
+    assert len(scheduler.orders().releases) == 1
+    assert scheduler.log.getvalue() == ""
+
+
+def test_an_engine_on_the_network_dials_no_address_that_it_was_not_given(vllm: SimpleNamespace) -> None:
+    for settings, found in (
+        ({"host": "10.0.0.7"}, (0, False)),
+        ({"host": "10.0.0.7", "peers": ["10.0.0.0/24"]}, (32, True)),
+        ({"host": "10.0.0.7", "peers": []}, (0, False)),
+    ):
+        scheduler = Scheduler(vllm, **settings)
+        assert scheduler.go_through(offer(workers=[worker(host="10.0.0.8")])) == found
+
+
+LINES = "\r\nWARNING: all is well\x1b[2J\u2028\u202e\x00"
+HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
+    "4096 workers": lambda: offer(workers=[worker(cluster_id=n) for n in range(4096)]),
+    "65 workers": lambda: offer(workers=[worker(cluster_id=n) for n in range(65)]),
+    "a megabyte of layout": lambda: offer(workers=[worker(layout={f"{n}": "x" * 1024 for n in range(1024)})]),
+    "a layout of a megabyte": lambda: offer(workers=[worker(layout={"dtype": "x" * (1 << 20)})]),
+    "33 entries of layout": lambda: offer(workers=[worker(layout={f"{n}": n for n in range(33)})]),
+    "a long word in a layout": lambda: offer(workers=[worker(layout={"dtype": "x" * 65})]),
+    "2.6 MB": lambda: offer(remote_block_ids=list(range(400_000))),
+    "a large offer": lambda: offer(remote_block_ids=list(range(100_000, 165_536))),
+    "huge numbers": lambda: offer(remote_block_ids=[1 << 100_000] * 100),
+    "lines in the name": lambda: offer(remote_request_id=LINES * 100),
+    "lines in the host": lambda: offer(workers=[worker(host=LINES)]),
+    "lines in a name of a layout": lambda: offer(workers=[worker(layout={LINES: LINES * 100})]),
+    "lines in an unknown field": lambda: offer(workers=[{**worker(), LINES: LINES}]),
+    "a long host": lambda: offer(workers=[worker(host="a." * 127)]),
+    "a host that is none": lambda: offer(workers=[worker(host="a b")]),
+    "nested workers": lambda: offer(workers=[[[[[[]]]]]] * 10_000),
+    "a deep shape": lambda: offer(workers=[worker(shape={"tokens": 1, "heads": 1, "axes": [[["x"] * 1000] * 1000]})]),
+    "many axes": lambda: offer(workers=[worker(shape={"tokens": 1, "heads": 1, "axes": [[1] * 17]})]),
+    "a huge axis": lambda: offer(workers=[worker(shape={"tokens": 1 << 40, "heads": 1, "axes": []})]),
+    "65 caches": lambda: offer(workers=[worker(cache_ids=list(range(1, 66)))]),
+    "endless seconds": lambda: offer(lease_seconds=float("inf")),
+    "no seconds": lambda: offer(lease_seconds=-1.0),
+    "a huge block": lambda: offer(remote_block_size=1 << 31),
+    "many names": lambda: offer(**{f"x{n}": 1 for n in range(100_000)}),
+    "lines in a transfer's host": lambda: pushed(host=LINES),
+    "a long transfer": lambda: {**pushed(), "transfer_id": "x" * 100_000},
+    "a transfer of lines": lambda: {**pushed(host="10.0.0.9"), "transfer_id": LINES},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_offer_is_refused_in_one_short_line(vllm: SimpleNamespace, reached: Reached, name: str) -> None:
+    scheduler = Scheduler(vllm)
+    assert scheduler.go_through(HOSTILE[name](), name=f"cmpl-{LINES}") == (0, False)
+    orders = scheduler.orders()
+    assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
+    text = scheduler.log.getvalue()
+    assert 0 < len(text.encode()) <= 400
+    assert text.count("\n") == 1
+    assert all(" " <= char <= "~" for char in text.rstrip("\n")), text
+    assert reached.total == 0
+
+
+def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> None:
+    scheduler, now = Scheduler(vllm), 0.0
+    scheduler.side._offers._refusals._clock = lambda: now
+    for number in range(257):
+        assert scheduler.go_through(offer(workers=[worker(host=f"10.0.0.{number % 255}")]), f"r{number}") == (0, False)
+    assert scheduler.log.getvalue() == "request r0: offer refused: 10.0.0.0 is none of peers\n"
+    now = 1.0
+    scheduler.go_through(offer(workers=[worker(host="10.0.0.9")]), "last")
+    assert scheduler.log.getvalue().splitlines()[1:] == [
+        "request last: offer refused: 10.0.0.9 is none of peers (256 more like this since the last line)"
+    ]
+    assert scheduler.side._offers.refused == {"not_a_peer": 258}

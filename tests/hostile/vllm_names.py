@@ -1,0 +1,47 @@
+"""The names of vLLM's that the scheduler's half and its orders use, where vLLM is not installed.
+
+What is tested is this project's own code: of vLLM it takes two base classes and the ends of a request.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import aiodatadist.adapters
+
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+ADAPTER = "aiodatadist.adapters.vllm"
+
+
+class RequestStatus(IntEnum):
+    FINISHED_STOPPED = 1
+    FINISHED_LENGTH_CAPPED = 2
+    FINISHED_ABORTED = 3
+
+
+@contextmanager
+def both_halves() -> Iterator[SimpleNamespace]:
+    """The modules of both halves, without the package's own ``__init__``, which needs the rest of vLLM."""
+    before = set(sys.modules)
+    if importlib.util.find_spec("vllm") is None:
+        base, request = ModuleType(BASE), ModuleType("vllm.v1.request")
+        for name in ("KVConnectorMetadata", "KVConnectorHandshakeMetadata"):
+            setattr(base, name, type(name, (), {}))
+        request.RequestStatus = RequestStatus  # type: ignore[attr-defined]
+        sys.modules |= {BASE: base, "vllm.v1.request": request}
+    package = ModuleType(ADAPTER)
+    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "vllm")]
+    sys.modules.setdefault(ADAPTER, package)
+    try:
+        names = ("offer", "orders", "scheduler_side")
+        yield SimpleNamespace(**{name: import_module(f"{ADAPTER}.{name}") for name in names})
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
