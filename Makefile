@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -37,8 +37,12 @@ test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, 
 	@$(MAKE) --no-print-directory -j2 --output-sync=target pytest native check packaging
 	@$(MAKE) --no-print-directory alone
 
+mutants: $(STAMP)  ## breaks each safety promise on purpose, and fails if the tests do not notice; MUTANTS names some
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
+
 nightly: $(STAMP)  ## the same with the long tests, on both event loops, with many examples; and the lanes
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
+	$(MAKE) mutants
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) site sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
