@@ -8,14 +8,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
 import trustme
 
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist.context_caching.pools.contract import (
+    GetStatus,
+    KVPool,
+    PoolRefused,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+)
 from aiodatadist.testing.pools import new_key, soon, store
 from benchmarks.ports import free_port
 from tests.context_caching.servers import RedisServer, need_redis, running
 
+TLS_HANDSHAKE = 0x16
+"""The first byte of a client that begins TLS."""
 SIZES = [1, 4095, 3 << 20, 17 << 20]
 
 
@@ -85,3 +95,61 @@ async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(tls_port: int, 
     with pytest.raises(PoolUnreachable, match=r"(?i)certificate"):
         async with opened(tls_port, authority / "other.pem"):
             pass
+
+
+# ---- a URL without TLS ----
+
+
+async def refusal_of(port: int) -> str:
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+
+    with anyio.fail_after(30), pytest.raises(PoolRefused) as caught:
+        await RedisPool.open(f"redis://127.0.0.1:{port}", timeout=60)
+    return str(caught.value)
+
+
+async def test_a_redis_port_with_tls_is_recognised(tls_port: int) -> None:
+    assert "speaks TLS: the URL has to begin with rediss://" in await refusal_of(tls_port)
+
+
+@pytest.mark.parametrize("says", [b"\x15\x03\x01\x00\x02\x02\x46", b""], ids=["alert", "nothing"])
+async def test_a_port_with_tls_that_stays_open_is_recognised_at_once(says: bytes) -> None:
+    """As TLS terminators do: some send an alert, some wait for the rest of what they take for a record."""
+    need_redis()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            first = await stream.receive()
+            if first[0] == TLS_HANDSHAKE:
+                await stream.send(b"\x16\x03\x03\x00\x7a\x02")
+            elif says:
+                await stream.send(says)
+            await anyio.sleep_forever()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        assert "speaks TLS: the URL has to begin with rediss://" in await refusal_of(port)
+        group.cancel_scope.cancel()
+
+
+async def test_a_server_that_hangs_is_out_of_time_and_not_taken_for_one_with_tls() -> None:
+    from aiodatadist.context_caching.pools.redis import tls_port  # noqa: PLC0415 - as above
+    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+
+    need_redis()
+    asked = anyio.Event()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            if (await stream.receive())[0] == TLS_HANDSHAKE:
+                asked.set()
+            await anyio.sleep_forever()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        with pytest.raises(PoolTimeout, match="connecting to redis"):
+            await RedisPool.open(f"redis://127.0.0.1:{port}", timeout=2 * tls_port.QUIET_SECONDS)
+        assert asked.is_set()
+        group.cancel_scope.cancel()

@@ -15,6 +15,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -63,6 +64,7 @@ from aiodatadist.context_caching.pools.redis.resp import (
     request,
     storing,
 )
+from aiodatadist.context_caching.pools.redis.tls_port import SpeaksTLS, or_tls
 
 logger = logging.getLogger(__name__)
 
@@ -153,14 +155,17 @@ class RedisPool(KVPool):
         Raises:
             TypeError, ValueError: the URL.
             PoolTimeout, PoolUnreachable: no server answers.
-            PoolRefused: the account is refused; it is no Redis; a cluster was named that is none.
+            PoolRefused: the account is refused; it is no Redis, or expects TLS; a cluster was named that is none.
         """
         account, host, port, memory, wanted = _read_url(url)
         seed = Node(host, port, account)
         how = " with TLS" if account.is_tls else ""
         try:
             with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}{how}"):
-                (info,) = await seed.ask(request("INFO", "cluster"))
+                ask = partial(seed.ask, request("INFO", "cluster"))
+                (info,) = await (ask() if account.is_tls else or_tls(ask, host, port, seed.name))
+        except SpeaksTLS as error:
+            raise PoolRefused(str(error)) from error
         except NodeDown as error:
             raise (PoolRefused if isinstance(error.__cause__, REFUSALS) else PoolUnreachable)(str(error)) from error
         refusal = None if isinstance(info, bytes) else str(info)

@@ -23,6 +23,8 @@ SCRATCH: Final = 1 << 16
 """Bytes for replies of one line, for what stands in front of a value, and for a value that is not wanted."""
 SLICE: Final = 1 << 20
 """Bytes that the transport gets at a time, and the loop is kept for."""
+KINDS: Final = b"+-:$"
+"""First bytes of a reply."""
 SMALL: Final = 1 << 12
 """Bytes up to which a piece is copied next to the others, instead of being sent from where it is."""
 
@@ -229,6 +231,8 @@ class Exchange(asyncio.BufferedProtocol):
         """Take replies off the front of the scratch memory, and leave what is not whole yet."""
         raw = bytes(self._scratch[: self._have])
         at = 0
+        if raw[0] not in KINDS:  # an alert of TLS, for instance, in which no line may ever end
+            raise ValueError(f"a line that begins with {raw[:16]!r}")
         while self._rest is None and (end := raw.find(b"\r\n", at)) >= 0:
             line, at = raw[at:end], end + 2
             if line[:1] != b"$" or line == b"$-1":

@@ -1,0 +1,82 @@
+"""Recognise a port that expects TLS when a URL without TLS names it.
+
+Such a server takes the first command for the beginning of a TLS record. Some reset the connection, some send an alert, and
+some wait for the rest of the record, until the caller's time is over.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import anyio
+
+from aiodatadist.context_caching.pools.redis.nodes import NodeDown
+from aiodatadist.context_caching.pools.redis.wire import Refused
+
+T = TypeVar("T")
+
+QUIET_SECONDS: Final = 1.0
+"""Seconds without an answer after which a server is asked whether it speaks TLS."""
+HELLO_SECONDS: Final = 2.0
+"""Seconds that it has for the answer to that."""
+RECORDS: Final = (b"\x16\x03", b"\x15\x03")
+"""How a record of TLS begins: a handshake, or an alert."""
+
+
+class SpeaksTLS(ConnectionError):
+    """The server expects TLS, and the URL says that there is none."""
+
+
+async def or_tls(ask: Callable[[], Awaitable[T]], host: str, port: int, name: str) -> T:
+    """Return what ``ask`` does, unless the server turns out to speak TLS.
+
+    Raises:
+        NodeDown: ``ask`` failed, and the server speaks no TLS either.
+        SpeaksTLS: it does.
+    """
+    answers: list[T] = []
+    failures: list[NodeDown] = []
+    is_tls = False
+
+    async def look_if_quiet() -> None:
+        nonlocal is_tls
+        await anyio.sleep(QUIET_SECONDS)
+        is_tls = await speaks_tls(host, port)
+        if is_tls:
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look_if_quiet)
+        try:
+            answers.append(await ask())
+        except NodeDown as error:
+            failures.append(error)
+        group.cancel_scope.cancel()
+    if answers:
+        return answers[0]
+    if is_tls or not isinstance(failures[0].__cause__, Refused):
+        is_tls = is_tls or await speaks_tls(host, port)
+    if is_tls:
+        raise SpeaksTLS(f"redis at {name} speaks TLS: the URL has to begin with rediss://")
+    raise failures[0]
+
+
+async def speaks_tls(host: str, port: int) -> bool:
+    """Begin a handshake on a connection of its own, and look at the first two bytes that come back."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent behind the first message
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    with suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream):
+        with anyio.move_on_after(HELLO_SECONDS):
+            async with await anyio.connect_tcp(host, port) as stream:
+                await stream.send(outgoing.read())
+                said = b""
+                while len(said) < len(RECORDS[0]):
+                    said += await stream.receive(len(RECORDS[0]))
+                return said.startswith(RECORDS)
+    return False
