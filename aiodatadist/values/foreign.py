@@ -29,8 +29,10 @@ MAX_NAMES: Final = 64
 """Fields of one object: pydantic makes an error for each unknown one, and only the first error is reported."""
 MAX_VALUES: Final = 8192
 """Values other than ints in lists of ints. An offer of 64 workers with full layouts has fewer than 3000."""
-MAX_CONTAINERS: Final = 2048
-"""Lists and objects in JSON."""
+MAX_SIGNS: Final = {b",": (1 << 16) + MAX_VALUES, b'"': 4 * MAX_VALUES, b"[": 2048, b"{": 2048}
+"""How often JSON that is not small may have each: so many it has if its bulk is numbers, or one long text."""
+_WITHOUT_VALUE: Final = {"missing", "extra_forbidden", "json_invalid", "blocks"}
+"""Errors that say enough alone, or have the value in their words."""
 
 
 class Unreadable(ValueError):
@@ -79,7 +81,7 @@ def first_complaint(error: ValidationError) -> str:
     """Return the first thing that pydantic refused, as one short line: the place, the value and the rule."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(printable(part, SHOWN_VALUE) for part in first["loc"][:MAX_DEPTH])
-    if first["type"] in {"missing", "blocks", "json_invalid"} or first["type"].startswith("union_tag"):
+    if first["type"] in _WITHOUT_VALUE or first["type"].startswith("union_tag"):
         return printable(f"{where}: {first['msg']}" if where else first["msg"])
     return printable(f"{where or 'it'} is {shown(first['input'])}: {first['msg']}")
 
@@ -119,7 +121,7 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
             content: object = _parsed(text)
         else:
             content = data
-        scan_foreign(content, limit_bytes=limit_bytes, limit_chars=limit_chars)
+        _Scan(limit_chars, None if content is not data else limit_bytes).walk(content)
         if adapter is None:
             return model.model_validate(content)
         _check_kind(content)
@@ -130,12 +132,12 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
 
 def scan_foreign(data: object, *, limit_bytes: int, limit_chars: int) -> None:
     """Look at objects as :func:`read_foreign` does before it validates them. Raises Unreadable: if they exceed a limit."""
-    _Scan(limit_bytes, limit_chars).walk(data)
+    _Scan(limit_chars, limit_bytes).walk(data)
 
 
 def _parsed(data: bytes) -> object:
     """Parse JSON that cannot become more objects than fit into 10 MiB."""
-    for sign, limit in ((b'"', 4 * MAX_VALUES), (b"[", MAX_CONTAINERS), (b"{", MAX_CONTAINERS)):
+    for sign, limit in MAX_SIGNS.items():
         if (count := data.count(sign)) > limit:
             raise Unreadable(f"it has {len(data)} bytes with {count} times {sign.decode()!r}: the limit is {limit}")
     try:
@@ -155,11 +157,15 @@ def _check_kind(content: object) -> None:
 
 
 class _Scan:
-    """Look at objects before they are validated, without recursion, up to the first limit that they exceed."""
+    """Look at objects before they are validated, without recursion, up to the first limit that they exceed.
 
-    def __init__(self, limit_bytes: int, limit_chars: int) -> None:
-        self._limit_bytes = self._left = limit_bytes
+    Args:
+        limit_bytes: None: the size is known to be small enough.
+    """
+
+    def __init__(self, limit_chars: int, limit_bytes: int | None) -> None:
         self._limit_chars = limit_chars
+        self._limit_bytes = self._left = limit_bytes
         self._values = 0
 
     def walk(self, root: object) -> None:
@@ -213,7 +219,8 @@ class _Scan:
         self._spend(2 + len(value) * 3 // 2)  # a comma and half a digit each, behind those that the bits below make
         if len(value) <= 1 or set(map(type, value)) != {int}:
             return value
-        self._spend(sum(map(int.bit_length, value)) * 3 // 10)
+        if self._limit_bytes is not None:
+            self._spend(sum(map(int.bit_length, value)) * 3 // 10)
         return None
 
     def _text(self, value: str) -> None:
@@ -222,6 +229,8 @@ class _Scan:
         self._spend(3 + len(value))
 
     def _spend(self, nbytes: int) -> None:
+        if self._left is None:
+            return
         self._left -= nbytes
         if self._left < 0:
             raise Unreadable(f"it has more than {self._limit_bytes} bytes")

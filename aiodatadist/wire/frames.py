@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from aiodatadist.errors import IncompatiblePeer, ProtocolError
-from aiodatadist.values.foreign import printable
-from aiodatadist.wire.messages import MAX_INDEXES, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
+from aiodatadist.values.foreign import Unreadable, printable, read_foreign
+from aiodatadist.wire.messages import MAX_INDEXES, MAX_NOTE, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
 
 MAGIC = b"KV"
 VERSION = 1
@@ -26,17 +26,12 @@ _BLANKS = b" \t\n\r"
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
 MAX_BODY = 20 * MAX_INDEXES
 """Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
-SMALL_BODY = 1 << 14
-"""Bytes of a message that is read without looking into it first: whatever is in it costs a few milliseconds at most."""
 SMALL_FRAME = 4096
 """Bytes of one that is looked at in the call that brings it."""
-MAX_SIGNS = {b",": 2 * MAX_INDEXES + 1024, b'"': 256, b"[": 64, b"{": 64}
-"""How often a larger message may have each. Its bulk is numbers or one long text: texts that could have any of these are in
-small messages only. What is beyond would make up to half a million objects, or as many complaints of which one is told."""
 MAX_KIND = 32
 """Characters of a message's type."""
-MAX_COMPLAINT = 300
-"""Characters of what is wrong with a message."""
+MAX_TEXT = (MAX_NOTE + 2) // 3 * 4
+"""Characters of one text: those of a notification."""
 MAX_NEWER = 16
 """Fields of one message that are ignored because a newer minor version may have added them."""
 
@@ -198,19 +193,12 @@ def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
     """As :func:`_parse`, of what is before the checksum. If the peer's minor version is newer than this end's, fields and
     messages that are not known here are ignored, or told apart."""
     try:
-        if len(body) <= SMALL_BODY:
-            return parser.validate_json(body)
-        _check_signs(body)
-        content = from_json(body)  # a complaint refers to the object, where JSON would be copied for each
-        _check_kind(content)
-        return parser.validate_python(content)
-    except ValidationError as error:
+        return read_foreign(body, parser, limit_bytes=MAX_BODY, limit_chars=MAX_TEXT)
+    except Unreadable as error:
         return _of_another_version(body, error, minor)
-    except ValueError as error:
-        raise ProtocolError(f"the peer sent a message that is not valid: Invalid JSON: {error}") from None
 
 
-def _of_another_version(body: bytes, error: ValidationError, minor: int | None) -> Message | Unknown | None:
+def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Message | Unknown | None:
     """What is no message of this version may be one of another.
 
     Raises:
@@ -218,26 +206,29 @@ def _of_another_version(body: bytes, error: ValidationError, minor: int | None) 
             if the peer's is known.
         IncompatiblePeer: it is a hello of another major version.
     """
-    what = f"the peer sent a message that is not valid: {_first(error)}"
+    what = f"the peer sent a message that is not valid: {error}"
     complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(PROTOCOL, minor)})")
+    if error.error is None:  # it is larger than any message
+        raise complaint from None
     try:
         content = from_json(body)
     except ValueError:
         raise complaint from None
     if not isinstance(content, dict):
-        raise complaint
+        raise complaint from None
     if content.get("type") == "hello":
         major, minor_said = content.get("protocol"), content.get("minor")
         check_version(major, minor_said)
         raise ProtocolError(f"{what} ({both_versions(major, minor_said)})") from None
     is_newer = minor is not None and minor > MINOR
-    problems = error.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
+    found = error.error
+    problems = found.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
     kinds = {problem["type"] for problem in problems}
     kind = content.get("type")
     if kinds == {"union_tag_invalid"} and isinstance(kind, str) and len(kind) <= MAX_KIND:
         return _unknown(kind, content)
     if kinds != {"extra_forbidden"} or len(problems) > MAX_NEWER:
-        raise complaint
+        raise complaint from None
     for problem in problems:
         _drop(content, problem["loc"][1:])
     try:
@@ -279,26 +270,3 @@ def _drop(content: Any, path: tuple[int | str, ...]) -> None:
     for step in path[:-1]:
         content = content[step]
     del content[path[-1]]
-
-
-def _check_kind(content: object) -> None:
-    """What is no name of a kind would be written out in the complaint, however large it is."""
-    kind = content.get("type") if isinstance(content, dict) else None
-    if not isinstance(kind, str) or len(kind) > MAX_KIND:
-        raise ProtocolError("the peer sent a message that is not valid: its type is no short text")
-
-
-def _check_signs(body: bytes) -> None:
-    for sign, limit in MAX_SIGNS.items():
-        count = body.count(sign)
-        if count > limit:
-            raise ProtocolError(
-                f"the peer sent a message of {len(body)} bytes with {count} times {sign.decode()!r}: the limit is {limit}"
-            )
-
-
-def _first(error: ValidationError) -> str:
-    """What is wrong, in one short line: names and values in it are the peer's, and as long as it likes."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
-    return printable(text if len(text) <= MAX_COMPLAINT else text[:MAX_COMPLAINT] + "...")

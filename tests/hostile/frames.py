@@ -16,7 +16,8 @@ from time import process_time
 from typing import Any
 
 from aiodatadist.errors import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, SMALL_BODY, VERSION, Decoder, encode
+from aiodatadist.values.foreign import MAX_SIGNS, SMALL
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode
 from aiodatadist.wire.messages import Bye
 from tests.unit.wire.examples import EACH
 
@@ -185,4 +186,4 @@ def main(room: int, kinds: Container[str]) -> None:
 
 
 if __name__ == "__main__":
-    main({"large": MAX_BODY, "small": SMALL_BODY}[sys.argv[1]], sys.argv[2:] or [example.type for example in EACH])
+    main({"large": MAX_BODY, "small": SMALL}[sys.argv[1]], sys.argv[2:] or [example.type for example in EACH])

@@ -12,7 +12,8 @@ from hypothesis import given
 from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, MAX_SIGNS, VERSION, Decoder, encode, sealed
+from aiodatadist.values.foreign import MAX_SIGNS
+from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode, sealed
 from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
 from tests.profiles import at_night
 from tests.unit.wire.examples import EACH, messages, pull
@@ -73,5 +74,7 @@ def test_a_request_of_too_many_blocks_is_refused_in_a_word() -> None:
     body = parser.dump_json(pull(src_blocks=[]))
     many = body.replace(b'"src_blocks":[]', b'"src_blocks":[' + b"0," * MAX_INDEXES + b"0]")
     assert len(many) < MAX_BODY
-    with pytest.raises(ProtocolError, match=f"pull.src_blocks: List should have at most {MAX_INDEXES} items"):
+    with pytest.raises(
+        ProtocolError, match=rf"pull.src_blocks is \[0, 0, .*: List should have at most {MAX_INDEXES} items"
+    ):
         Decoder().feed(frame(many))
