@@ -105,13 +105,17 @@ class Settings(BaseModel):
             return Peers(self.peers)
         return Peers(LOOPBACK if is_loopback(self.host) else ())
 
+    def auth_key(self) -> bytes | None:
+        """Return the secret that all workers have, or None. Raises OSError if there is no such file."""
+        return None if self.auth_key_file is None else self.auth_key_file.read_bytes().strip()
+
     def config(self, rank: int) -> LLMConfig:
         """Of the worker of this rank. Raises OSError, ParamInvalid: an option is wrong, or there is no such file."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return LLMConfig(
             device_id=self.device_id + rank,
             listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
-            auth_key=self.auth_key_file.read_bytes().strip() if self.auth_key_file is not None else None,
+            auth_key=self.auth_key(),
             sync_kv_timeout=self.sync_kv_timeout,
             transport=self.transport,
             heartbeat_interval=self.heartbeat_interval,

@@ -1,81 +1,91 @@
-"""Where the ranks of a prefill engine tell their addresses, and decode engines ask for them: one line of JSON either way.
+"""Where the ranks of a prefill engine tell their addresses, and decode engines ask for them.
 
-Nothing that is secret goes through it, and what it answers is not trusted: two workers that have a secret prove it to each
-other when they link.
+The server is for the members of a group: they seal what they say with the group's key, and it parses nothing else. Without a
+key it serves loopback addresses only. It has an event loop of its own, so its clients do not delay the KV cache's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal
+import math
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
 
 import anyio
-import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from aiodatadist.adapters.client_slots import ClientSlots
+from aiodatadist.adapters.engine_ranks import EngineRanks, contradiction
 from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.peers import is_loopback
+from aiodatadist.adapters.rendezvous_lines import (
+    ANSWER,
+    MAX_ANSWER,
+    MAX_QUESTION,
+    QUESTION,
+    Ask,
+    Ranks,
+    Refused,
+    Register,
+    Registered,
+    Unsealed,
+    read,
+    written,
+)
 from aiodatadist.blocking import shared_loop
+from aiodatadist.cluster.listener import Listener
 from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.errors import InternalError, LinkTimeout, ProtocolError
+from aiodatadist.errors import AuthError, InternalError, LinkError, LinkTimeout, ParamInvalid, ProtocolError
+from aiodatadist.values.addresses import host_port
+from aiodatadist.values.foreign import Unreadable, printable
+
+__all__ = ["Ranks", "Registered", "RendezvousServer", "ask", "register"]
 
 logger = logging.getLogger(__name__)
 
-MAX_LINE = 1 << 20
-MAX_RANKS = 4096
-MAX_CLIENTS = 256
-"""That are served at the same time; others wait."""
+CLIENT_SECONDS = 5.0
+"""From the accept to the last byte of the answer."""
 SECONDS = 5.0
-"""That one question may take."""
+"""For one question, at the end that asks."""
+PROBE_SECONDS = 1.0
+"""In which an address must take a connection, or the rank there may be replaced."""
+RECEIVE = 4096
+KEY_HINT = "all engines need the same auth_key_file"
 
+Clock = Callable[[], float]
 
-class Registered(BaseModel):
-    """One rank of a prefill engine, of ``ranks``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    rank: int = Field(ge=0, lt=MAX_RANKS)
-    ranks: int = Field(ge=1, le=MAX_RANKS)
-    address: PeerAddress
-    layout: dict[str, str | int]
-
-
-class _Register(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    op: Literal["register"]
-    worker: Registered
-
-
-class _Ask(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    op: Literal["ask"]
-
-
-_QUESTION: TypeAdapter[_Register | _Ask] = TypeAdapter(_Register | _Ask)
-_ANSWER = TypeAdapter(list[Registered])
+_NO_ANSWER = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound)
 
 
 class RendezvousServer:
     """Listens until it is closed. Construction and :meth:`close` wait.
 
+    Args:
+        key: the group's. Without it ``host`` must be a loopback address, and so must the addresses of ranks.
+        clock: seconds since 1970.
+
     Attributes:
         port: on which it listens, a free one if 0 was asked for.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: if it cannot listen there.
+        ParamInvalid: if ``host`` is no loopback address and there is no key.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._thread = shared_loop.acquire()
+    def __init__(self, host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> None:
+        _check_host(host, key)
+        self._thread = shared_loop.separate("aiodatadist rendezvous")
         self._life: _Life | None = None
-        life = _Life()
+        life = _Life(key, clock)
         try:
             self.port: int = self._thread.call(lambda: life.open(host, port))
         except BaseException:
-            shared_loop.release(self._thread)
+            self._thread.join()
             raise
         self._life = life
 
@@ -86,106 +96,194 @@ class RendezvousServer:
             try:
                 self._thread.call(life.close)
             finally:
-                shared_loop.release(self._thread)
+                self._thread.join()
 
 
 def _refusal(misuse: Misuse, reason: str | None) -> Exception:
     return InternalError(f"rendezvous: {reason or misuse.value}")
 
 
-class _Life:
-    """On the loop: a listener, and a task for each client."""
+class _RefusalLog:
+    """Logs one refusal a second, and how many others there were: strangers do not fill the log."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Registered] = {}
+        self._others = 0
+        self._next = -math.inf
+
+    def add(self, host: str, why: object) -> None:
+        now = monotonic()
+        if now < self._next:
+            self._others += 1
+            return
+        self._next = now + 1.0
+        others = f", and {self._others} others before" if self._others else ""
+        self._others = 0
+        logger.warning("the rendezvous refused %s%s: %s", printable(host), others, printable(why))
+
+
+class _Life:
+    """On the server's loop: a listener, and a task for each client."""
+
+    def __init__(self, key: bytes | None, clock: Clock) -> None:
+        self._key = key
+        self._clock = clock
+        self._ranks = EngineRanks()
+        self._slots = ClientSlots()
+        self._refusals = _RefusalLog()
         self._resident: Resident
-        self._clients: anyio.Semaphore
-        self._port = 0
 
     async def open(self, host: str, port: int) -> int:
         self._resident = Resident(
             "aiodatadist rendezvous", _refusal, what="rendezvous", unfinished="a RendezvousServer was not closed"
         )
+        listener = Listener(await anyio.create_tcp_listener(local_host=host, local_port=port), host, self._key)
 
         async def live(started: asyncio.Future[None]) -> None:
-            self._clients = anyio.Semaphore(MAX_CLIENTS)
-            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
-            self._port = listener.extra(anyio.abc.SocketAttribute.local_port)
-            async with listener, anyio.create_task_group() as group:
-                group.start_soon(listener.serve, self._serve)
+            async with anyio.create_task_group() as group:
+                group.start_soon(listener.serve, self._serve, group)
                 started.set_result(None)
                 await self._resident.stopping.wait()
+                listener.close()
                 group.cancel_scope.cancel()
 
         await self._resident.start(live)
-        return self._port
+        return listener.address[1]
 
     async def close(self) -> None:
         await self._resident.stop()
         self._resident.result()
 
-    async def _serve(self, client: anyio.abc.ByteStream) -> None:
+    async def _serve(self, client: socket.socket, _: Listener) -> None:
+        """One client, from the accept on. It has :data:`CLIENT_SECONDS`, and less if it must make room."""
+        scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_SECONDS)
+        slot = None
         try:
-            async with client, self._clients:
-                with anyio.move_on_after(SECONDS):
-                    await client.send(self._answer(await _line(client)))
-        except (
-            OSError,
-            anyio.BrokenResourceError,
-            anyio.EndOfStream,
-            anyio.IncompleteRead,
-            anyio.DelimiterNotFound,
-        ) as error:
-            logger.debug("a client of the rendezvous: %r", error)
+            host = str(client.getpeername()[0])
+            slot = self._slots.enter(host, scope.cancel)
+            with scope:
+                answer = await self._answer(await _line(client, MAX_QUESTION), host)
+                await asyncio.get_running_loop().sock_sendall(client, answer + b"\n")
+        except (OSError, Unreadable) as error:
+            logger.debug("a client of the rendezvous: %s", printable(repr(error)))
+        except Exception:
+            logger.exception("a client of the rendezvous was not answered")
+        finally:
+            if slot is not None:
+                self._slots.leave(slot)
+            client.close()
 
-    def _answer(self, line: bytes) -> bytes:
+    async def _answer(self, line: bytes, host: str) -> bytes:
         try:
-            question = _QUESTION.validate_json(line)
-        except ValidationError as error:
-            logger.warning("a client of the rendezvous said what is no question: %s", error.errors()[0]["msg"])
-            return b"\n"
-        if isinstance(question, _Register):
-            self._known[question.worker.rank] = question.worker
-        return _ANSWER.dump_json([self._known[rank] for rank in sorted(self._known)]) + b"\n"
+            question: Register | Ask = read(self._key, line, QUESTION, MAX_QUESTION)
+        except Unsealed as error:
+            self._refusals.add(host, error)
+            return written(None, Refused(reason=f"{error}; {KEY_HINT}"))
+        except Unreadable as error:
+            self._refusals.add(host, error)
+            return written(self._key, Refused(reason=str(error)), line)
+        why = await self._why_not(question)
+        if why:
+            self._refusals.add(host, why)
+        return written(self._key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
+
+    async def _why_not(self, question: Register | Ask) -> str:
+        """Return why this is refused, or an empty text: then a rank is registered, or may ask."""
+        if isinstance(question, Ask):
+            return self._ranks.why_stale(None, question.at, self._clock())
+        worker = question.worker
+        if self._key is None and not is_loopback(worker.address.host):
+            return f"{printable(worker.address.host)} is no loopback address, and there is no key"
+        while True:  # while an address is tried, others may register
+            stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
+            if stale:
+                return stale
+            other = self._ranks.contradicting(worker)
+            if other is None:
+                self._ranks.add(worker, question.at)
+                return ""
+            if await _answers(other.address):
+                return contradiction(worker, other)
+            self._ranks.forget(other)
 
 
-async def _line(stream: anyio.abc.ByteReceiveStream) -> bytes:
-    return await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_LINE)
+async def _line(client: socket.socket, limit: int) -> bytes:
+    """Read a line. Raises OSError or Unreadable if there is none of at most ``limit`` bytes."""
+    loop, said = asyncio.get_running_loop(), bytearray()
+    while len(said) <= limit:
+        data = await loop.sock_recv(client, min(RECEIVE, limit + 1 - len(said)))
+        if not data:
+            raise ConnectionResetError("it left before the end of its line")
+        said += data
+        if b"\n" in data:
+            return bytes(said.partition(b"\n")[0])
+    raise Unreadable(f"it has a line of more than {limit} bytes")
 
 
-async def _tell(host: str, port: int, question: BaseModel) -> list[Registered]:
+async def _answers(address: PeerAddress) -> bool:
+    """Return True if something listens there."""
+    with suppress(OSError, ValueError), anyio.move_on_after(PROBE_SECONDS):
+        async with await anyio.connect_tcp(address.host, address.port):
+            return True
+    return False
+
+
+def _check_host(host: str, key: bytes | None) -> None:
+    if key is None and not is_loopback(host):
+        raise ParamInvalid(
+            f"the rendezvous is at {printable(host)}: without a key it must be at a loopback address", hint=KEY_HINT
+        )
+
+
+# ---- the other end ----
+
+
+async def _tell(host: str, port: int, question: Register | Ask, key: bytes | None) -> Ranks:
+    _check_host(host, key)
+    if not 0 < port < 1 << 16:
+        raise ParamInvalid(f"the rendezvous is at port {printable(port)}: must be from 1 to 65535")
+    place, line = host_port(printable(host), port), written(key, question)
     try:
         with anyio.fail_after(SECONDS):
             async with await anyio.connect_tcp(host, port) as server:
-                await server.send(question.model_dump_json().encode() + b"\n")
-                return _ANSWER.validate_json(await _line(server))
-    except ValidationError:
-        raise ProtocolError(f"{host}:{port} does not answer as a rendezvous of aiodatadist does") from None
-    except (
-        OSError,
-        anyio.BrokenResourceError,
-        anyio.EndOfStream,
-        anyio.IncompleteRead,
-        anyio.DelimiterNotFound,
-    ) as error:
-        raise LinkTimeout(f"the rendezvous at {host}:{port} does not answer: {error!r}") from error
+                await server.send(line + b"\n")
+                said = await BufferedByteReceiveStream(server).receive_until(b"\n", MAX_ANSWER)
+    except (OSError, ValueError, *_NO_ANSWER) as error:
+        why = printable(repr(error))
+        raise LinkTimeout(f"the rendezvous at {place} does not answer: {why}") from error
+    try:
+        answer: Ranks | Refused = read(key, said, ANSWER, MAX_ANSWER, line)
+    except Unsealed as error:
+        with suppress(ValueError):
+            unproved = read(None, said, ANSWER, MAX_QUESTION)
+            if isinstance(unproved, Refused):
+                raise AuthError(f"an unproved rendezvous at {place} refused: {unproved.reason}") from None
+        raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=KEY_HINT) from None
+    except Unreadable as error:
+        raise ProtocolError(f"{place} does not answer as a rendezvous of aiodatadist does: {error}") from None
+    if isinstance(answer, Refused):
+        raise LinkError(f"the rendezvous at {place} refused: {answer.reason}")
+    return answer
 
 
-async def register(host: str, port: int, worker: Registered) -> None:
+async def register(
+    host: str, port: int, worker: Registered, key: bytes | None = None, clock: Clock = time.time
+) -> None:
     """Tell where a rank listens, in place of what it told before.
 
     Raises:
-        LinkTimeout, ProtocolError: no rendezvous answers there.
+        LinkTimeout, ProtocolError: if no rendezvous answers there.
+        AuthError: if the rendezvous has another key, or only one of the two ends has one.
+        LinkError: if the rendezvous refuses the rank; the message says why.
+        ParamInvalid: if ``host`` is no loopback address and there is no key.
     """
-    await _tell(host, port, _Register(op="register", worker=worker))
+    await _tell(host, port, Register(at=clock(), worker=worker), key)
 
 
-async def ask(host: str, port: int) -> list[Registered]:
-    """All ranks of the engine there; empty: not all have registered.
+async def ask(host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> Ranks | None:
+    """Return the addresses of all ranks of the engine there, or None if not all have registered.
 
     Raises:
-        LinkTimeout, ProtocolError: no rendezvous answers there.
+        As :func:`register`.
     """
-    known = await _tell(host, port, _Ask(op="ask"))
-    is_whole = bool(known) and [each.rank for each in known] == list(range(known[0].ranks))
-    return known if is_whole else []
+    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), key)
+    return told if told.addresses else None

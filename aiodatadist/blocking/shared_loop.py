@@ -64,13 +64,16 @@ _shared = _Shared()
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]  # the child has no such thread, and an open lock
 
 
+def separate(name: str) -> LoopThread:
+    """Start a loop thread of this name, which its caller ends with ``join``."""
+    return LoopThread(name, partial(_refusal, os.getpid()), _warn_on_event_loop, LAST_CALLS_SECONDS)
+
+
 def acquire() -> LoopThread:
     """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
     with _shared.lock:
         if _shared.thread is None:
-            _shared.thread = LoopThread(
-                "aiodatadist loop", partial(_refusal, os.getpid()), _warn_on_event_loop, LAST_CALLS_SECONDS
-            )
+            _shared.thread = separate("aiodatadist loop")
         _shared.users += 1
         return _shared.thread
 

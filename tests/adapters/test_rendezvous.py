@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -12,13 +13,14 @@ import pytest
 from aiodatadist import LLMException
 from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.peer_links import PeerAddress
-from aiodatadist.adapters.rendezvous import Registered, RendezvousServer
+from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
+from aiodatadist.adapters.rendezvous_lines import MAX_QUESTION
 
 LAYOUT: dict[str, str | int] = {"page_size": 16}
 
 
 def worker(rank: int, ranks: int = 2, port: int = 5000) -> Registered:
-    address = PeerAddress(cluster_id=7, host="10.0.0.1", port=port)
+    address = PeerAddress(cluster_id=7, host="127.0.0.1", port=port)
     return Registered(rank=rank, ranks=ranks, address=address, layout=LAYOUT)
 
 
@@ -29,38 +31,38 @@ def server() -> Iterator[RendezvousServer]:
 
 
 async def test_all_ranks_or_none(server: RendezvousServer) -> None:
-    assert await rendezvous.ask("127.0.0.1", server.port) == []
+    assert await rendezvous.ask("127.0.0.1", server.port) is None
     await rendezvous.register("127.0.0.1", server.port, worker(1))
-    assert await rendezvous.ask("127.0.0.1", server.port) == []
+    assert await rendezvous.ask("127.0.0.1", server.port) is None
     await rendezvous.register("127.0.0.1", server.port, worker(0))
-    assert await rendezvous.ask("127.0.0.1", server.port) == [worker(0), worker(1)]
+    told = await rendezvous.ask("127.0.0.1", server.port)
+    assert told == Ranks(layout=LAYOUT, addresses=[worker(0).address, worker(1).address])
     await rendezvous.register("127.0.0.1", server.port, worker(1, port=6000))
-    assert (await rendezvous.ask("127.0.0.1", server.port))[1].address.port == 6000
+    told = await rendezvous.ask("127.0.0.1", server.port)
+    assert told is not None
+    assert told.addresses[1].port == 6000
 
 
-async def test_clients_that_say_nothing_or_garbage(
-    server: RendezvousServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(rendezvous, "SECONDS", 0.3)
+async def test_clients_that_say_nothing_or_garbage(server: RendezvousServer, caplog: pytest.LogCaptureFixture) -> None:
     await rendezvous.register("127.0.0.1", server.port, worker(0, 1))
     with closing(socket.create_connection(("127.0.0.1", server.port))):
-        assert len(await rendezvous.ask("127.0.0.1", server.port)) == 1, "beside a client that is silent"
+        assert await rendezvous.ask("127.0.0.1", server.port) is not None, "beside a client that is silent"
         for said in (
             b"\n",
             b"{}\n",
-            b'{"op": "register", "worker": {"rank": -1}}\n',
+            b'{"type": "register", "worker": {"rank": -1}}\n',
             b"\0" * 1000 + b"\n",
             b"GET / HTTP/1.1\n",
         ):
             async with await anyio.connect_tcp("127.0.0.1", server.port) as client:
                 await client.send(said)
-                assert await client.receive() == b"\n"
+                assert b'"refused"' in await client.receive()
         async with await anyio.connect_tcp("127.0.0.1", server.port) as client:
             with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)):  # noqa: PT012
-                await client.send(b"x" * (2 * rendezvous.MAX_LINE))
+                await client.send(b"x" * (2 * MAX_QUESTION))
                 await client.receive()
-    assert "is no question" in caplog.text
-    assert len(await rendezvous.ask("127.0.0.1", server.port)) == 1
+    assert "the rendezvous refused 127.0.0.1" in caplog.text
+    assert await rendezvous.ask("127.0.0.1", server.port) is not None
 
 
 async def test_what_does_not_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +94,12 @@ def test_a_port_that_is_taken_and_closing_twice(server: RendezvousServer) -> Non
     server.close()
     server.close()
     RendezvousServer("127.0.0.1", server.port).close()
+
+
+def test_its_loop_is_its_own_and_ends_with_it(server: RendezvousServer) -> None:
+    def loops() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("aiodatadist ")]
+
+    assert loops() == ["aiodatadist rendezvous"]
+    server.close()
+    assert loops() == []

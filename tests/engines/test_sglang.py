@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodatadist import LLMException, ParamInvalid
+from aiodatadist.adapters import rendezvous
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.engines import sglang_base
 
@@ -227,6 +229,74 @@ def test_no_decode_engine_asks(sglang: SimpleNamespace, pair: Pair, monkeypatch:
         sender.failure_exception()
 
 
+def test_a_second_engine_does_not_replace_the_first(sglang: SimpleNamespace, pair: Pair) -> None:
+    with pytest.raises(LLMException, match=r"rank 0 is cluster [0-9]+, whose address still answers"):
+        Rank(2, "prefill", pair.server.port)
+    assert pair.decode.manager.try_ensure_parallel_info(pair.address)
+    (worker,) = pair.decode.manager.prefill_info_table[pair.address].workers
+    assert worker == pair.prefill.manager.address
+
+
+def test_the_key_is_that_of_the_settings(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "other").write_bytes(b"o" * 32)
+    monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "key")}))
+    with ExitStack() as stack:
+        pair = Pair(sglang, stack)
+        assert pair.decode.manager.try_ensure_parallel_info(pair.address)
+        monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "other")}))
+        other = Rank(2, "decode", pair.server.port)
+        stack.callback(other.manager.teardown)
+        assert not other.manager.try_ensure_parallel_info(pair.address)
+        with pytest.raises(LLMException, match="its seal is of another key"):
+            Rank(3, "prefill", pair.server.port)
+    monkeypatch.setenv("AIODATADIST_SGLANG", "{}")
+    with pytest.raises(ParamInvalid, match="without a key it must be at a loopback address"):
+        sglang.ours.AioDataDistKVBootstrapServer("0.0.0.0", 0)
+
+
+@pytest.mark.parametrize(
+    "place", ["127.0.0.1:None", "127.0.0.1", ":", "127.0.0.1:99999", "\x1b[2J\n:1", "a" * 9999 + ":1"]
+)
+def test_a_request_names_no_bootstrap_server(
+    sglang: SimpleNamespace, pair: Pair, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = sglang.ours.AioDataDistKVReceiver(pair.decode.manager, place, 1)
+    receiver.init(0)
+    assert receiver.poll() == sglang.poll.Failed
+    (told,) = [each.getMessage() for each in caplog.records if "bootstrap server" in each.getMessage()]
+    assert told.isascii()
+    assert told.isprintable()
+    assert len(told) < 700
+
+
+def test_a_bootstrap_server_that_is_none_of_peers_is_not_asked(
+    sglang: SimpleNamespace, pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(rendezvous, "ask", lambda *arguments: asked.append(arguments))
+    for place in ("10.9.9.9:22", "metadata.internal:80"):
+        assert not pair.decode.manager.try_ensure_parallel_info(place)
+    assert asked == []
+    assert caplog.text.count("is none of peers") == 2
+
+
+def test_a_layout_is_short_whatever_the_model_is(sglang: SimpleNamespace) -> None:
+    layout_of = import_module("aiodatadist.adapters.sglang.buffers").layout_of
+
+    def lengths(of: list[int]) -> str:
+        arguments = SimpleNamespace(page_size=16, kv_item_lens=of, aux_item_lens=[64])
+        return str(layout_of(arguments, 1)["kv_item_lens"])
+
+    assert lengths([2048] * 160 + [64]) == "2048x160,64"
+    assert lengths([2048, 64, 64]) == "2048,64x2"
+    mixed = [2048, 4096] * 80
+    assert len(lengths(mixed)) <= 64
+    assert lengths(mixed) == lengths(mixed) != lengths([*mixed[:-1], 4097])
+
+
 def test_engines_that_do_not_fit_name_both_values(sglang: SimpleNamespace, pair: Pair) -> None:
     other = Rank(2, "decode", pair.server.port, page_size=32)
     try:
@@ -279,7 +349,8 @@ for line in sys.stdin:
 
 
 def test_a_prefill_process_that_is_killed(sglang: SimpleNamespace, pair: Pair) -> None:
-    """Two processes. The next one, at the same bootstrap server, is found."""
+    """Two processes. The next one, at the same bootstrap server, is found once the one before no longer answers."""
+    pair.prefill.manager.teardown()
     for room in (98, 99):
         with subprocess.Popen(
             [sys.executable, "-c", PREFILL, str(pair.server.port)],

@@ -5,13 +5,20 @@ from __future__ import annotations
 from sglang.srt.disaggregation.base.conn import BaseKVBootstrapServer
 
 from aiodatadist.adapters.rendezvous import RendezvousServer
+from aiodatadist.adapters.sglang.settings import from_environment
 
 
 class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]  # SGLang has no types here
-    """Listens from its construction to :meth:`close`. Raises OSError: it cannot listen there."""
+    """Listens from its construction to :meth:`close`.
+
+    Raises:
+        OSError: if it cannot listen there, or there is no such key file.
+        ParamInvalid: if ``host`` is no loopback address and the settings have no ``auth_key_file``.
+        ValueError: if a setting is wrong.
+    """
 
     def __init__(self, host: str, port: int) -> None:
-        self._server = RendezvousServer(host, port)
+        self._server = RendezvousServer(host, port, from_environment().auth_key())
         self.port = self._server.port
 
     def close(self) -> None:

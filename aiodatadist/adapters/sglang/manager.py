@@ -10,11 +10,13 @@ from sglang.srt.disaggregation.base.conn import BaseKVManager
 
 from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.block_service import BlockService
-from aiodatadist.adapters.rendezvous import Registered
+from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.rendezvous import Ranks, Registered
 from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layout_of
 from aiodatadist.adapters.sglang.settings import from_environment, on_device
 from aiodatadist.blocking import shared_loop
 from aiodatadist.errors import IncompatiblePeer, LLMException
+from aiodatadist.values.foreign import printable, shown
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 class PrefillInfo:
     """Of one prefill engine, with the names that SGLang's decode queue looks at."""
 
-    workers: tuple[Registered, ...]
+    workers: tuple[PeerAddress, ...]
     dp_size: int = 1
     pp_size: int = 1
     follow_bootstrap_room: bool = True
@@ -51,6 +53,8 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.settings = on_device(from_environment(), int(args.gpu_id) - self.rank)
         self._ranks = int(getattr(server_args, "tp_size", 1))
         self._layout = layout_of(args, self._ranks)
+        self._peers = self.settings.allowed_peers()
+        self._key = self.settings.auth_key()
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self._wanted: set[str] = set()
         self._outcomes: dict[str, str] = {}
@@ -72,7 +76,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
     def register_to_bootstrap(self) -> None:
         host, port = self.server_args.host, int(self.server_args.disaggregation_bootstrap_port)
         worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
-        _wait(lambda: rendezvous.register(host, port, worker))
+        _wait(lambda: rendezvous.register(host, port, worker, self._key))
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether it is known where that engine's ranks are. Asks for at most 5 seconds.
@@ -81,23 +85,31 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             IncompatiblePeer: it differs from this one; names both values.
         """
         if bootstrap_addr not in self.prefill_info_table:
-            host, _, port = bootstrap_addr.rpartition(":")
-            try:
-                workers = _wait(lambda: rendezvous.ask(host.strip("[]"), int(port)))
-            except LLMException as error:
-                logger.warning("%s", error)
+            ranks = self._ask(bootstrap_addr)
+            if ranks is None:
                 return False
-            if not workers:
-                return False
-            self._check_layout(bootstrap_addr, workers[0].layout)
-            self.prefill_info_table[bootstrap_addr] = PrefillInfo(tuple(workers))
+            self._check_layout(bootstrap_addr, ranks.layout)
+            self.prefill_info_table[bootstrap_addr] = PrefillInfo(tuple(ranks.addresses))
         return True
+
+    def _ask(self, bootstrap_addr: str) -> Ranks | None:
+        """A request says where the bootstrap server is. It must be one of ``peers``, and have the key."""
+        host, _, port = bootstrap_addr.rpartition(":")
+        host = host.strip("[]")
+        try:
+            self._peers.check(host, int(port))
+            told: Ranks | None = _wait(lambda: rendezvous.ask(host, int(port), self._key))
+        except (LLMException, ValueError) as error:
+            logger.warning("bootstrap server %s: %s", printable(bootstrap_addr), printable(error))
+            return None
+        return told
 
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
         for name in self._layout.keys() | theirs.keys():
             if self._layout.get(name) != theirs.get(name):
+                ours, other = shown(self._layout.get(name)), shown(theirs.get(name))
                 raise IncompatiblePeer(
-                    f"{name} is {self._layout.get(name)} here and {theirs.get(name)} at the engine of {bootstrap_addr}"
+                    f"{printable(name)} is {ours} here and {other} at the engine of {printable(bootstrap_addr)}"
                 )
 
     def forget_prefill(self, bootstrap_addr: str) -> None:

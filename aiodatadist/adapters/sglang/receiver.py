@@ -62,7 +62,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         if self.conclude_state is not None:
             return
         workers = self.kv_mgr.prefill_info_table[self.bootstrap_addr].workers
-        source = workers[self.kv_mgr.rank % len(workers)].address
+        source = workers[self.kv_mgr.rank % len(workers)]
         aux = None if aux_index is None else int(aux_index)
         pages = tuple(map(int, kv_indices))
         self._is_expecting = True

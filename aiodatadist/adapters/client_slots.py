@@ -1,0 +1,74 @@
+"""Room for connections of clients that are not known: the oldest ones make room for the newest. No I/O.
+
+If the newest had to wait instead, a client could keep all others away with connections on which it says nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+
+MAX_CLIENTS = 1024
+MAX_CLIENTS_OF_ONE = 64
+"""Connections of one address; of one /64 network with IPv6, where a host has as many addresses as it likes."""
+
+GiveWay = Callable[[], object]
+
+
+class ClientSlots:
+    """Connections by where they come from.
+
+    Attributes:
+        displaced: how many had to make room.
+    """
+
+    def __init__(self) -> None:
+        self.displaced = 0
+        self._all: dict[int, str] = {}  # in the order in which they came, as all dictionaries here
+        self._by_place: dict[str, dict[int, GiveWay]] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, host: str, give_way: GiveWay) -> int:
+        """Take a slot; return its number. ``give_way`` is called if a later client needs the slot."""
+        place = _place(host)
+        theirs = self._by_place.get(place, {})
+        if len(theirs) >= MAX_CLIENTS_OF_ONE:
+            self._displace(next(iter(theirs)))
+        elif len(self._all) >= MAX_CLIENTS:
+            self._displace(next(iter(self._all)))
+        self._last += 1
+        self._all[self._last] = place
+        self._by_place.setdefault(place, {})[self._last] = give_way
+        return self._last
+
+    def leave(self, number: int) -> None:
+        """Free a slot. No effect if it was freed for another client."""
+        if number in self._all:
+            self._take(number)
+
+    def _displace(self, number: int) -> None:
+        self.displaced += 1
+        self._take(number)()
+
+    def _take(self, number: int) -> GiveWay:
+        place = self._all.pop(number)
+        theirs = self._by_place[place]
+        give_way = theirs.pop(number)
+        if not theirs:
+            del self._by_place[place]
+        return give_way
+
+
+def _place(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

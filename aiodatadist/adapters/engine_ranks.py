@@ -1,0 +1,65 @@
+"""The ranks of one prefill engine as they registered, and which registrations contradict each other. No I/O."""
+
+from __future__ import annotations
+
+from aiodatadist.adapters.rendezvous_lines import FRESH_SECONDS, Ranks, Registered
+from aiodatadist.values.foreign import printable, shown
+
+
+class EngineRanks:
+    """What a bootstrap server knows. Ranks agree on how many they are, and on one layout."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Registered] = {}
+        self._said_at: dict[int, float] = {}
+
+    def why_stale(self, rank: int | None, at: float, now: float) -> str:
+        """Return why something that was said at this time does not count, or an empty text. ``rank``: that registers."""
+        if abs(at - now) > FRESH_SECONDS:
+            return (
+                f"it was said {abs(at - now):.0f} s {'ago' if at < now else 'ahead'}: the limit is {FRESH_SECONDS:g} s"
+            )
+        last = None if rank is None else self._said_at.get(rank)
+        if last is not None and at <= last <= now + FRESH_SECONDS:
+            return f"rank {rank} has said something newer"
+        return ""
+
+    def contradicting(self, worker: Registered) -> Registered | None:
+        """Return a rank that must be gone before this one can register, or None."""
+        holder = self._known.get(worker.rank)
+        if holder is not None and holder.address.cluster_id != worker.address.cluster_id:
+            return holder
+        for other in self._known.values():
+            if other.rank != worker.rank and (other.ranks, other.layout) != (worker.ranks, worker.layout):
+                return other
+        return None
+
+    def forget(self, gone: Registered) -> None:
+        """Its address no longer answers."""
+        if self._known.get(gone.rank) == gone:
+            del self._known[gone.rank]
+
+    def add(self, worker: Registered, at: float) -> None:
+        """Replaces what this rank said before. Nothing contradicts it."""
+        self._known[worker.rank] = worker
+        self._said_at[worker.rank] = at
+
+    def told(self) -> Ranks:
+        """Return what a decode engine is told: all ranks, or none."""
+        some = next(iter(self._known.values()), None)
+        if some is None or len(self._known) != some.ranks:
+            return Ranks()
+        return Ranks(layout=some.layout, addresses=[self._known[rank].address for rank in range(some.ranks)])
+
+
+def contradiction(worker: Registered, other: Registered) -> str:
+    """Return why the two cannot both be ranks of one engine, with both values."""
+    if worker.rank == other.rank:
+        return f"rank {worker.rank} is cluster {other.address.cluster_id}, whose address still answers"
+    if worker.ranks != other.ranks:
+        return f"ranks is {worker.ranks} at rank {worker.rank} and {other.ranks} at rank {other.rank}"
+    differs = next(
+        name for name in sorted({*worker.layout, *other.layout}) if worker.layout.get(name) != other.layout.get(name)
+    )
+    ours, theirs = shown(worker.layout.get(differs)), shown(other.layout.get(differs))
+    return f"{printable(differs)} is {ours} at rank {worker.rank} and {theirs} at rank {other.rank}"
