@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -33,15 +33,16 @@ $(STAMP): $(BIN)/python pyproject.toml $(NATIVE) $(MODULES)
 demo: $(STAMP)  ## a prefill and a decode process share a KV cache
 	@$(BIN)/aiodatadist demo
 
-test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, check, packaging side by side, then alone
+test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, check and packaging side by side
 	@$(MAKE) --no-print-directory -j2 --output-sync=target pytest native check packaging
-	@$(MAKE) --no-print-directory alone
 
 mutants: $(STAMP)  ## breaks each safety promise on purpose, and fails if the tests do not notice; MUTANTS names some
 	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 nightly: $(STAMP)  ## the same with the long tests, on both event loops, with many examples; and the lanes
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
+	AIODATADIST_NIGHTLY=1 $(MAKE) alone
+	$(MAKE) measure
 	$(MAKE) mutants
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
 	$(MAKE) site sniffio oldest torch
@@ -53,18 +54,26 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 
 # What runs on strict softnpu alone belongs to those lanes.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
-	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
+	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
 		--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
 
-alone: $(STAMP)  ## the Python tests that measure time, when nothing else runs
-	@$(PYTEST) -m alone --ignore=tests/engines
+alone: $(STAMP)  ## soaks, chaos and links on a busy machine, which are long and run when nothing else does; for the night
+	@$(PYTEST) -m 'alone and not measures' --ignore=tests/engines
+
+# A busy machine misses some of it, which is no reason to refuse a change: so this reports, and does not fail.
+TIMES := build/times.jsonl
+measure: $(STAMP)  ## what depends on the machine: times, ratios, lateness
+	@rm -f $(TIMES)
+	-@AIODATADIST_TIMES=$(TIMES) $(PYTEST) -q -m measures -rA --ignore=tests/engines
+	-@AIODATADIST_TIMES=$(TIMES) $(PYTEST) -q -m 'not measures' $(shell grep -rl --include='test_*.py' 'lasting(' tests)
+	@AIODATADIST_TIMES=$(TIMES) $(BIN)/python -m tests.stopwatch
 
 # What moves bytes between two processes or two devices, where softnpu does as HCCL does between cards and between servers.
 STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
 	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_layered_checksums.py tests/test_notifications.py tests/test_probe.py \
 	tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_relink.py tests/test_request_response.py tests/test_symmetric_links.py
 hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, or over RoCE
-	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone' $(STRICT) $(if $(filter roce,$@),tests/strict)
+	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
 
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
 	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)

@@ -1,75 +1,47 @@
-"""Time limits of tests, on a machine that stands still now and then."""
+"""How long something took: reported by ``make measure``, and no reason to fail, because a busy machine takes longer."""
 
 from __future__ import annotations
 
-import gc
-import threading
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic, process_time
-from types import TracebackType
-from typing import Self
+from pathlib import Path
+from time import monotonic
 
-PAUSE = 0.005
-STILL = 0.02
-"""Seconds late from which it was the machine: a loop of Python's, however busy, lets other threads run every 5 ms."""
+TIMES = "AIODATADIST_TIMES"
+"""The environment variable that names the file for the times, one JSON object a line."""
 CLOCK = 0.002
-"""Seconds by which a loop's clock, which may count whole milliseconds, can be ahead of this one."""
-
-
-class Stopwatch:
-    """Measures itself, from its beginning as a context manager. Until it stops nothing is garbage collected: that takes 0.1 s
-    with the heap of a whole test run.
-
-    Attributes:
-        seconds: that it lasted.
-        stood_still: those of them in which no thread of this process ran, nor used a processor.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = self.stood_still = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_out, name="stopwatch")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._collects = gc.isenabled()
-        gc.disable()
-        self._start = monotonic()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Only the first time counts."""
-        if not self._over.is_set():
-            self.seconds = monotonic() - self._start
-            self._over.set()
-            self._thread.join()
-            if self._collects:
-                gc.enable()
-
-    def _look_out(self) -> None:
-        last = monotonic(), process_time()
-        while not self._over.wait(PAUSE):
-            last = self._look(*last)
-        self._look(*last)
-
-    def _look(self, last: float, last_used: float) -> tuple[float, float]:
-        now, used = monotonic(), process_time()
-        late = now - last - PAUSE
-        if late >= STILL:  # else, or as far as a thread of this process worked, it was not the machine
-            self.stood_still += max(0.0, late - (used - last_used))
-        return now, used
+"""Seconds by which an event loop's clock, which may count whole milliseconds, can be ahead of this one."""
 
 
 @contextmanager
-def lasting(at_most: float, at_least: float = 0.0) -> Iterator[Stopwatch]:
-    """What is done here takes less than so many seconds, but for those in which the machine stood still."""
-    with Stopwatch() as watch:
-        yield watch
-    assert watch.seconds >= at_least - CLOCK, f"{watch.seconds:.3f} s: that is less than {at_least}"
-    assert watch.seconds - watch.stood_still < at_most, (
-        f"{watch.seconds:.3f} s, {watch.stood_still:.3f} of which the machine stood still: that is not less than {at_most}"
-    )
+def lasting(expected: float, at_least: float = 0.0) -> Iterator[None]:
+    """Note how long the body took.
+
+    Args:
+        expected: seconds that it takes at most on a quiet machine. The report names what took longer.
+        at_least: seconds that it must take; a timer that fires early is a defect on any machine.
+    """
+    start = monotonic()
+    yield
+    seconds = monotonic() - start
+    if path := os.environ.get(TIMES):
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"test": test, "expected": expected, "seconds": seconds}) + "\n")
+    assert seconds >= at_least - CLOCK, f"{seconds:.3f} s: that is less than {at_least}"
+
+
+def main() -> None:
+    """Print the times of a run, the slowest of their kind first."""
+    rows = [json.loads(line) for line in Path(os.environ[TIMES]).read_text().splitlines()]
+    rows.sort(key=lambda row: row["expected"] / max(row["seconds"], CLOCK))
+    for row in rows:
+        mark = "LATE" if row["seconds"] >= row["expected"] else ""
+        print(f"{mark:4}  {row['seconds']:8.3f} s of {row['expected']:8.3f}  {row['test']}")
+    print(f"{len(rows)} times, {sum(row['seconds'] >= row['expected'] for row in rows)} late")
+
+
+if __name__ == "__main__":
+    main()

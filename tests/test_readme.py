@@ -11,13 +11,16 @@ import pytest
 
 from benchmarks.ports import free_port
 
-pytestmark = pytest.mark.alone  # with -X dev asyncio writes a line where a step took 0.1 s
-
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 DECODE_SAYS, PREFILL_SAYS = "LLM_SUCCESS 32768 [1, 2, 3, 4]", "cluster 2: request 7 is here"
 PYTHON = [sys.executable, "-X", "dev", "-W", "error", "-c"]
+
+
+def complaints(stderr: str) -> list[str]:
+    """Return what a program wrote to stderr, without what asyncio's debug mode says of a slow machine."""
+    return [line for line in stderr.splitlines() if not re.fullmatch(r"Executing <.*> took \d+\.\d+ seconds", line)]
 
 
 def found(page: Path, name: str) -> str:
@@ -42,7 +45,7 @@ def test_context_caching_of_the_readme_computes_nothing_twice() -> None:
     done = subprocess.run(
         [*PYTHON, found(README, "prompts.py")], capture_output=True, text=True, check=False, timeout=30
     )
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert [line.partition(" did")[0] for line in done.stdout.splitlines()] == ["0 of 2 blocks", "2 of 3 blocks"]
 
 
@@ -51,7 +54,7 @@ def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
     broken = text.replace("    try:\n", "    await cache.aclose()\n    try:\n", 1)
     assert broken != text
     done = subprocess.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert (complaints(done.stderr), done.returncode) == ([], 0)
     told = [line.partition(":")[0].partition(" did")[0] for line in done.stdout.splitlines()]
     rest = ["all is computed", "no instance will find these blocks"]
     assert told == [*rest, "0 of 2 blocks", *rest, "0 of 3 blocks"]
@@ -60,14 +63,14 @@ def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
 def test_layer_groups_of_the_guide_are_found_as_far_as_both_are_there() -> None:
     guide = README.parent / "docs" / "context-caching.md"
     done = subprocess.run([*PYTHON, found(guide, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30)
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert done.stdout == "3 of 4 blocks were loaded, 3 asked for\n"
 
 
 def test_ems_program_of_the_migration_guide() -> None:
     guide = README.parent / "docs" / "migrating.md"
     done = subprocess.run([*PYTHON, found(guide, "worker.py")], capture_output=True, text=True, check=False, timeout=30)
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert done.stdout == "2 blocks of 3 are there\n"
 
 
@@ -86,6 +89,6 @@ def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
             [*PYTHON, program("decode.py", port)], capture_output=True, text=True, check=False, timeout=30
         )
         assert done.stdout == f"{DECODE_SAYS}\n", done.stderr
-        assert done.stderr == ""
+        assert complaints(done.stderr) == []
         assert prefill.stdout.read() == f"{PREFILL_SAYS}\n"
     assert prefill.returncode == 0

@@ -18,8 +18,8 @@ MINOR = 2
 1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an owner's
 limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed that is lost, comes twice or late (of
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
-2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), and why it
-refuses a claim (``Claimed.why``).
+2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), and why
+it refuses a claim (``Claimed.why``).
 """
 
 MAX_TENSORS = 4096

@@ -36,7 +36,7 @@ LEAST = {
 }
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.timeout(240)
 def test_ratios_are_not_off_by_far() -> None:
     best = dict.fromkeys(LEAST, 0.0)

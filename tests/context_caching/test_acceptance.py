@@ -391,7 +391,7 @@ STALL = 0.05
 """Seconds of the loop's that a thousand tasks may cost others: under 0.02 where it is quiet; 0.1 if all begin at once."""
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> None:
     kv = Kv(blocks=1000)
     asyncio.get_running_loop().set_debug(False)  # it takes longer than the work

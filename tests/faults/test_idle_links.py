@@ -77,9 +77,8 @@ async def left_alone(options: dict[str, Any], seconds: float) -> None:
         assert left == (LINKS, LINKS), f"of {LINKS} links so many are left after {seconds:g} s at either end: {left}"
 
 
-@pytest.mark.alone
 async def test_idle_links_are_not_lost() -> None:
-    await left_alone(BRISK, 6)
+    await left_alone(DEFAULTS, 6)
 
 
 @pytest.mark.nightly
@@ -115,7 +114,7 @@ async def moving(seconds: float) -> None:
         assert transfers > BUSY
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 async def test_links_on_a_busy_machine_are_not_lost() -> None:
     await moving(6)
 

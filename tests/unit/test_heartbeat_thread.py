@@ -24,7 +24,7 @@ from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 from tests.conftest import open_files
 from tests.stopwatch import lasting
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measures
 
 INTERVAL = 0.02
 SLACK = 0.4
