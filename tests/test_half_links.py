@@ -20,6 +20,7 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peers import LOOPBACK, Peers
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.link import Link
 from aiodatadist.testing import ChaosProxy, Cluster, Latency, Slicer, Timeout, cluster_info, open_cluster
@@ -190,7 +191,7 @@ async def test_two_adapters_that_want_one_link_wait_for_both_halves(monkeypatch:
         open_cluster(2, device_id=1) as decoder,
         anyio.create_task_group() as group,
     ):
-        links = PeerLinks(decoder.datadist, Spawner(group), 1, lambda _: None)
+        links = PeerLinks(decoder.datadist, Spawner(group), 1, lambda _: None, Peers(LOOPBACK))
         assert prompt.datadist.listen_address is not None
         host, port = prompt.datadist.listen_address
         peer = PeerAddress(cluster_id=1, host=host, port=port)
