@@ -59,6 +59,8 @@ from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, Endpoint
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 512
+MAPPED_IPV4 = "::ffff:"
+"""In front of the address of an IPv4 client that came to a socket of both families."""
 
 
 class Owner(Protocol):
@@ -462,6 +464,7 @@ class Engine:
 def _place(sock: socket.socket) -> str:
     """Where a client is; it may be gone already."""
     try:
-        return host_port(*sock.getpeername()[:2])
+        host, port = sock.getpeername()[:2]
+        return host_port(host.removeprefix(MAPPED_IPV4), port)
     except OSError:
         return "gone already"

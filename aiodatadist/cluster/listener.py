@@ -7,7 +7,8 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -19,8 +20,24 @@ from aiodatadist.values.addresses import host_port
 
 logger = logging.getLogger(__name__)
 
+ANY_IPV6 = "::"
+BACKLOG = 65536
+"""Clients that may wait to be accepted; the system lowers it to its own limit."""
 ACCEPT_PAUSE = 0.1
 """Seconds before accepting is tried again when the process has run out of file descriptors."""
+
+
+def _of_both_families(port: int) -> socket.socket | None:
+    """Listen on all addresses; None if this machine has no such socket, which is logged. Raises OSError.
+
+    A socket of IPv6 takes clients with IPv4 addresses only if it is told to.
+    """
+    if not socket.has_dualstack_ipv6():
+        logger.warning("[::] is IPv6 alone on this machine: peers with IPv4 addresses are refused")
+        return None
+    sock = socket.create_server((ANY_IPV6, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    sock.setblocking(False)
+    return sock
 
 
 class Listener:
@@ -31,21 +48,34 @@ class Listener:
         is_over: no client that comes now gets a link.
     """
 
-    def __init__(self, listener: Any, host: str, key: bytes | None) -> None:
-        self.address: tuple[str, int] = (host, listener.extra(anyio.abc.SocketAttribute.local_port))
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        owner: AbstractAsyncContextManager[object],
+        host: str,
+        key: bytes | None,
+    ) -> None:
+        """``owner``: closes the sockets when it is left, if they are another object's."""
+        self.address: tuple[str, int] = (host, sockets[0].getsockname()[1])
         self.key = key
         self.is_over = False
-        self._listener = listener
-        self._sockets: list[socket.socket] = [
-            each.extra(anyio.abc.SocketAttribute.raw_socket) for each in getattr(listener, "listeners", [listener])
-        ]
+        self._sockets = sockets
+        self._owner = owner
         self._scope = anyio.CancelScope()
 
     @classmethod
     async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listener:
         """Port 0 is any free one. Raises LLMException: it cannot be had."""
         try:
-            return cls(await anyio.create_tcp_listener(local_host=host, local_port=port), host, key)
+            if host == ANY_IPV6 and (sock := _of_both_families(port)) is not None:
+                owner = contextlib.AsyncExitStack()
+                owner.callback(sock.close)
+                return cls([sock], owner, host, key)
+            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+            each = [
+                one.extra(anyio.abc.SocketAttribute.raw_socket) for one in getattr(listener, "listeners", [listener])
+            ]
+            return cls(each, listener, host, key)
         except OSError as error:
             is_full = error.errno in {errno.EMFILE, errno.ENFILE}
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {explained(error)}"
@@ -60,7 +90,7 @@ class Listener:
     ) -> None:
         """Serve clients, in tasks of the group, until closed; a client's task closes its socket."""
         with self._scope:
-            async with self._listener, anyio.create_task_group() as accepting:
+            async with self._owner, anyio.create_task_group() as accepting:
                 for sock in self._sockets:
                     accepting.start_soon(self._accept, sock, client, group)
 

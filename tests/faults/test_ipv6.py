@@ -78,6 +78,36 @@ async def test_a_cluster_that_listens_on_ipv6_says_so() -> None:
             await LLMDataDist(LLMRole.MIX, 2, LLMConfig(listen=f"[::1]:{port}")).init()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_cluster_that_listens_on_all_addresses_takes_peers_of_both_families(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "aiodatadist")
+    async with (
+        open_cluster(1, listen_ip_info="[::]:0", auth_key="a secret of 16 bytes") as owner,
+        open_cluster(2, device_id=1, auth_key="a secret of 16 bytes") as cluster,
+    ):
+        assert owner.datadist.listen_address is not None
+        any_address, port = owner.datadist.listen_address
+        assert any_address == "::"
+        info = LLMClusterInfo(1)
+        info.append_remote_ip_info(host, port)
+        status, _ = await cluster.datadist.link_clusters([info], 10_000)
+        assert status is LLMStatusCode.LLM_SUCCESS
+        with pytest.raises(LLMException, match=rf"^init: \[::\]:{port} is in use"):
+            await LLMDataDist(LLMRole.MIX, 3, LLMConfig(listen=f"[::]:{port}", auth_key="a secret of 16 bytes")).init()
+    assert "::ffff:" not in caplog.text
+
+
+async def test_a_machine_without_dual_stack_says_that_ipv4_peers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    async with open_cluster(1, listen_ip_info="[::]:0", auth_key="a secret of 16 bytes"):
+        pass
+    assert "peers with IPv4 addresses are refused" in caplog.text
+
+
 async def test_both_modes_link_over_ipv6() -> None:
     for one_sided in (True, False):
         async with linked_pair(DESC, listen_ip_info="[::1]:0", enable_remote_cache_accessible=one_sided) as pair:
