@@ -40,7 +40,15 @@ from aiodatadist.adapters.rendezvous_lines import (
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.errors import AuthError, InternalError, LinkError, LinkTimeout, ParamInvalid, ProtocolError
+from aiodatadist.errors import (
+    AuthError,
+    InternalError,
+    LinkError,
+    LinkTimeout,
+    LLMException,
+    ParamInvalid,
+    ProtocolError,
+)
 from aiodatadist.values.addresses import host_port
 from aiodatadist.values.foreign import Unreadable, printable
 
@@ -136,7 +144,10 @@ class _Life:
         self._resident = Resident(
             "aiodatadist rendezvous", _refusal, what="rendezvous", unfinished="a RendezvousServer was not closed"
         )
-        listener = Listener(await anyio.create_tcp_listener(local_host=host, local_port=port), host, self._key)
+        try:
+            listener = await Listener.open(host, port, self._key, "rendezvous")
+        except LLMException as error:
+            raise error.__cause__ or error from None
 
         async def live(started: asyncio.Future[None]) -> None:
             async with anyio.create_task_group() as group:

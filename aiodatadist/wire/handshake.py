@@ -28,6 +28,7 @@ from enum import Enum
 from typing import Literal
 
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.auth import Side, is_proof, proof
 from aiodatadist.wire.frames import Unknown, check_version
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Accept, Connect, Hello, Message, Proof, Ready, Refuse
@@ -217,7 +218,7 @@ def refused(message: Refuse, is_proved: bool, versions: str = "") -> LinkError:
     """What the peer said, as an error of this end. ``versions`` stands behind the peer's reason."""
     peer = "the peer" if is_proved else "an unproved peer"
     return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
-        f"{peer} refused: {message.reason}{versions}",
+        f"{peer} refused: {printable(message.reason)}{versions}",
         status_code=LLMStatusCode.of(message.status),
         hint=SAME_KEY if message.kind == "key" else None,
     )
