@@ -16,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
+
+from aiodatadist.adapters.block_shapes import Layout
+from aiodatadist.values.foreign import read_foreign
 
 MAX_NAME = 256
 MAX_BLOCKS = 2048
@@ -24,6 +27,13 @@ MAX_BLOCKS = 2048
 TransferName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 """The router's name of a request, the same for both engines."""
 BlockNumber = Annotated[int, Field(ge=0, lt=2**63)]
+MAX_WANTED = 1 << 20
+"""Blocks of one request: the sum over its messages, of which each has at most :data:`MAX_BLOCKS`."""
+BlockNumbers = Annotated[tuple[BlockNumber, ...], Strict(False), Field(max_length=MAX_WANTED), FailFast()]
+MAX_MESSAGE = 64 << 10
+"""Bytes: those of a notification."""
+MAX_TEXT = 2048
+"""Characters of a text."""
 
 
 class _Message(BaseModel):
@@ -36,7 +46,7 @@ class More(_Message):
     """Of a ``want`` that follows: the first of its blocks belong into these."""
 
     kind: Literal["more"] = "more"
-    into: tuple[BlockNumber, ...]
+    into: BlockNumbers
 
 
 class Want(_Message):
@@ -51,11 +61,11 @@ class Want(_Message):
 
     kind: Literal["want"] = "want"
     first: BlockNumber
-    into: tuple[BlockNumber, ...]
+    into: BlockNumbers
     count: BlockNumber
     caches: BlockNumber
     aux: BlockNumber | None = None
-    layout: dict[str, str | int]
+    layout: Layout
 
 
 class Drop(_Message):
@@ -74,7 +84,7 @@ class Refused(_Message):
     """The blocks do not come, and no further byte of them lands."""
 
     kind: Literal["refused"] = "refused"
-    reason: str
+    reason: Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 PushMessage = More | Want | Drop | Sent | Refused
@@ -95,5 +105,5 @@ def encode(message: PushMessage) -> bytes:
 
 
 def decode(payload: bytes) -> PushMessage:
-    """Raises ValueError: it is none."""
-    return _ADAPTER.validate_json(payload)
+    """Raises Unreadable: it is none."""
+    return read_foreign(payload, _ADAPTER, limit_bytes=MAX_MESSAGE, limit_chars=MAX_TEXT)

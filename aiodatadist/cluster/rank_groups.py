@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, NotLinked, ParamInvalid
 from aiodatadist.transport.blob_exchange import meet, validate
 from aiodatadist.transport.local_device import server_address
 from aiodatadist.values.descriptors import RegisterMemStatus
+from aiodatadist.values.foreign import Unreadable, read_foreign
 
 if TYPE_CHECKING:
     from aiodatadist.cluster.engine import Engine
@@ -34,6 +35,10 @@ CONNECT_TIMEOUT = 120.0
 MAX_CONNECT_TIMEOUT = 1_000_000
 UNLINK = 3.0
 """Seconds that a peer has for agreeing to the end of a link."""
+
+
+MAX_CARD = 4096
+"""Bytes of what a member tells the others."""
 
 
 class _Card(BaseModel):
@@ -143,9 +148,9 @@ class RankGroups:
     @staticmethod
     def _read(blob: bytes, rank: int, ranks: dict[int, int]) -> _Card:
         try:
-            card = _Card.model_validate_json(blob)
-        except ValidationError as error:
-            raise LinkError(f"rank {rank} sent a card that is not valid: {error.errors()[0]['msg']}") from None
+            card = read_foreign(blob, _Card, limit_bytes=MAX_CARD, limit_chars=MAX_CARD)
+        except Unreadable as error:
+            raise LinkError(f"rank {rank} sent a card that is not valid: {error}") from None
         if ranks.get(card.cluster_id) != rank:
             raise LinkError(f"rank {rank} says that it is cluster {card.cluster_id}, which the rank info does not say")
         return card

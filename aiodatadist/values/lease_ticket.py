@@ -8,17 +8,21 @@ from array import array
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
-from aiodatadist.values.foreign import first_complaint, shown
+from aiodatadist.values.foreign import Unreadable, read_foreign, shown
 
 MAX_TICKET_BLOCKS = 1 << 16
 """Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 2 ms
 then, which sixteen times as many would for 40."""
+MAX_TICKET = 32 * MAX_TICKET_BLOCKS
+"""Bytes of a ticket as JSON, with large block numbers and all that stands around them."""
+MAX_TEXT = 256
+"""Characters of a text in it."""
 
 NAME = r"^[0-9a-f]{32}$"
 LeaseName = Annotated[str, Field(pattern=NAME)]
@@ -91,9 +95,9 @@ class LeaseTicket(BaseModel):
                 f"ticket is a {type(value).__name__}: it has to be a LeaseTicket, or what model_dump() gave"
             )
         try:
-            return cls.model_validate(dict(value))
-        except ValidationError as error:
-            raise ParamInvalid(f"ticket: {first_complaint(error)}") from None
+            return read_foreign(dict(value), cls, limit_bytes=MAX_TICKET, limit_chars=MAX_TEXT)
+        except Unreadable as error:
+            raise ParamInvalid(f"ticket: {error}") from None
 
     @property
     def key(self) -> CacheKeyByIdAndIndex:

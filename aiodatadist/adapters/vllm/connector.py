@@ -12,9 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from aiodatadist.adapters.block_service import Settings
-from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.model import Model, settings_of
-from aiodatadist.adapters.vllm.orders import Address, Orders
+from aiodatadist.adapters.vllm.orders import Address, Orders, address_of
 from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide
 from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
 from aiodatadist.adapters.vllm.worker_side import WorkerSide
@@ -104,8 +103,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
     # ---- scheduler ----
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        addresses = {rank: WorkerAddress.model_validate_json(found.text) for rank, found in metadata.items()}
-        self._deciding.meet(addresses)
+        self._deciding.meet({rank: address_of(found) for rank, found in metadata.items()})
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._deciding.matched_tokens(request, num_computed_tokens)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
-from aiodatadist.adapters.vllm.offer import Offer, PushOffer
+from aiodatadist.adapters.leased_blocks import WorkerAddress
+from aiodatadist.adapters.vllm.offer import MAX_OFFER, MAX_OFFER_TEXT, Offer, PushOffer
+from aiodatadist.values.foreign import read_foreign
 
 
 @dataclass
@@ -14,6 +16,11 @@ class Address(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM has n
     """Where a worker's blocks are: a :class:`WorkerAddress` as JSON, which every executor can carry."""
 
     text: str
+
+
+def address_of(said: Address) -> WorkerAddress:
+    """Return where a worker of this engine is. Raises Unreadable: it says something else."""
+    return read_foreign(said.text.encode(), WorkerAddress, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ master. The master's own state is asked over HTTP: the client library says that 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -18,10 +17,11 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.context_caching.pools import lending
@@ -52,6 +52,7 @@ from aiodatadist.context_caching.pools.mooncake.store import (
     WRONG_LENGTH,
 )
 from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist.values.foreign import read_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,22 @@ SUSPECT_SECONDS: Final = 10.0
 """Seconds for which a segment that refused a value is not given others, and a key that could not be read counts as absent:
 the master's own patience with an owner.
 """
+MAX_HEALTH: Final = 4096
+"""Bytes of a master's answer when it is asked for its health."""
 CLOSE_TIMEOUT: Final = 30.0
 """Seconds that closing waits for calls which hang in the engine."""
 
 _kept: list[Arena] = []
 """Memory of pools that were closed while calls hung in the engine: it is never freed."""
+
+
+class _Health(BaseModel):
+    """How a master is, as far as it is looked at."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    status: Annotated[str, Field(max_length=64)] = ""
+    service_ready: bool | None = None
 
 
 @dataclass(eq=False)
@@ -292,10 +304,11 @@ class MooncakePool(KVPool):
         try:
             with lending.until(deadline, "asking for the master's health"):
                 self._check_open()
-                answer = json.loads(await self._ask("/health"))
+                body = await self._ask("/health")
+                answer = read_foreign(body, _Health, limit_bytes=MAX_HEALTH, limit_chars=MAX_HEALTH)
         except (PoolTimeout, PoolUnreachable, ValueError):
             return False
-        return isinstance(answer, dict) and answer.get("status") == "ok" and answer.get("service_ready") is not False
+        return answer.status == "ok" and answer.service_ready is not False
 
     async def aclose(self) -> None:
         """Let go. Calls that hang in the engine are waited for, 30 seconds; if they do not return, their threads, the memory
