@@ -27,6 +27,7 @@ from aiodatadist.errors import (
     ForkError,
     IncompatiblePeer,
     InternalError,
+    LeaseMismatch,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -66,6 +67,7 @@ from aiodatadist.values.descriptors import (
     RegisterMemStatus,
     Status,
 )
+from aiodatadist.values.digests import prompt_digest
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 from aiodatadist.values.link_results import LinkResults
 from aiodatadist.values.selection import BlockParts
@@ -109,6 +111,7 @@ __all__ = [
     "LayerReceiver",
     "LayerSynchronizer",
     "LeaseEnd",
+    "LeaseMismatch",
     "LeaseTicket",
     "LinkChange",
     "LinkChanges",
@@ -147,5 +150,6 @@ __all__ = [
     "__version__",
     "empty",
     "new_lease_name",
+    "prompt_digest",
     "torch_empty",
 ]

@@ -284,6 +284,7 @@ class LLMDataDist:
             dict(totals.failure_causes),
             totals.messages_repeated,
             totals.answers_late,
+            dict(totals.claims_refused),
         )
 
     @property

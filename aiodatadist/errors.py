@@ -132,6 +132,15 @@ class CacheNotFound(LLMException):
     retryable = True
 
 
+class LeaseMismatch(CacheNotFound):
+    """The owner refused a pull of kept blocks: its lease has other blocks, or those of another prompt.
+
+    The bytes must not be used. The lease continues, for a peer that knows its blocks and its prompt.
+    """
+
+    retryable = False
+
+
 class NotLinked(LLMException):
     """No usable link to that cluster."""
 

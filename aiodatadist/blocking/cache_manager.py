@@ -80,12 +80,18 @@ class CacheManager:
         *,
         name: str | None = None,
         pull_timeout_in_millis: int | None = None,
+        prompt_digest: bytes | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, as :meth:`aiodatadist.CacheManager.lease_blocks`."""
 
         async def make() -> BlockLease:
             inner = self._inner.lease_blocks(
-                cache, blocks, timeout_in_millis, name=name, pull_timeout_in_millis=pull_timeout_in_millis
+                cache,
+                blocks,
+                timeout_in_millis,
+                name=name,
+                pull_timeout_in_millis=pull_timeout_in_millis,
+                prompt_digest=prompt_digest,
             )
             return BlockLease(self._thread, inner)
 

@@ -17,9 +17,10 @@ from aiodatadist.device import give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
-from aiodatadist.link import CALLS, AwaitedLink, BlockLease, LayerReceiver, TransferSpec
+from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.digests import LeaseDigests, check_prompt_digest
 from aiodatadist.values.grid import indexes
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
@@ -236,6 +237,7 @@ class CacheManager(Caches):
         *,
         name: str | None = None,
         pull_timeout_in_millis: int | None = None,
+        prompt_digest: bytes | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
 
@@ -244,6 +246,10 @@ class CacheManager(Caches):
         then, with that. Nothing but the caller keeps the blocks from being overwritten meanwhile, who learns of the end by
         :meth:`BlockLease.wait_ended` or a callback.
 
+        A pull is refused unless its ticket names these blocks of this cache. The lease then continues, for the peer that has
+        the true ticket. A peer whose version is too old to say so is accepted, and one warning is logged, unless there is a
+        ``prompt_digest``.
+
         Args:
             blocks: their numbers, at most 65536.
             timeout_in_millis: for a peer to begin.
@@ -251,6 +257,8 @@ class CacheManager(Caches):
             pull_timeout_in_millis: for a pull that has begun, however long its peer allows itself: one that takes longer
                 fails there, and the blocks are given up 5 seconds later. A minute, or twice ``sync_kv_timeout`` if that is
                 more, if omitted.
+            prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull with
+                another one, or none, is refused.
 
         Raises:
             TypeError, ValueError, ParamInvalid: an argument is wrong, or there is a lease of this name.
@@ -270,7 +278,10 @@ class CacheManager(Caches):
         self._engine.check_here()
         self._engine.check_running()
         engine, seconds = self._engine, timeout_in_millis / 1000
-        return engine.block_leases.open(engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name))
+        check_prompt_digest(prompt_digest)
+        return engine.block_leases.open(
+            engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name), prompt_digest
+        )
 
     def _pull_seconds(self, millis: int | None, name: str) -> float:
         """That a pull of leased blocks may take. Raises TypeError, ValueError, ParamInvalid: they cannot be."""
@@ -297,6 +308,7 @@ class CacheManager(Caches):
         checksum: bool | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
+        prompt_digest: bytes | None = None,
     ) -> CacheTask:
         """Read blocks that a peer keeps: ``ticket.blocks[first + i]`` goes to ``dst_blocks[i]``, in every tensor.
 
@@ -304,6 +316,10 @@ class CacheManager(Caches):
         When it is cancelled the owner is told that the blocks are not wanted. After a failure they are kept as before, for
         another attempt, or :meth:`release_lease`; the error's ``landed_blocks`` says how many of the destination's, from the
         first, are here all the same, in portions of 64 MiB.
+
+        The ticket is not believed, because routers and clients may have changed it: the owner compares which blocks of which
+        cache it names, all of them, also those that ``first`` leaves out. If they are others the task fails with
+        :class:`~aiodatadist.LeaseMismatch`, none of the destination's blocks may be used, and the lease continues.
 
         Args:
             first: leaves out blocks at the beginning, which this end has.
@@ -317,9 +333,12 @@ class CacheManager(Caches):
             checksum: as :meth:`pull_blocks`, for each portion; what was damaged is told by ``landed_blocks``, too.
             priority: as of :meth:`pull_blocks`.
             deadline: seconds from now, for all of it, if that is less than ``timeout_in_millis``.
+            prompt_digest: of the tokens that the caller wants the blocks for, as :func:`aiodatadist.prompt_digest` returns
+                it. The owner must have been given the same one.
 
         Errors as :meth:`pull_blocks`, and awaiting raises CacheNotFound if the owner does not keep the blocks (any more), or
-        another peer pulls them.
+        another peer pulls them; LeaseMismatch, a CacheNotFound, if the lease has other blocks or another prompt. If the
+        peer's version cannot compare a ``prompt_digest``, the call raises FeatureNotEnabled.
         """
         kept = LeaseTicket.of(ticket)
         entry = self._destination(dst_cache, "dst_cache")
@@ -345,18 +364,25 @@ class CacheManager(Caches):
         is_checked = self._is_checked(checksum, selection)
         is_request, priority = not engine.one_sided, check_priority(priority)
         spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request, is_checked, priority)
-        pull = link.start_leased(spec, kept.lease, seconds, patience, takers, "pull_leased")
+        digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
+        pull = link.start_leased(spec, KeptBlocks(kept.lease, digests, patience, takers), seconds, "pull_leased")
         return self._task("pull_leased", link.cluster_id, pull, spec)
 
-    async def release_lease(self, ticket: LeaseTicket | Mapping[str, Any]) -> None:
+    async def release_lease(
+        self, ticket: LeaseTicket | Mapping[str, Any], *, prompt_digest: bytes | None = None
+    ) -> None:
         """Tell the owner that its blocks are not wanted. One that this end pulls just now is left alone: cancel that.
 
+        The lease ends only if the ticket names its blocks, and ``prompt_digest`` is the one that the owner has. Otherwise
+        nothing happens.
+
         Raises:
-            TypeError, ParamInvalid: it is no ticket.
+            TypeError, ValueError, ParamInvalid: it is no ticket, or no digest.
             NotLinked, PeerLost, LinkClosed: there is no link to the owner (any more).
         """
         kept = LeaseTicket.of(ticket)
-        self._link(kept.key).release_lease(kept.lease)
+        digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
+        self._link(kept.key).release_lease(kept.lease, digests)
         await give_way()
 
     # ---- pushing ----

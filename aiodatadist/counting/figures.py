@@ -71,6 +71,8 @@ class Figures(Generic[Pool]):
         leases: leases of blocks that are kept for peers now.
         leases_opened, leases_ended: how many there were; and why they ended, as
             :class:`~aiodatadist.LeaseEnd` has it.
+        claims_refused: pulls of leases that this cluster refused, by the reason: ``"other_blocks"``, ``"another_prompt"``, or
+            ``"no_digests"`` where the peer's version has none. The leases continued.
         caches: caches that are registered or allocated now.
         pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
         failure_causes: transfers that failed for a reason that their status does not tell: ``"checksum"``, bytes changed on
@@ -94,3 +96,4 @@ class Figures(Generic[Pool]):
     failure_causes: Mapping[str, int] = field(default_factory=dict)
     messages_repeated: int = 0
     answers_late: int = 0
+    claims_refused: Mapping[str, int] = field(default_factory=dict)

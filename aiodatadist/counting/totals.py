@@ -46,6 +46,7 @@ class Totals:
         self.answers_late = 0
         self.leases_opened = 0
         self.leases_ended: Counter[str] = Counter()
+        self.claims_refused: Counter[str] = Counter()
 
     def linked(self, cluster_id: int) -> int:
         """The link to this peer was made once more: how many times by now."""

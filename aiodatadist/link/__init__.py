@@ -15,6 +15,7 @@ from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, connected, hear_first
 from aiodatadist.link.layer_events import LayerReceiver
+from aiodatadist.link.leased_pull import KeptBlocks
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
 from aiodatadist.link.notifications import Notification, NotificationInbox
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
@@ -31,6 +32,7 @@ __all__ = [
            "BlockLease",
            "BlockLeases",
            "Connection",
+           "KeptBlocks",
            "LayerReceiver",
            "LeaseEnd",
            "Link",

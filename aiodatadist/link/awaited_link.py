@@ -9,6 +9,7 @@ from typing import Protocol
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import CacheNotFound, InternalError, LLMException, NotLinked
+from aiodatadist.link.leased_pull import KeptBlocks
 from aiodatadist.link.link import Link
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
@@ -101,15 +102,13 @@ class AwaitedLink:
             check_payload(notify)
         return self._wait(what, spec, lambda link: link.begin(spec, what, notify), self._seconds)
 
-    def start_leased(
-        self, spec: TransferSpec, lease: str, seconds: float, patience: float, takers: int, what: str
-    ) -> WaitingTransfer:
+    def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> WaitingTransfer:
         """As :meth:`Link.start_leased`: ``seconds`` are for waiting, too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
 
         def begin(link: Link) -> TransferCompletion:
-            return link.start_leased(spec, lease, max(deadline - loop.time(), 0.0), patience, takers, what)
+            return link.start_leased(spec, kept, max(deadline - loop.time(), 0.0), what)
 
         return self._wait(what, spec, begin, min(seconds, self._seconds))
 

@@ -11,6 +11,11 @@ far, and from then on they are kept until the peer says how its pull ended: so a
              <-  claimed
     unclaim  ->   taken, released or failed    failed: as before the claim, another attempt may be made
 
+A ticket travels through routers and clients, so its bearer may not be who the blocks are for, and may have changed it. The
+peer computes digests of the blocks that its ticket names and of its own prompt, and the owner compares them with the lease's.
+If one differs the claim is refused, what was read is not used, and the lease stays for its true taker. Nor can a release end
+the lease without the digests.
+
 The owner sets a limit to the time of a pull. A peer that asks for more is told with ``claimed``, and fails what takes longer;
 one of a version that cannot be told is refused.
 
@@ -27,7 +32,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Totals, guarded
@@ -35,12 +40,15 @@ from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.served_requests import KNOWN
+from aiodatadist.values.digests import UNSAID, LeaseDigests, Refusal
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_REMEMBERED = 4096
 """Leases that ended, whose claims are refused at once; and as many of each peer that it released before they came to be."""
@@ -72,6 +80,10 @@ class PeerClaim:
         answer: is told whether the blocks are kept for it.
         takers: peers that share the blocks.
         is_limited: it can be told that they are not kept as long as it asked.
+        digests: of the blocks that it was told of, and of its prompt.
+
+    Attributes:
+        why: set before the answer if the digests are not the lease's.
     """
 
     def __init__(
@@ -82,9 +94,12 @@ class PeerClaim:
         answer: Callable[[bool], object],
         takers: int = 1,
         is_limited: bool = True,
+        digests: LeaseDigests = UNSAID,
     ) -> None:
         self.peer, self.call, self.seconds, self.answer, self.takers = peer, call, seconds, answer, takers
         self.is_limited = is_limited
+        self.digests = digests
+        self.why: Refusal | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def is_of(self, peer: object, call: int) -> bool:
@@ -110,6 +125,7 @@ class BlockLease:
         name: what peers call it.
         blocks: their numbers.
         ended: why it ended; None: the blocks are to be left alone.
+        refused: claims that named other blocks or another prompt.
     """
 
     def __init__(
@@ -121,9 +137,12 @@ class BlockLease:
         seconds: float,
         pull_seconds: float,
         check_here: Callable[[], None],
+        prompt_digest: bytes | None = None,
+        count_refusal: Callable[[Refusal], object] = lambda _: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._check_here = check_here
+        self._count_refusal = count_refusal
         self._cluster_id = cluster_id
         self._cache_id = entry.cache_id
         self._over = Signal()
@@ -137,7 +156,9 @@ class BlockLease:
         self._closed: LeaseEnd | None = None
         self.name = name
         self.blocks: Sequence[int] = blocks
+        self.digests = LeaseDigests.of(entry.cache_id, blocks, prompt_digest)
         self.ended: LeaseEnd | None = None
+        self.refused = 0
 
     def ticket(self) -> LeaseTicket:
         """What a peer needs to pull them. Raises ParamInvalid: no peer may claim them any more."""
@@ -180,7 +201,14 @@ class BlockLease:
 
     def claim(self, claim: PeerClaim) -> None:
         """As many pull at a time as have not taken the blocks yet. A claim that comes again is the same, and none after its
-        end."""
+        end. One with other digests changes nothing, and is answered at once."""
+        claim.why = self.digests.refusal(claim.digests)
+        if claim.why is not None:
+            if self._is_first(claim.peer, claim.call):
+                self.refused += 1
+                self._count_refusal(claim.why)
+            claim.answer(False)
+            return
         for known in self._claims:
             if known.is_of(claim.peer, claim.call):
                 known.answer(True)  # with its limit
@@ -198,15 +226,17 @@ class BlockLease:
             claim.within(claim.seconds + SLACK_SECONDS, lambda: self._drop(claim, LeaseEnd.EXPIRED))
         claim.answer(is_kept)
 
-    def unclaim(self, peer: object, call: int, why: LeaseEnd | None) -> None:
+    def unclaim(self, peer: object, call: int, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
         """A peer has what it wants, or wants nothing. None: it failed, and may try again. One that does not pull may not end
-        what another one pulls."""
+        what another one pulls, and only one with the lease's digests may end it."""
         for claim in self._claims:
             if claim.is_of(peer, call):
                 self._drop(claim, why)
                 return
         if call and not self._is_first(peer, call):
             return  # it says so again
+        if self.digests.refusal(digests) is not None:
+            return
         if why is not None and (not self._claims or self._takers > 1):
             self._close(why)
 
@@ -276,8 +306,9 @@ class BlockLeases:
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
         self._released: dict[
-            object, OrderedDict[str, None]
+            object, OrderedDict[tuple[str, LeaseDigests], None]
         ] = {}  # by peer, before they came to be; None: by those gone
+        self._warned: OrderedDict[int, None] = OrderedDict()  # of peers of older versions
         self._early: dict[object, dict[PeerClaim, str]] = {}  # by peer
 
     def __len__(self) -> int:
@@ -291,18 +322,22 @@ class BlockLeases:
         seconds: float,
         pull_seconds: float,
         name: str | None = None,
+        prompt_digest: bytes | None = None,
     ) -> BlockLease:
         """``pull_seconds``: that one pull may take. Raises ParamInvalid: there is a lease of this name."""
         name = name or new_lease_name()
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: there is a lease of this name")
         lease = self._lasting[name] = BlockLease(
-            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here
+            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here, prompt_digest, self._count
         )
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
-        if self._is_past(name):  # its peer released it before it came to be
-            lease.unclaim(None, 0, LeaseEnd.RELEASED)
+        if name in self._past:
+            lease.unclaim(None, 0, LeaseEnd.RELEASED, lease.digests)
+        for digests in (lease.digests, UNSAID):
+            if self._was_released(name, digests):  # by its peer, before it came to be
+                lease.unclaim(None, 0, LeaseEnd.RELEASED, digests)
         for claim in [claim for each in self._early.values() for claim, wanted in each.items() if wanted == name]:
             self._forget(claim)
             lease.claim(claim)
@@ -314,8 +349,18 @@ class BlockLeases:
         self._lasting.pop(lease.name, None)
         _remember(self._past, lease.name)
 
-    def _is_past(self, name: str) -> bool:
-        return name in self._past or any(name in names for names in self._released.values())
+    def _count(self, why: Refusal) -> None:
+        self._totals.claims_refused[why.name.lower()] += 1
+
+    def _was_released(self, name: str, digests: LeaseDigests) -> bool:
+        return any((name, digests) in known for known in self._released.values())
+
+    def warn_of(self, cluster_id: int, version: str) -> None:
+        """A peer of an older version cannot tell which blocks it pulls, or keeps. Say so once for each peer."""
+        if cluster_id not in self._warned:
+            words = "cluster %d has version %s of the protocol: which blocks are kept is not compared; update it"
+            logger.warning(words, cluster_id, version)
+        _remember(self._warned, cluster_id)
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
         """``patience``: seconds in which a lease that is not known may come to be."""
@@ -326,7 +371,12 @@ class BlockLeases:
             wanted == name and known.is_of(claim.peer, claim.call) for known, wanted in self._early_of(claim.peer)
         ):
             return  # it comes again, and the first one waits
-        elif self._is_past(name) or not patience or len(self._early.get(claim.peer, ())) >= MAX_EARLY:
+        elif (
+            name in self._past
+            or self._was_released(name, claim.digests)
+            or not patience
+            or len(self._early.get(claim.peer, ())) >= MAX_EARLY
+        ):
             claim.answer(False)
         else:
             self._early.setdefault(claim.peer, {})[claim] = name
@@ -339,21 +389,21 @@ class BlockLeases:
         self._forget(claim)
         claim.answer(False)
 
-    def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None) -> None:
+    def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
         """See :meth:`BlockLease.unclaim`."""
         for claim in [claim for claim in self._early.get(peer, ()) if claim.is_of(peer, call)]:
             self._forget(claim)
         lease = self._lasting.get(name)
         if lease is not None:
-            lease.unclaim(peer, call, why)
+            lease.unclaim(peer, call, why, digests)
         elif why is not None:
-            _remember(self._released.setdefault(peer, OrderedDict()), name)
+            _remember(self._released.setdefault(peer, OrderedDict()), (name, digests))
 
     def peer_gone(self, peer: object) -> None:
         """Nothing of that peer's pulls any more."""
         self._forget_all(peer)
-        for name in self._released.pop(peer, ()):
-            _remember(self._released.setdefault(None, OrderedDict()), name)
+        for known in self._released.pop(peer, ()):
+            _remember(self._released.setdefault(None, OrderedDict()), known)
         for lease in list(self._lasting.values()):
             lease.peer_gone(peer)
 
@@ -377,8 +427,8 @@ class BlockLeases:
             lease.end()
 
 
-def _remember(names: OrderedDict[str, None], name: str) -> None:
+def _remember(known: OrderedDict[T, None], this: T) -> None:
     """The oldest is forgotten for it."""
-    names[name] = None
-    if len(names) > MAX_REMEMBERED:
-        names.popitem(last=False)
+    known[this] = None
+    if len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)

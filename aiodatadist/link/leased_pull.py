@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from aiodatadist.device import TransferCompletion, TransferState
-from aiodatadist.errors import CacheNotFound, DataCorrupted, LLMException, TransferTimeout
+from aiodatadist.errors import CacheNotFound, DataCorrupted, LeaseMismatch, LLMException, TransferTimeout
 from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.remote_operation import RemoteOperation
+from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
 
 if TYPE_CHECKING:
     from aiodatadist.link.session import Session
+
+Start = Callable[[], list[tuple[TransferCompletion, int]]]
 
 _SAID: dict[TransferState, Literal["taken", "released"]] = {
     TransferState.DONE: "taken",
@@ -27,6 +31,22 @@ _GRAVITY = {
 }
 
 
+class KeptBlocks(NamedTuple):
+    """What a pull claims of the owner.
+
+    Attributes:
+        lease: the name.
+        digests: of all blocks that the ticket names, and of this end's prompt. The owner compares them with the lease's.
+        patience: seconds in which a lease that the owner does not know may come to be.
+        takers: peers that share the blocks.
+    """
+
+    lease: str
+    digests: LeaseDigests
+    patience: float
+    takers: int
+
+
 class LeasedPull(RemoteOperation):
     """It has succeeded when the bytes are here, and the owner said that it kept them. The owner is told what became of it.
 
@@ -35,8 +55,8 @@ class LeasedPull(RemoteOperation):
 
     Args:
         seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer, and may have a limit of its own.
-        patience: seconds in which a lease that the owner does not know may come to be.
-        takers: peers that share the blocks.
+        start: starts the transfers, which run one behind the other, and returns them, each with its number of blocks. It is
+            called once the owner has confirmed the claim, unless :meth:`begin` was called before.
     """
 
     __slots__ = (
@@ -49,30 +69,30 @@ class LeasedPull(RemoteOperation):
         "_is_late",
         "_is_limited",
         "_is_stopped",
+        "_kept",
         "_kept_until",
         "_landed",
-        "_lease",
         "_outcome",
-        "_patience_there",
         "_portions",
         "_seconds",
         "_session",
-        "_takers",
+        "_start",
         "_timer",
         "_under_way",
+        "_why",
     )
 
-    def __init__(self, session: Session, lease: str, seconds: float, patience: float, takers: int, what: str) -> None:
+    def __init__(self, session: Session, kept: KeptBlocks, seconds: float, what: str, start: Start) -> None:
         super().__init__(f"{what} of cluster {session.cluster_id}", 0.0)
         self._session = session
-        self._lease = lease
+        self._kept = kept
         self._seconds = seconds
-        self._patience_there = patience
-        self._takers = takers
+        self._start: Start | None = start
         self._portions: list[tuple[TransferCompletion, int]] = []
         self._under_way = self._landed = 0
         self._call = 0
         self._is_kept: bool | None = None
+        self._why = ""
         self._is_here = self._is_late = self._is_expired = self._is_stopped = self._is_limited = False
         self._outcome: tuple[TransferState, LLMException | None] | None = None
         loop = asyncio.get_running_loop()
@@ -88,17 +108,29 @@ class LeasedPull(RemoteOperation):
     def quiesce_seconds(self) -> float:
         return max((portion.quiesce_seconds for portion, _ in self._portions), default=0.0)
 
-    def follow_all(self, portions: list[tuple[TransferCompletion, int]]) -> None:
-        """From now on these, which run one behind the other, are what happens to it: transfers, of so many blocks each."""
-        self._portions, self._under_way = portions, len(portions)
+    def begin(self) -> None:
+        """Start the transfers. From now on they are what happens to it."""
+        start, self._start = self._start, None
+        if start is None:
+            return
+        portions = self._portions = start()
+        self._under_way = len(portions)
         for portion, _ in portions:
             portion.add_done_callback(self._portion_over)
 
     # ---- what happens ----
 
     async def _claim(self) -> None:
-        lease, seconds, patience = self._lease, min(self._seconds, MAX_SECONDS), self._patience_there
-        claim = partial(Claim, lease=lease, seconds=seconds, patience=patience, takers=self._takers)
+        lease, (blocks, prompt), patience, takers = self._kept
+        claim = partial(
+            Claim,
+            lease=lease,
+            seconds=min(self._seconds, MAX_SECONDS),
+            patience=patience,
+            takers=takers,
+            blocks_digest=blocks,
+            prompt_digest=prompt,
+        )
         if self.is_done:
             return
         with self.scope, self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
@@ -108,12 +140,18 @@ class LeasedPull(RemoteOperation):
 
     def _answered(self, answer: object) -> None:
         self._is_kept = isinstance(answer, Claimed) and answer.kept
-        if isinstance(answer, Claimed) and 0 < answer.seconds < self._seconds:
-            self._limit(answer.seconds)
+        if isinstance(answer, Claimed):
+            self._why = answer.why
+            if 0 < answer.seconds < self._seconds:
+                self._limit(answer.seconds)
         if self._outcome is not None:
             self._conclude(*self._outcome)
-        elif not self._is_kept:
+        elif self._is_kept:
+            self.begin()
+        elif self._start is None:
             self._stop()
+        else:  # nothing was started
+            self._conclude(TransferState.FAILED, None)
 
     def _limit(self, seconds: float) -> None:
         """The owner keeps them no longer than this."""
@@ -168,13 +206,20 @@ class LeasedPull(RemoteOperation):
         if state is TransferState.STUCK:
             self._finish(state, error)
         elif self._is_kept is False:
-            hint = "its time was over, another pull has or had it, or its owner took it back"
-            self._fail(CacheNotFound(f"cluster {self._session.cluster_id} keeps no blocks as {self._lease}", hint=hint))
+            self._fail(self._not_kept())
         elif self._is_expired or (self._is_late and state is not TransferState.DONE):
             why = ", and the owner keeps its blocks no longer" if self._is_limited else ""
             self._fail(TransferTimeout(f"not done within {self._seconds:g} s of the call{why}"))
         else:
             self._finish(state, error)
+
+    def _not_kept(self) -> CacheNotFound:
+        who, lease = f"cluster {self._session.cluster_id}", self._kept.lease
+        if self._why:
+            words = f"{who} refused the claim of lease {lease}: {self._why}"
+            return LeaseMismatch(words, hint="the ticket was changed on its way, or is another request's")
+        hint = "its time was over, another pull has or had it, or its owner took it back"
+        return CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
 
     def _fail(self, error: LLMException) -> None:
         if self._is_kept:
@@ -202,7 +247,9 @@ class LeasedPull(RemoteOperation):
         self.scope.cancel()
         session.operations.discard(self)
         if session.is_open and self._is_kept is not False and (self._call or self.state in _SAID):
-            session.post(Unclaim(call=self._call, lease=self._lease, end=_SAID.get(self.state, "failed")))
+            lease, (blocks, prompt), *_ = self._kept
+            end: Literal["taken", "released", "failed"] = _SAID.get(self.state, "failed")
+            session.post(Unclaim(call=self._call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
         if session.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
         session.check_idle()

@@ -16,8 +16,9 @@ from anyio.lowlevel import checkpoint
 from aiodatadist.cache.names import Name
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.device import StreamTransfer, TransferState, give_way
+from aiodatadist.device import StreamTransfer, TransferCompletion, TransferState, give_way
 from aiodatadist.errors import (
+    FeatureNotEnabled,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -29,7 +30,7 @@ from aiodatadist.errors import (
 from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
-from aiodatadist.link.leased_pull import LeasedPull
+from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
 from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
@@ -41,9 +42,12 @@ from aiodatadist.link.session import Session
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
+from aiodatadist.values.digests import UNSAID, LeaseDigests
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
+    DIGESTS_SINCE,
+    PROTOCOL,
     Broken,
     Bye,
     CacheEntry,
@@ -219,16 +223,42 @@ class Link(Session):
             )
         return transfer
 
-    def start_leased(
-        self, spec: TransferSpec, lease: str, seconds: float, patience: float, takers: int, what: str
-    ) -> LeasedPull:
-        """Start a pull of blocks that the peer keeps under this name, and claim them. ``seconds``: for all of it; ``takers``:
-        peers that share them. Raises FeatureNotEnabled: the peer knows no checksums."""
+    def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> LeasedPull:
+        """Start a pull of blocks that the peer keeps, and claim them. ``seconds``: for all of it.
+
+        In one-sided mode the claim costs no time: this end reads meanwhile, and uses nothing that is not confirmed. A peer
+        that writes is asked only once it has confirmed the claim.
+
+        Raises:
+            FeatureNotEnabled: the peer knows no checksums, or cannot compare the prompt.
+        """
         self._check_knows(spec)
-        pull = LeasedPull(self, lease, seconds, patience, takers, what)
+        self._check_compares(kept.digests)
         portions = spec.portions(PORTION_BYTES)
-        pull.follow_all([(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions])
+
+        def start() -> list[tuple[TransferCompletion, int]]:
+            return [(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions]
+
+        pull = LeasedPull(self, kept, seconds, what, start)
+        if spec.is_request:  # the destination stays until then
+            spec.entry.lease()
+            pull.add_done_callback(lambda _: spec.entry.release())
+        else:
+            pull.begin()
         return pull
+
+    def _check_compares(self, digests: LeaseDigests) -> None:
+        """Raises FeatureNotEnabled: the peer's version has no digests, and the caller's prompt is to be compared."""
+        if self.peer_minor >= DIGESTS_SINCE:
+            return
+        version = f"{PROTOCOL}.{self.peer_minor}"
+        if digests.prompt:
+            raise FeatureNotEnabled(
+                f"cluster {self.cluster_id} cannot compare prompts: its protocol has version {version}, and digests came "
+                f"with {PROTOCOL}.{DIGESTS_SINCE}",
+                hint="update it",
+            )
+        self._host.block_leases.warn_of(self.cluster_id, version)
 
     def _check_knows(self, spec: TransferSpec) -> None:
         if spec.checksum:
@@ -238,9 +268,10 @@ class Link(Session):
         if self.is_open:
             self._wire.post(message)
 
-    def release_lease(self, lease: str) -> None:
+    def release_lease(self, lease: str, digests: LeaseDigests = UNSAID) -> None:
         """Blocks that the peer keeps are not wanted."""
-        self._wire.post(Unclaim(call=0, lease=lease, end="released"))
+        blocks, prompt = digests
+        self._wire.post(Unclaim(call=0, lease=lease, end="released", blocks_digest=blocks, prompt_digest=prompt))
 
     # ---- words ----
 
@@ -326,14 +357,21 @@ class Link(Session):
         def answer(is_kept: bool) -> None:
             if self.is_open:
                 seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
-                self._wire.post(Claimed(call=message.call, kept=is_kept, seconds=seconds))
+                self._wire.post(Claimed(call=message.call, kept=is_kept, seconds=seconds, why=claim.why or ""))
 
-        claim = PeerClaim(self, message.call, message.seconds, answer, message.takers, is_limited=self.peer_minor >= 1)
-        self._host.block_leases.claim(message.lease, claim, message.patience)
+        leases = self._host.block_leases
+        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
+        claim = PeerClaim(
+            self, message.call, message.seconds, answer, message.takers, self.peer_minor >= 1, digests=digests
+        )
+        if self.peer_minor < DIGESTS_SINCE:
+            leases.warn_of(self.cluster_id, f"{PROTOCOL}.{self.peer_minor}")
+        leases.claim(message.lease, claim, message.patience)
 
     def _on_unclaim(self, message: Unclaim) -> None:
         why = None if message.end == "failed" else LeaseEnd(message.end)
-        self._host.block_leases.unclaim(self, message.call, message.lease, why)
+        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
+        self._host.block_leases.unclaim(self, message.call, message.lease, why, digests)
 
     def _on_answer(self, message: Answer) -> None:
         """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""

@@ -54,6 +54,9 @@ CLUSTER: Final = {
     "aiodatadist_leases": Metric("gauge", "Leases of blocks that are kept for peers now."),
     "aiodatadist_leases_opened": Metric("counter", "Leases of blocks."),
     "aiodatadist_leases_ended": Metric("counter", "Leases that ended, and why.", ("reason",)),
+    "aiodatadist_claims_refused": Metric(
+        "counter", "Pulls of leases that named other blocks or another prompt.", ("reason",)
+    ),
     "aiodatadist_caches": Metric("gauge", "Caches that are registered or allocated."),
     "aiodatadist_pool_bytes": Metric("gauge", "Memory pools: used and free add up to all.", ("placement", "state")),
     "aiodatadist_pool_pinned_bytes": Metric("gauge", "Used bytes that transfers or peers may touch.", ("placement",)),

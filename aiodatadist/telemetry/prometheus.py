@@ -24,6 +24,7 @@ from aiodatadist.link.checksums import FAILURE_CAUSES
 from aiodatadist.link.session import LINK_CAUSES
 from aiodatadist.link.state import LinkState
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
+from aiodatadist.values.digests import Refusal
 
 try:
     from prometheus_client.metrics_core import (
@@ -215,6 +216,8 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.add("aiodatadist_leases", figures.leases, *which)
     sheet.add("aiodatadist_leases_opened", figures.leases_opened, *which)
     sheet.add_each("aiodatadist_leases_ended", figures.leases_ended, [end.value for end in LeaseEnd], *which)
+    refusals = [why.name.lower() for why in Refusal]
+    sheet.add_each("aiodatadist_claims_refused", figures.claims_refused, refusals, *which)
     sheet.add("aiodatadist_caches", figures.caches, *which)
     for placement, usage in figures.pools.items():
         sheet.add("aiodatadist_pool_bytes", usage.total - usage.free, *which, placement, "used")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from hashlib import blake2b
+from typing import Final, NamedTuple, Self
 
 from aiodatadist.values import checks
 
@@ -58,6 +60,47 @@ def check_prompt_digest(digest: bytes | None) -> bytes | None:
     return digest
 
 
+class Refusal(StrEnum):
+    """Why an owner refuses a claim of blocks that it keeps. The name in small letters is the label of its count."""
+
+    OTHER_BLOCKS = "other blocks"
+    ANOTHER_PROMPT = "another prompt"
+    NO_DIGESTS = "no digests"
+
+
+class LeaseDigests(NamedTuple):
+    """What one end knows of a lease, in hexadecimal as messages have it. An empty text: nothing.
+
+    Attributes:
+        blocks: :func:`blocks_digest` of all blocks that are kept.
+        prompt: :func:`prompt_digest` of the tokens that they hold.
+    """
+
+    blocks: str = ""
+    prompt: str = ""
+
+    @classmethod
+    def of(cls, cache_id: int, blocks: Sequence[int], prompt: bytes | None) -> Self:
+        """Return those of one cache's blocks."""
+        return cls(blocks_digest([cache_id], blocks).hex(), "" if prompt is None else prompt.hex())
+
+    def refusal(self, theirs: LeaseDigests) -> Refusal | None:
+        """Return why the owner, whose digests these are, refuses a peer with others; None if it accepts the peer.
+
+        A peer of an older version has no digests. It is accepted unless the owner knows the prompt: then its caller wants the
+        two prompts compared.
+        """
+        if not theirs.blocks:
+            return Refusal.NO_DIGESTS if self.prompt else None
+        if theirs.blocks != self.blocks:
+            return Refusal.OTHER_BLOCKS
+        return None if theirs.prompt == self.prompt else Refusal.ANOTHER_PROMPT
+
+
+UNSAID: Final = LeaseDigests()
+"""Of a peer of an older version."""
+
+
 def _tokens(token_ids: Sequence[int]) -> bytes:
     """Return the tokens as uint32, little-endian."""
     try:
@@ -68,7 +111,7 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def _little_endian(code: str, numbers: Sequence[int]) -> bytes:
-    made = array(code, numbers)
+    made = array(code, numbers)  # a copy in any case
     if sys.byteorder == "big":
         made.byteswap()
     return made.tobytes()

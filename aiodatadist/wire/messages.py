@@ -22,6 +22,9 @@ limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed
 it refuses a claim (``Claimed.why``).
 """
 
+DIGESTS_SINCE = 2
+"""The minor version that compares which blocks are kept, and of which prompt."""
+
 MAX_TENSORS = 4096
 MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
@@ -381,8 +384,8 @@ class Claim(_Message):
     seconds: Seconds
     patience: Annotated[float, Field(ge=0, le=MAX_SECONDS)]
     takers: Annotated[int, Field(ge=1, le=MAX_TAKERS)] = 1
-    blocks_digest: Annotated[Digest16, Since(2)] = ""
-    prompt_digest: Annotated[Digest16, Since(2)] = ""
+    blocks_digest: Annotated[Digest16, Since(DIGESTS_SINCE)] = ""
+    prompt_digest: Annotated[Digest16, Since(DIGESTS_SINCE)] = ""
 
 
 class Claimed(_Message):
@@ -393,7 +396,7 @@ class Claimed(_Message):
     call: CallId
     kept: bool
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS), Since(1)] = 0.0
-    why: Annotated[Text, Since(2)] = ""
+    why: Annotated[Text, Since(DIGESTS_SINCE)] = ""
 
 
 class Unclaim(_Message):
@@ -404,8 +407,8 @@ class Unclaim(_Message):
     call: Annotated[int, Field(ge=0, lt=2**63)]
     lease: LeaseName
     end: Literal["taken", "released", "failed"]
-    blocks_digest: Annotated[Digest16, Since(2)] = ""
-    prompt_digest: Annotated[Digest16, Since(2)] = ""
+    blocks_digest: Annotated[Digest16, Since(DIGESTS_SINCE)] = ""
+    prompt_digest: Annotated[Digest16, Since(DIGESTS_SINCE)] = ""
 
 
 class Note(_Message):

@@ -107,7 +107,10 @@ class Program:
                     detokenize=False,
                     extra_args={"kv_transfer_params": params} if params is not None else None,
                 )
-                self._engine.add_request(command["id"], {"prompt_token_ids": command["prompt"]}, sampling)
+                prompt = {"prompt_token_ids": command["prompt"]}
+                if command.get("salt"):
+                    prompt["cache_salt"] = command["salt"]
+                self._engine.add_request(command["id"], prompt, sampling)
             case "abort":
                 self._engine.abort_request([command["id"]])
             case "fault":

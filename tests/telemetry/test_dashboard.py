@@ -98,6 +98,7 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
     asked = {SAMPLES[name][0] for _, query in QUERIES for name, _ in selectors(query)}
     assert METRICS.keys() - asked == NIXL.keys() | {
         "aiodatadist_caches",
+        "aiodatadist_claims_refused",
         "aiodatadist_leases_opened",
         "aiodatadist_link_changes_dropped",
         "aiodatadist_links_made",

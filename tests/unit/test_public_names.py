@@ -17,16 +17,17 @@ PUBLIC: dict[str, str] = {
         __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc
         CacheKey CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
         EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone
-        LayerReceiver LayerSynchronizer LeaseEnd LeaseTicket LinkChange LinkChanges LinkClosed LinkError
+        LayerReceiver LayerSynchronizer LeaseEnd LeaseMismatch LeaseTicket LinkChange LinkChanges LinkClosed LinkError
         LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
         RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError
-        TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name torch_empty
+        TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name prompt_digest
+        torch_empty
     """,
     "aiodatadist.errors": """
         AuthError CacheNotFound DataCorrupted DeviceError explained FeatureNotEnabled ForkError IncompatiblePeer
-        InternalError LinkClosed LinkError LinkTimeout LLMException LLMStatusCode NotLinked OutOfMemory
+        InternalError LeaseMismatch LinkClosed LinkError LinkTimeout LLMException LLMStatusCode NotLinked OutOfMemory
         ParamInvalid PeerLost ProtocolError RuntimeUnavailable StuckError TransferError TransferTimeout
     """,
     "aiodatadist.testing": """
