@@ -10,6 +10,7 @@ HELD_LEASES = "tests/faults/test_held_leases.py"
 STOPPED_WRITERS = "tests/faults/test_stopped_writers.py"
 LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
+BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
 
 MUTANTS = (
     # ---- the end of a transfer ----
@@ -216,5 +217,62 @@ MUTANTS = (
         "self._taken + len(self._claims) < takers",
         "self._taken < takers",
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
+    ),
+    # ---- strangers ----
+    Mutant(
+        "unproved-ends-relinking",
+        "relinking goes on after whatever an unproved peer says",
+        "aiodatadist/cluster/relinker.py",
+        "if error.is_proved and isinstance(error, IncompatiblePeer)",
+        "if isinstance(error, IncompatiblePeer)",
+        ("tests/hostile/test_unproved.py",),
+    ),
+    Mutant(
+        "compared-before-proof",
+        "with a key, ends compare their options when these are proved",
+        "aiodatadist/wire/handshake.py",
+        "        if self._key is None:\n            self._compare(theirs)\n",
+        "        self._compare(theirs)\n",
+        ("tests/unit/wire/test_handshake.py",),
+    ),
+    Mutant(
+        "seal-not-compared",
+        "the bootstrap server parses nothing of a process without the key",
+        "aiodatadist/adapters/rendezvous_lines.py",
+        "if len(seal) != _SEAL or not hmac.compare_digest(seal, _seal(key, content, question)):",
+        "if len(seal) != _SEAL:",
+        (BOOTSTRAP,),
+    ),
+    Mutant(
+        "overheard-line-counts",
+        "a registration counts once",
+        "aiodatadist/adapters/engine_ranks.py",
+        "        if last is not None and at <= last <= now + FRESH_SECONDS:\n",
+        "        if last is not None and at < now - FRESH_SECONDS:\n",
+        (BOOTSTRAP,),
+    ),
+    Mutant(
+        "live-rank-replaced",
+        "another cluster takes a rank once its address no longer answers",
+        "aiodatadist/adapters/rendezvous.py",
+        "            if await _answers(other.address):\n",
+        "            if not await _answers(other.address):\n",
+        (BOOTSTRAP,),
+    ),
+    Mutant(
+        "newest-turned-away",
+        "idle connections make room for a new one",
+        "aiodatadist/adapters/client_slots.py",
+        "        self._take(number)()\n",
+        "        self._take(number)\n",
+        (f"{BOOTSTRAP}::test_the_oldest_connections_make_room_for_the_newest",),
+    ),
+    Mutant(
+        "bootstrap-on-the-kv-loop",
+        "the bootstrap server has its own event loop",
+        "aiodatadist/adapters/rendezvous.py",
+        '        self._thread = shared_loop.separate("aiodatadist rendezvous")\n',
+        "        self._thread = shared_loop.acquire()\n",
+        (f"{BOOTSTRAP}::test_the_kv_caches_loop_runs_while_the_servers_is_held",),
     ),
 )
