@@ -383,10 +383,16 @@ int ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, u
 
 int ring_run_blocks(ring_blocks *b, uint32_t count)
 {
+    enum { MOST = 256 };
+    uint32_t table[4 * MOST];
     program fresh;
     ring *r = b->on;
     const uint64_t *local = b->numbers, *remote = b->numbers + count;
+    if (count > MOST)
+        return RING_LATER;
     if (ring_first_outside(local, count, b->local_limit) < count || ring_first_outside(remote, count, b->remote_limit) < count)
+        return RING_OUTSIDE;
+    if (ring_first_repeated(b->step->op == RING_PUT ? remote : local, count, table) < count)
         return RING_OUTSIDE;
     b->step->grid.local_index = local;
     b->step->grid.remote_index = remote;

@@ -165,7 +165,7 @@ typedef struct ring_blocks {
 } ring_blocks;
 
 /* RING_RAN, and `ran` says how; or RING_QUEUED if the device is not done yet: then all of it must not move or change, as above.
- * Or nothing was done: RING_OUTSIDE: a number is not below its limit; RING_LATER: it cannot run in this call, so submit it. */
+ * Or nothing was done: RING_OUTSIDE: a number is not below its limit, or a block would be written twice; RING_LATER: it cannot run in this call, so submit it. */
 enum { RING_OUTSIDE = -5, RING_LATER = -6 };
 int  ring_run_blocks(ring_blocks *b, uint32_t count);
 
@@ -185,6 +185,10 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
 /* The first position whose value is not below the limit, or whose range is not all memory of this process that can be read, or
  * written; or `count`. For checking at C speed. */
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
+
+/* The first position whose value is at an earlier one, too; or `count`. `table`: room for four times as many, which is
+ * not touched if the values ascend. At most 2**30 values. */
+uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *table);
 
 /* Parts that are numbered through a list of blocks, `each` of them in a block, become parts numbered through the cache. */
 void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each);

@@ -33,6 +33,28 @@ uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t lim
     return i;
 }
 
+/* A peer may have chosen the values, so the hash has a multiplier that no peer can foresee. */
+uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *table)
+{
+    uint32_t i = 1;
+    while (i < count && values[i] > values[i - 1])
+        i++;
+    if (i >= count)
+        return count;
+    uint32_t bits = 33 - (uint32_t)__builtin_clz(count), last = (1u << bits) - 1;     /* at least twice as many slots as values */
+    uint64_t multiplier = ((uint64_t)ring_now_ns() * 0x9e3779b97f4a7c15u) | 1;
+    memset(table, 0, (last + 1ull) * sizeof *table);
+    for (i = 0; i < count; i++) {
+        uint32_t at = (uint32_t)(values[i] * multiplier >> (64 - bits));
+        while (table[at] && values[table[at] - 1] != values[i])
+            at = (at + 1) & last;
+        if (table[at])
+            return i;
+        table[at] = i + 1;
+    }
+    return count;
+}
+
 void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each)
 {
     for (uint32_t i = 0; i < count; i++)

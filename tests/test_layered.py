@@ -259,7 +259,7 @@ async def test_two_destinations_in_one_cluster_have_their_own_results(one_sided:
         before = made.held(0)
         bad: Config = TransferWithCacheKeyConfig(BlocksCacheKey(2, 9), range(1), range(1))
         if not one_sided:
-            bad = TransferConfig(2, [64, 64], range(1))
+            bad = TransferConfig(2, [64, 128], range(1))
         task = made.blocks(Computing(made), [bad, made.config(0, range(0, 1)), made.config(0, range(2, 4))])
         assert await task.get_results() == [LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, OK, OK]
         assert await task.synchronize() is LLMStatusCode.LLM_KV_CACHE_NOT_EXIST

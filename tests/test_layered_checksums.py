@@ -20,7 +20,6 @@ from aiodatadist import (
     LinkError,
     LLMException,
     LLMStatusCode,
-    ParamInvalid,
     TransferConfig,
     TransferTimeout,
     TransferWithCacheKeyConfig,
@@ -304,11 +303,7 @@ async def test_a_peer_that_knows_no_checksums(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_wrong_arguments() -> None:
     async with fan() as made:
-        synchronizer, config = AwaitableLayerSynchronizer(LAYERS), made.config(0)
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
         with pytest.raises(TypeError, match="checksum is"):
             start(made, synchronizer, 1)  # type: ignore[arg-type]
-        with pytest.raises(ParamInvalid, match="names a block twice"):
-            made.source.datadist.cache_manager.transfer_cache_async(
-                made.src, synchronizer, [config], [1, 2], [4, 4], checksum=True
-            )
         assert made.entry.leases == 0

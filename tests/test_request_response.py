@@ -31,7 +31,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.wire.messages import Pull
+from aiodatadist.wire.messages import MAX_INDEXES, Pull
 from tests.strict.marks import any_memory
 from tests.test_pull import BLOCKS, SLOTS, moved
 
@@ -128,9 +128,10 @@ async def test_what_the_owner_refuses_comes_with_its_status_and_leaves_the_link_
             await manager.pull_blocks(BlocksCacheKey(1), cache, [16], [0])
         with pytest.raises(FeatureNotEnabled, match="one-sided"):
             await manager.push_blocks(BlocksCacheKey(1), cache, [0], [0])
-        many = list(range(16)) * 20_000
+        large = await decoder.blocks(CacheDesc(1, [MAX_INDEXES + 1, 16], DataType.DT_UINT8), model_id=None)
+        many = range(MAX_INDEXES + 1)
         with pytest.raises(ParamInvalid, match="pull them with several calls"):
-            await manager.pull_blocks(BlocksCacheKey(1), cache, many, many)
+            await manager.pull_blocks(BlocksCacheKey(1), large, many, many)
         await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
 
 

@@ -94,6 +94,17 @@ def check_below(values: array[int], limit: int, name: str, whose: str) -> None:
         raise ParamInvalid(f"{name}[{at}] is {values[at]}: the {whose} cache has {limit} blocks")
 
 
+def check_once(values: array[int], name: str) -> None:
+    """Raises ParamInvalid: a destination is named twice. One of the two sources would be lost, and nothing says which."""
+    table = ffi.new("uint32_t[]", 4 * len(values))
+    at = ring.ring_first_repeated(ffi.from_buffer("uint64_t[]", values), len(values), table)
+    if at < len(values):
+        first = values.index(values[at])
+        raise ParamInvalid(
+            f"{name}[{at}] is {values[at]}, as {name}[{first}] is: a call must name each destination only once"
+        )
+
+
 def _want_kind(cache: Geometry, blocks: bool, whose: str) -> None:
     if cache.blocks != blocks:
         kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
@@ -116,6 +127,7 @@ def blocks_to_blocks(
         raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
     check_below(sources, source.pieces, "src_blocks", "source")
     check_below(targets, target.pieces, "dst_blocks", "destination")
+    check_once(targets, "dst_blocks")
     to, fro = _tensors(source, target, layers)
     return Grid(to, fro, targets, sources, stride, stride, stride, stride)
 
@@ -123,7 +135,9 @@ def blocks_to_blocks(
 def parts_to_parts(source: Geometry, target: Geometry, selection: Selection, parts: BlockParts) -> Grid:
     """Parts of the source's blocks go to parts of the destination's."""
     fro = _numbered(source, selection.src_blocks, parts.src, parts.nbytes, "source")
+    check_once(selection.dst_blocks, "dst_blocks")
     to = _numbered(target, selection.dst_blocks, parts.dst, parts.nbytes, "destination")
+    check_once(array("Q", parts.dst), "parts.dst")
     targets, sources = _tensors(source, target, selection.layers)
     return Grid(targets, sources, to, fro, parts.nbytes, parts.nbytes, parts.nbytes, parts.nbytes)
 
@@ -159,6 +173,7 @@ def slot_to_blocks(source: Geometry, slot: int, target: Geometry, dst: Sequence[
             f"{len(targets)} dst_blocks: a slot of {source.stride} bytes needs exactly {needed} blocks of {block} bytes"
         )
     check_below(targets, target.pieces, "dst_blocks", "destination")
+    check_once(targets, "dst_blocks")
     to, fro = _tensors(source, target, layers)
     offset = slot * source.stride
     starts = array("Q", [address + offset for address in fro])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aiodatadist.cache.names import Key
+from aiodatadist.cache.plan import check_once
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, CacheKey
@@ -43,6 +44,7 @@ def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int
         raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
     if sources and len(sources) != len(targets):
         raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+    check_once(targets, "dst_blocks")
     return sources, targets
 
 
@@ -53,6 +55,7 @@ def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tupl
         raise ParamInvalid(
             f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
         )
+    check_once(targets, "dst_blocks")
     return sources, targets
 
 

@@ -337,8 +337,8 @@ class Caches:
     ) -> CacheTask:
         """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
 
-        The order between pairs that touch the same block is undefined. Priority, deadline, errors, failure and cancellation
-        as :meth:`copy_cache`.
+        A block may be the target of one pair only. If it is the source of another pair, the order of the two is undefined.
+        Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
         """
         entry = self._local(cache, "cache", remote=False)
         checks.instance(copy_block_info, "copy_block_info", dict)
@@ -360,8 +360,10 @@ class Caches:
     ) -> CacheTask:
         """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
 
-        It copies, it does not exchange. One of the two may be ``Cache.create_cpu_cache(...)``; its memory has to stay until
-        the task is done. Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
+        It copies, it does not exchange. A block may be the target of one pair only. One of the two caches may be
+        ``Cache.create_cpu_cache(...)``; its memory has to stay until the task is done.
+
+        Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
         """
         source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
         if source.placement is target.placement:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from aiodatadist.cache.names import Key
-from aiodatadist.cache.plan import check_below
+from aiodatadist.cache.plan import check_below, check_once
 from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import BLOCKS, CacheTask, EndedTask
 from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
@@ -72,11 +72,13 @@ class CacheManager(Caches):
         cut into as many chunks as ``dst_blocks``. Blocks can be pulled any number of times.
 
         Args:
+            src_blocks: a block may be named several times.
+            dst_blocks: each block at most once.
             src_layer_range, dst_layer_range: half-open, step 1; all layers if omitted.
             tensor_num_per_layer: tensors in a layer, where a range is given.
             notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
             checksum: compare what arrives with what was sent before the task succeeds, within ``sync_kv_timeout`` again.
-                None: as ``LLMConfig.transfer_checksum`` says. Each of ``dst_blocks`` may be named once, then.
+                None: as ``LLMConfig.transfer_checksum`` says.
             priority: what goes first on the link; see :class:`~aiodatadist.TransferPriority`.
             deadline: seconds from now, whatever it waits for; then it ends with ``LLM_TIMEOUT``. None: there is no limit but
                 ``sync_kv_timeout``.
@@ -211,21 +213,16 @@ class CacheManager(Caches):
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
-        is_checked = self._is_checked(terms.checksum, selection)
+        is_checked = self._is_checked(terms.checksum)
         is_request, priority = not engine.one_sided, check_priority(terms.priority)
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority)
         return self._start(what, link, spec, terms)
 
-    def _is_checked(self, checksum: bool | None, selection: Selection) -> bool:
-        """Whether checksums are to be compared. Raises TypeError, ParamInvalid: that cannot be."""
+    def _is_checked(self, checksum: bool | None) -> bool:
+        """Whether checksums are to be compared. Raises TypeError: it is no flag."""
         if checksum is not None:
             checks.instance(checksum, "checksum", bool)
-        if not (self._engine.transfer_checksum if checksum is None else checksum):
-            return False
-        blocks = selection.dst_blocks if selection.parts is None else selection.parts.dst
-        if len(set(blocks)) < len(blocks):
-            raise ParamInvalid("dst_blocks names a block twice: with checksums each may be filled once")
-        return True
+        return self._engine.transfer_checksum if checksum is None else checksum
 
     # ---- blocks that are kept for a peer ----
 
@@ -351,6 +348,8 @@ class CacheManager(Caches):
         else:
             checks.instance(parts, "parts", BlockParts)
             sources, targets = indexes(kept.blocks[first:], "blocks"), indexes(dst_blocks, "dst_blocks")
+            check_once(targets, "dst_blocks")
+            check_once(array("Q", parts.dst), "parts.dst")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
         if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
             raise ParamInvalid(f"takers is {takers}: it has to be from 1 to {MAX_TAKERS}")
@@ -361,7 +360,7 @@ class CacheManager(Caches):
         seconds = min(seconds, check_deadline(deadline) or seconds)
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
         selection = Selection(layers, sources, targets, parts=parts)
-        is_checked = self._is_checked(checksum, selection)
+        is_checked = self._is_checked(checksum)
         is_request, priority = not engine.one_sided, check_priority(priority)
         spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request, is_checked, priority)
         digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
@@ -483,7 +482,7 @@ class CacheManager(Caches):
     def _push(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, layers = self._link_or_wait(key), selection.layers
         seconds = self._engine.timeout * max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
-        is_checked, priority = self._is_checked(terms.checksum, selection), check_priority(terms.priority)
+        is_checked, priority = self._is_checked(terms.checksum), check_priority(terms.priority)
         spec = TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked, priority=priority)
         return self._start(what, link, spec, terms)
 
@@ -559,7 +558,7 @@ class CacheManager(Caches):
         if ours and layer_synchronizer.num_layers < needed:
             raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
         seconds, priority = check_deadline(deadline), check_priority(priority)
-        is_checked = self._is_checked(checksum, wanted[0].selection)
+        is_checked = self._is_checked(checksum)
         if is_checked:
             for each in wanted:
                 if not isinstance(each.link, AwaitedLink):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey, Key
-from aiodatadist.cache.plan import check_below, plan
+from aiodatadist.cache.plan import check_below, check_once, plan
 from aiodatadist.cache.table import Entry
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
@@ -111,6 +111,7 @@ class LayeredRequest:
         sources = indexes(() if src is None else src, "src_block_indices")
         targets = indexes(() if dst is None else dst, "dst_block_indices")
         size = 0 if block_size is None else checks.integer(block_size, "dst_block_memory_size", checks.UINT64)
+        check_once(targets, "dst_block_indices")
         if entry.placement is Placement.HOST:
             raise ParamInvalid("src_cache is in host memory: layered transfers start from device memory")
         if len(entry.addresses) % layers_of(None, None, tensors).tensors_per_layer:
@@ -164,6 +165,7 @@ class LayeredRequest:
             raise ParamInvalid(
                 f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {self.tensors} for each"
             )
+        check_once(addresses, "dst_addrs")
         key = AddressKey(config.dst_cluster_id, addresses[0])
         selection = self._selection(config.src_batch_index, Layers(layers, None, self.tensors))
         return Wanted(find_link(key), key, layers, None, selection, self.block_size, addresses)

@@ -350,6 +350,11 @@ TEST(test_blocks_run_at_once_or_nothing_is_done)
     CHECK_EQ(ring_run_blocks(&low, 2), RING_OUTSIDE);
     CHECK_EQ(ring_run_blocks(&high, 2), RING_OUTSIDE);
     CHECK_EQ(ring_run_blocks(&large, 2), RING_LATER);   /* too much */
+    uint64_t twice[] = { 3, 3, 1, 2 };
+    ring_blocks repeated = b;
+    repeated.numbers = twice;
+    CHECK_EQ(ring_run_blocks(&repeated, 2), RING_OUTSIDE);
+    CHECK_EQ(ring_run_blocks(&b, 257), RING_LATER);
     CHECK_EQ(fake.logged, logged);
     script_copy(&big, 3, 4, 4096);
     CHECK_EQ(submit(r, 9, &big, 1000), RING_QUEUED);

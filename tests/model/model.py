@@ -467,6 +467,7 @@ class Model:
         _check_layers(op, why)
         if op.blocks:
             _check_numbers((*op.src_blocks, *op.dst_blocks), why)
+            _check_once(op.dst_blocks, why)
             if not op.dst_blocks or (op.src_blocks and len(op.src_blocks) != len(op.dst_blocks)):
                 why.add(PARAM)
             if (op.key.kind == "blocks" and not op.src_blocks) or (
@@ -517,6 +518,7 @@ class Model:
             why.add(PARAM)
         if op.blocks:
             _check_numbers((*op.src_blocks, *op.dst_blocks), why)
+            _check_once(op.dst_blocks, why)
             if not op.dst_blocks or len(op.src_blocks) != len(op.dst_blocks):
                 why.add(PARAM)
         elif op.size != -1:
@@ -664,6 +666,12 @@ def _check_numbers(numbers: Iterable[int], why: set[str]) -> None:
         why.add("ValueError")
 
 
+def _check_once(targets: Iterable[int], why: set[str]) -> None:
+    targets = list(targets)
+    if len(set(targets)) < len(targets):
+        why.add(PARAM)
+
+
 def _check_layers(op: Pull, why: set[str]) -> None:
     if any(layers is not None and not 0 <= layers[0] < layers[1] for layers in (op.src_layers, op.dst_layers)):
         why.add(PARAM)
@@ -701,6 +709,7 @@ def _blocks_to_blocks(op: Pull, source: Held, target: Held, why: set[str]) -> li
         why.add(PARAM)
     if max(op.src_blocks, default=0) >= source.pieces or max(op.dst_blocks, default=0) >= target.pieces:
         why.add(PARAM)
+    _check_once(op.dst_blocks, why)
     return [
         Move(memory, at + s * stride, other, to + t * stride, stride)
         for (memory, at), (other, to) in _tensor_pairs(op, source, target, why)
@@ -715,6 +724,7 @@ def _slot_to_blocks(op: Pull, source: Held, slot: int, target: Held, why: set[st
         why.add(PARAM)
     if max(op.dst_blocks, default=0) >= target.pieces:
         why.add(PARAM)
+    _check_once(op.dst_blocks, why)
     return [
         Move(memory, at + slot * whole + start, other, to + t * block, nbytes)
         for (memory, at), (other, to) in _tensor_pairs(op, source, target, why)

@@ -353,7 +353,11 @@ class Draw:
             return {"src_blocks": tuple(range(fro, fro + count)), "dst_blocks": tuple(range(to, to + count))}
         return {
             "src_blocks": tuple(self.rng.choices(range(source.pieces), k=count)),
-            "dst_blocks": tuple(self.rng.sample(range(target.pieces), count)),
+            "dst_blocks": tuple(
+                self.rng.choices(range(target.pieces), k=count)
+                if self.chance(0.04)
+                else self.rng.sample(range(target.pieces), count)
+            ),
         }
 
     def _layers(self, sources: int, targets: int, in_parts: bool = False) -> dict[str, Any]:
@@ -427,7 +431,7 @@ class Draw:
             source = self.rng.choice(numbers[:cut])
             pairs[source] = (*pairs.get(source, ()), target)
         if self.chance(0.08):
-            pairs = self.rng.choice([{}, {0: (8,)}, {8: (0,)}, {0: (-1,)}, {0: ()}])
+            pairs = self.rng.choice([{}, {0: (8,)}, {8: (0,)}, {0: (-1,)}, {0: ()}, {0: (1, 1)}, {0: (1,), 2: (1,)}])
         return CopyBlocks(at, held.handle, tuple(pairs.items()))
 
     def swap(self, at: int) -> Op:
@@ -444,7 +448,7 @@ class Draw:
         numbers = self.rng.sample(range(source.pieces), count)
         pairs = list(zip(numbers, self.rng.sample(range(target.pieces), count), strict=True))
         if self.chance(0.08):
-            pairs = self.rng.choice([[], [(0, 8)], [(8, 0)], [(0, -1)]])
+            pairs = self.rng.choice([[], [(0, 8)], [(8, 0)], [(0, -1)], [(0, 1), (2, 1)]])
         return SwapBlocks(at, source.handle, target.handle, tuple(pairs))
 
     # ---- together ----

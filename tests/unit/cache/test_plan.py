@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 from hypothesis import assume, given
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.plan import blocks_to_blocks, check_below, inside, parts_to_parts, slot_to_blocks, slot_to_slot
+from aiodatadist.cache.plan import (
+    blocks_to_blocks,
+    check_below,
+    check_once,
+    inside,
+    parts_to_parts,
+    slot_to_blocks,
+    slot_to_slot,
+)
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.selection import BlockParts, Geometry, Layers, Selection
 from tests.unit.cache.examples import Shape, local, place, source, target
@@ -63,7 +72,11 @@ def test_each_block_goes_to_its_block_in_each_tensor_and_nothing_else_moves(
         source(src_tensors, src_blocks, stride, blocks=True),
         target(dst_tensors, dst_blocks, stride, blocks=True),
     )
-    block_pairs = data.draw(st.lists(st.tuples(st.integers(0, src_blocks - 1), st.integers(0, dst_blocks - 1))))
+    block_pairs = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, src_blocks - 1), st.integers(0, dst_blocks - 1)), unique_by=lambda pair: pair[1]
+        )
+    )
     src, dst = [a for a, _ in block_pairs], [b for _, b in block_pairs]
     grid = blocks_to_blocks(here, there, src, dst, layers)
     assert moved(grid, here, there) == [((f, a, 0), (t, b, 0), stride) for f, t in pairs for a, b in block_pairs]
@@ -106,6 +119,25 @@ def test_numbers_below_the_limit_are_all_there_is(numbers: list[int], limit: int
     assert fits == all(number < limit for number in numbers)
 
 
+@given(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=300))
+def test_the_first_number_that_is_repeated_is_named(numbers: list[int]) -> None:
+    at = next((i for i, number in enumerate(numbers) if number in numbers[:i]), None)
+    if at is None:
+        check_once(array("Q", numbers), "dst_blocks")
+        return
+    words = rf"^dst_blocks\[{at}\] is {numbers[at]}, as dst_blocks\[{numbers.index(numbers[at])}\] is: "
+    with pytest.raises(ParamInvalid, match=words):
+        check_once(array("Q", numbers), "dst_blocks")
+
+
+def test_many_numbers_in_any_order() -> None:
+    numbers = [(i * 7919) % 65536 for i in range(65536)]
+    check_once(array("Q", numbers), "dst_blocks")
+    check_once(array("Q", [number << 40 for number in numbers]), "dst_blocks")
+    with pytest.raises(ParamInvalid, match=r"dst_blocks\[65536\] is 7919, as dst_blocks\[1\] is"):
+        check_once(array("Q", [*numbers, 7919]), "dst_blocks")
+
+
 def test_block_sizes_have_to_be_equal() -> None:
     with pytest.raises(ParamInvalid, match="a block has 128 bytes at the source and 64 at the destination"):
         blocks_to_blocks(source(1, 4, 128, blocks=True), target(1, 4, 64, blocks=True), [0], [0], ALL)
@@ -128,7 +160,8 @@ def test_lists_have_to_be_as_long_as_each_other() -> None:
 def test_block_goes_to_each_of_its_copies_in_each_tensor(
     tensors: int, blocks: int, stride: int, pairs: dict[int, list[int]]
 ) -> None:
-    pairs = {src % blocks: [dst % blocks for dst in copies] for src, copies in pairs.items()}
+    fresh = iter(dict.fromkeys(dst % blocks for copies in pairs.values() for dst in copies))
+    pairs = {src % blocks: list(islice(fresh, len(copies))) for src, copies in pairs.items()}
     cache = target(tensors, blocks, stride, blocks=True)
     grid = inside(cache, pairs)
     assert moved(grid, cache, cache) == [
