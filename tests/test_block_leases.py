@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,7 @@ from aiodatadist import (
 )
 from aiodatadist.link import link
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, verify
+from tests.held import PULL, PUSH, held_transfer
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
 BLOCKS, TARGETS = [3, 9, 4], [1, 2, 7]
@@ -40,8 +42,9 @@ MINUTE = 60_000
 class Pair:
     """Cluster 1, which pulls, and 2, which keeps."""
 
-    def __init__(self, one: Cluster, two: Cluster, mine: Cache, theirs: Cache) -> None:
+    def __init__(self, one: Cluster, two: Cluster, mine: Cache, theirs: Cache, mover: str) -> None:
         self.one, self.two, self.mine, self.theirs = one, two, mine, theirs
+        self.mover = mover  # of a pull
         self.puller: CacheManager = one.datadist.cache_manager
         self.owner: CacheManager = two.datadist.cache_manager
 
@@ -65,7 +68,14 @@ async def pair_of(**options: Any) -> AsyncIterator[Pair]:
         mine, theirs = await one.blocks(DESC), await two.blocks(DESC)
         assert (await one.datadist.link_clusters([cluster_info(two)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
         await two.datadist.wait_linked(1)
-        yield Pair(one, two, mine, theirs)
+        yield Pair(one, two, mine, theirs, PULL if options.get("enable_remote_cache_accessible", True) else PUSH)
+
+
+async def there_and_back(pair: Pair) -> None:
+    """Send a notification to the owner and one back: what was said before has arrived, and was acted on."""
+    for sender, taker in ((pair.one, pair.two), (pair.two, pair.one)):
+        await sender.datadist.notify(taker.datadist.cluster_id, b"behind it")
+        await anext(taker.datadist.notifications())
 
 
 async def ended(lease: BlockLease) -> LeaseEnd:
@@ -97,12 +107,11 @@ async def test_a_peer_needs_the_last_ones_only(pair: Pair) -> None:
 
 async def test_a_pull_that_is_cancelled_releases_them(pair: Pair) -> None:
     lease = pair.lease()
-    with soft_faults_cleared():
-        soft_fault("HcclBatchGet:delay=300;HcclBatchPut:delay=300")
+    with held_transfer(pair.mover) as held:
         task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-        await anyio.sleep(0.05)
+        await held.arrived()
         assert lease.ended is None
-        task.cancel()
+        await held.stopped(task.cancel)
         await task.synchronize()
     assert task.cancelled()
     assert await ended(lease) is LeaseEnd.RELEASED
@@ -137,13 +146,15 @@ async def test_no_peer_comes(pair: Pair) -> None:
 async def test_a_pull_outlasts_the_lease_that_it_began_in() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease(200)
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=600")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-            await anyio.sleep(0.4)
+            await held.arrived()
+            while lease._closed is None:  # until its own timer has fired
+                await there_and_back(pair)
             assert lease.ended is None
             with pytest.raises(ParamInvalid, match="expired"):
                 lease.ticket()
+            held.release()
             await task
         pair.verify()
         assert await ended(lease) is LeaseEnd.TAKEN
@@ -160,12 +171,14 @@ async def test_the_owner_takes_them_back(pair: Pair) -> None:
 async def test_what_is_taken_back_waits_for_a_pull_that_is_under_way() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-            await anyio.sleep(0.05)
-            with anyio.fail_after(10):
-                assert await lease.withdraw() is LeaseEnd.TAKEN
+            await held.arrived()
+            withdrawal = asyncio.create_task(lease.withdraw())
+            await there_and_back(pair)
+            assert not withdrawal.done()
+            held.release()
+            assert await withdrawal is LeaseEnd.TAKEN
             await task
         pair.verify()
 
@@ -173,13 +186,13 @@ async def test_what_is_taken_back_waits_for_a_pull_that_is_under_way() -> None:
 async def test_one_pulls_at_a_time() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300@1")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-            await anyio.sleep(0.05)
+            await held.arrived()
             await pair.puller.release_lease(lease.ticket())  # of no effect: it is being pulled
             with pytest.raises(CacheNotFound, match="another pull"):
                 await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            held.release()
             await task
         pair.verify()
         assert await ended(lease) is LeaseEnd.TAKEN
@@ -189,9 +202,10 @@ async def test_the_link_to_the_peer_that_pulls_ends() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease, other = pair.lease(), pair.lease()
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=2000")
+            soft_fault("HcclBatchGet:hang")
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-            await anyio.sleep(0.05)
+            while not lease._claims:
+                await there_and_back(pair)
             await pair.two.datadist.unlink_clusters([cluster_info(pair.one)], 5000, force=True)
             with pytest.raises(LinkError):
                 await task
@@ -205,7 +219,7 @@ async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=2000")
+            soft_fault("HcclBatchGet:hang")
             with pytest.raises(TransferTimeout, match=r"0\.2 s of the call"):
                 await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=200)
         assert lease.ended is None
@@ -218,10 +232,10 @@ async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: py
         with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
             await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)
     task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
-    await anyio.sleep(0.05)
+    await there_and_back(pair)
     task.cancel()
     await task.synchronize()
-    await anyio.sleep(0.01)
+    await there_and_back(pair)
     assert (len(link.questions), link.operations) == (0, set())
 
 
@@ -230,7 +244,7 @@ async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
     name = new_lease_name()
     ticket = LeaseTicket(cluster_id=2, lease=name, cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
     task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000)
-    await anyio.sleep(0.05)
+    await there_and_back(pair)
     assert not task.done()
     lease = pair.lease(name=name)
     await task
@@ -339,11 +353,10 @@ async def test_blocks_that_landed_before_a_pull_failed_are_told(pair: Pair, monk
 async def test_portions_of_a_pull_are_cancelled_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PORTION_BYTES", 1)
     lease = pair.lease()
-    with soft_faults_cleared():
-        soft_fault("HcclBatchGet:delay=300;HcclBatchPut:delay=300")
+    with held_transfer(pair.mover) as held:
         task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-        await anyio.sleep(0.05)
-        task.cancel()
+        await held.arrived()
+        await held.stopped(task.cancel)
         await task.synchronize()
     assert task.cancelled()
     assert await ended(lease) is LeaseEnd.RELEASED
@@ -377,14 +390,13 @@ async def test_two_pulls_share_blocks_at_the_same_time(pair: Pair) -> None:
 async def test_blocks_that_one_of_two_does_not_want_are_over_when_the_other_has_them() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300@1")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=2)
-            await anyio.sleep(0.05)
+            await held.arrived()
             await pair.puller.release_lease(lease.ticket())
-            await pair.one.datadist.notify(2, b"behind it")
-            await anext(pair.two.datadist.notifications())
+            await there_and_back(pair)
             assert lease.ended is None
+            held.release()
             await task
         assert await ended(lease) is LeaseEnd.RELEASED
 

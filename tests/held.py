@@ -1,0 +1,40 @@
+"""Transfers that stand half-way, so that a test acts on them while they are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from aiodatadist.testing import SoftHold, soft_faults_cleared, soft_hold
+
+PULL, PUSH = "HcclBatchGet", "HcclBatchPut"
+"""What moves the bytes. A pull in request/response mode is a push of the owner's."""
+
+
+class HeldTransfer:
+    """The next transfer that a call moves, which stands half-way until it is released."""
+
+    def __init__(self, copy: SoftHold, abort: SoftHold) -> None:
+        self._copy, self._abort = copy, abort
+
+    async def arrived(self) -> None:
+        """Wait until half of its bytes are there."""
+        await self._copy.arrived()
+
+    def release(self) -> None:
+        """Let it move the rest. The device can be told to stop it again."""
+        self._abort.release()
+        self._copy.release()
+
+    async def stopped(self, stop: Callable[[], object]) -> None:
+        """Call something that stops it, and release it when the device has been told: it does not succeed."""
+        stop()
+        await self._abort.arrived()
+        self.release()
+
+
+@contextmanager
+def held_transfer(function: str = PULL) -> Iterator[HeldTransfer]:
+    """Hold the next transfer of one of the two calls half-way."""
+    with soft_faults_cleared(), soft_hold(function, at="half") as copy, soft_hold("aclrtStreamAbort") as abort:
+        yield HeldTransfer(copy, abort)
