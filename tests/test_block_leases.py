@@ -15,6 +15,7 @@ import pytest
 from aiodatadist import (
     BlockLease,
     BlockParts,
+    BlocksCacheKey,
     Cache,
     CacheDesc,
     CacheManager,
@@ -31,7 +32,7 @@ from aiodatadist import (
     new_lease_name,
 )
 from aiodatadist.link import link
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, soft_hold, verify
 from tests.held import PULL, PUSH, held_transfer
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
@@ -237,6 +238,23 @@ async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: py
     await task.synchronize()
     await there_and_back(pair)
     assert (len(link.questions), link.operations) == (0, set())
+
+
+async def test_a_pull_that_is_cancelled_when_its_bytes_are_here_does_not_wait_for_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair_of() as pair:
+        monkeypatch.setattr(pair.two.datadist._running().block_leases, "claim", lambda *_: None)
+        await pair.puller.pull_blocks(
+            BlocksCacheKey(2), pair.mine, [0], [0]
+        )  # from here on the pull waits for nothing else
+        with soft_faults_cleared(), soft_hold(PULL, at="half") as copy:
+            task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
+            await copy.arrived()
+            task.cancel()
+            copy.release()  # what was cut for the device arrives, so that the transfer itself succeeds
+            await task.synchronize()
+        assert task.cancelled()
 
 
 async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:

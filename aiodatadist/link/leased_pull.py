@@ -196,7 +196,11 @@ class LeasedPull(RemoteOperation):
         # What failed, or is stuck, says why; the others were cancelled for it.
         worst = max([portion for portion, _ in portions], key=lambda portion: _GRAVITY[portion.state])
         self._outcome = worst.state, worst.error
-        may_count = self._is_here or (self._landed and worst.state is TransferState.FAILED)
+        if self._is_stopped and self._is_kept is None and worst.state is TransferState.DONE:
+            # It was cancelled, or late, in the tick in which the bytes came. Only an answer of the owner's could make them
+            # count, and the caller no longer waits for one.
+            self._outcome = TransferState.CANCELLED, None
+        may_count = self._outcome[0] is TransferState.DONE or (self._landed and worst.state is TransferState.FAILED)
         if self._is_kept is not None or not may_count:
             self._conclude(*self._outcome)
 
