@@ -71,6 +71,10 @@ class Settings(BaseModel):
         link_seconds: that linking to a peer may take.
         patience_seconds: in which a peer may hear of its own finished request.
         max_offer_workers: workers that what a router carries may name.
+        max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are answered
+            without an offer.
+        max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. None: only
+            ``max_leased`` applies.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
@@ -90,6 +94,8 @@ class Settings(BaseModel):
     link_seconds: float = Field(default=10.0, gt=0, le=3600)
     patience_seconds: float = Field(default=5.0, ge=0, le=3600)
     max_offer_workers: int = Field(default=64, ge=1, le=1024)
+    max_leased: float = Field(default=0.5, ge=0, le=1)
+    max_leased_per_client: float | None = Field(default=None, ge=0, le=1)
     sync_kv_timeout: int = Field(default=10_000, ge=1)
     heartbeat_interval: int = 2000
     heartbeat_misses: int = 3
@@ -234,21 +240,34 @@ class BlockService:
         self._life = life
         return opened
 
-    def keep(self, request: str, lease: str, blocks: Sequence[int], seconds: float | None = None) -> None:
-        """Keep a finished request's blocks for a peer. It comes out in ``sent``."""
-        life, kept = self._running(), list(blocks)
-        self._thread.post(lambda: life.leased.keep(request, lease, kept, seconds or self._settings.lease_seconds))
+    def keep(
+        self, request: str, lease: str, blocks: Sequence[int], prompt_digest: bytes, seconds: float | None = None
+    ) -> None:
+        """Keep a finished request's blocks for a peer. It comes out in ``sent``.
+
+        Args:
+            prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. Only a peer
+                with the same prompt gets the blocks, or ends the lease.
+        """
+        life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
+        self._thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
 
     def pull(self, order: PullOrder) -> None:
         """Begin. It comes out in ``received``."""
         life = self._running()
         self._thread.post(lambda: life.leased.pull(order))
 
-    def release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
+    def release(
+        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
+    ) -> None:
         """Tell a peer, whose workers these are, that its blocks are not needed, as well as that is possible. Nothing comes
-        out."""
+        out.
+
+        Args:
+            blocks, prompt_digest: as of :class:`PullOrder`. The peer ignores the call if its lease has others.
+        """
         life = self._running()
-        self._thread.post(lambda: life.leased.release(sources, lease))
+        self._thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
 
     def cancel(self, request: str) -> None:
         """Stop what was ordered for a request; it comes out when no byte of it can land any more. One that has ended is left

@@ -25,7 +25,7 @@ from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.errors import IncompatiblePeer, LinkTimeout, LLMException, PeerLost, StuckError
+from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.lease_ticket import LeaseTicket
@@ -69,8 +69,12 @@ class PullOrder:
         request: the engine's name for it.
         sources: where they are: the peer's workers, by rank.
         lease: their lease's name there.
-        blocks, into: their numbers there, and the local ones, as many where blocks have the same size.
-        skip: tokens at the beginning of the first of ``blocks`` that are not wanted.
+        blocks: all that the lease keeps, in order. The peer refuses the pull if they are others.
+        into: the local ones, as many as those from ``first`` on where blocks have the same size.
+        prompt_digest: of the tokens of this end's own request that the lease's blocks hold. The peer refuses the pull if its
+            request had others: nothing of what a router carries is believed.
+        first: the first one of ``blocks`` that is wanted.
+        skip: tokens at the beginning of that one that are not wanted.
         tokens: that are wanted; None: as many as both have room for.
     """
 
@@ -79,6 +83,8 @@ class PullOrder:
     lease: str
     blocks: tuple[int, ...]
     into: tuple[int, ...]
+    prompt_digest: bytes
+    first: int = 0
     skip: int = 0
     tokens: int | None = None
 
@@ -118,24 +124,36 @@ class _Kept:
         if lease.ended is not None and lease.ended is not LeaseEnd.TAKEN:
             self._how = lease.ended
         self._left -= 1
+        if lease.refused:
+            self._tell(lambda ended: ended.counters.update(claims_refused=lease.refused))
         if self._left == 0:
             self._tell(lambda ended: ended.let_go(self._request, f"lease_{self._how}"))
 
 
 class _Failed(Exception):
-    """Pulls of an order. ``landed``: so many of its blocks, from the first, are here in all caches all the same."""
+    """Pulls of an order.
+
+    Attributes:
+        landed: so many of its blocks, from the first, are here in all caches all the same.
+        untold: workers that are not told that the blocks are not needed: they cannot be reached, or keep them for another.
+    """
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.landed = blocks
         self.errors: list[LLMException] = []
-        self.unreachable: set[int] = set()
+        self.untold: set[int] = set()
 
     def add(self, error: LLMException, cluster_id: int) -> None:
         self.errors.append(error)
         self.landed = min(self.landed, error.landed_blocks)
-        if isinstance(error, (PeerLost, LinkTimeout, NotAPeer)):
-            self.unreachable.add(cluster_id)
+        if isinstance(error, (PeerLost, LinkTimeout, NotAPeer, LeaseMismatch)):
+            self.untold.add(cluster_id)
+
+    @property
+    def outcome(self) -> str:
+        """In a word, as it is counted."""
+        return "pull_refused" if any(isinstance(each, LeaseMismatch) for each in self.errors) else "pull_failed"
 
     @property
     def first(self) -> LLMException:
@@ -186,15 +204,16 @@ class LeasedBlocks:
 
     # ---- keeping ----
 
-    def keep(self, request: str, lease: str, blocks: list[int], seconds: float) -> None:
+    def keep(self, request: str, lease: str, blocks: list[int], prompt_digest: bytes, seconds: float) -> None:
         """It comes out in ``sent``."""
         millis, limit, leases = max(1, round(1000 * seconds)), max(1, round(1000 * self._pull_seconds)), []
         try:
             for number, cache in enumerate(self._caches):
                 name = lease_name(lease, number)
-                leases.append(
-                    self._manager.lease_blocks(cache, blocks, millis, name=name, pull_timeout_in_millis=limit)
+                made = self._manager.lease_blocks(
+                    cache, blocks, millis, name=name, pull_timeout_in_millis=limit, prompt_digest=prompt_digest
                 )
+                leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
             logger.warning("request %s: its blocks are not kept: %s", request, error)
             for made in leases:
@@ -223,13 +242,13 @@ class LeasedBlocks:
     async def _pull(self, order: PullOrder, scope: Scope) -> None:
         """Whatever happens, the order comes out, and the owner is told if it can be."""
         began, nbytes, failed, outcome = perf_counter(), 0, order.into, "pull_cancelled"
-        unreachable: set[int] = set()
+        untold: set[int] = set()
         try:
             with scope:
                 nbytes, failed, outcome = await self._carry_out(order), (), "pull_done"
         except _Failed as failure:
-            error, failed, unreachable = failure.first, order.into[failure.landed :], failure.unreachable
-            outcome = "pull_failed"
+            error, failed, untold = failure.first, order.into[failure.landed :], failure.untold
+            outcome = failure.outcome
             logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
         except LLMException as error:
             outcome = "pull_failed"
@@ -238,8 +257,8 @@ class LeasedBlocks:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
         if outcome != "pull_done":
-            reachable = [each for each in self._counterparts(order.sources) if each.cluster_id not in unreachable]
-            await self._release(reachable, order.lease)
+            told = [each for each in self._counterparts(order.sources) if each.cluster_id not in untold]
+            await self._release(told, order.lease, order.blocks, order.prompt_digest)
 
     @staticmethod
     def _count(
@@ -268,6 +287,8 @@ class LeasedBlocks:
                     ticket,
                     self._caches[number],
                     order.into,
+                    first=order.first,
+                    prompt_digest=order.prompt_digest,
                     parts=None if portion.parts is None else portion.parts[number],
                     takers=portion.takers,
                     timeout_in_millis=left,
@@ -327,7 +348,7 @@ class LeasedBlocks:
         rank = order.sources.index(source)
         target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
         origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
-        room = min(len(order.into) * here.tokens, len(order.blocks) * there.tokens - order.skip)
+        room = min(len(order.into) * here.tokens, (len(order.blocks) - order.first) * there.tokens - order.skip)
         tokens = room if order.tokens is None else min(room, order.tokens)
         parts = []
         for cache, axes in zip(self._caches, here.axes, strict=True):
@@ -347,11 +368,15 @@ class LeasedBlocks:
 
     # ---- what is not needed ----
 
-    def release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
+    def release(
+        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
+    ) -> None:
         """Tell a peer that its blocks are not needed, as well as that is possible."""
-        self._tasks.start_soon(self._release, self._counterparts(sources), lease)
+        self._tasks.start_soon(self._release, self._counterparts(sources), lease, blocks, prompt_digest)
 
-    async def _release(self, sources: Sequence[WorkerAddress], lease: str) -> None:
+    async def _release(
+        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
+    ) -> None:
         """Tell a few workers at a time: what a router says costs no more connections than that.
 
         Workers that are no peers are not told, nor are those that do not answer in time: each gives its blocks back in any
@@ -361,17 +386,19 @@ class LeasedBlocks:
 
         async def release() -> None:
             for source in waiting:
-                await self._release_one(source, lease)
+                await self._release_one(source, lease, blocks, prompt_digest)
 
         with anyio.move_on_after(self._link_seconds, shield=True):
             async with anyio.create_task_group() as group:
                 for _ in range(min(RELEASED_AT_A_TIME, len(sources))):
                     group.start_soon(release)
 
-    async def _release_one(self, source: WorkerAddress, lease: str) -> None:
+    async def _release_one(
+        self, source: WorkerAddress, lease: str, blocks: Sequence[int], prompt_digest: bytes
+    ) -> None:
         try:
             await self._links.link(source)
-            for ticket in tickets(source, lease, (0,)):
-                await self._manager.release_lease(ticket)
+            for ticket in tickets(source, lease, blocks):
+                await self._manager.release_lease(ticket, prompt_digest=prompt_digest)
         except LLMException as error:
             logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist import LLMException, ParamInvalid, new_lease_name
+from aiodatadist import LLMException, ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
@@ -21,6 +21,7 @@ from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 BLOCKS, BYTES = 16, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+PROMPT = prompt_digest([1, 2, 3])
 
 
 class End:
@@ -64,7 +65,15 @@ FAST: dict[str, Any] = {"heartbeat_interval": 100}
 
 def order(request: str, lease: str, source: WorkerAddress, **changes: Any) -> PullOrder:
     return PullOrder(
-        **{"request": request, "sources": (source,), "lease": lease, "blocks": (3, 9), "into": (0, 1), **changes}
+        **{
+            "request": request,
+            "sources": (source,),
+            "lease": lease,
+            "blocks": (3, 9),
+            "into": (0, 1),
+            "prompt_digest": PROMPT,
+            **changes,
+        }
     )
 
 
@@ -72,7 +81,7 @@ def test_blocks_that_are_kept_are_pulled(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
     puller.service.pull(order("r", lease, owner.address))  # a router is faster than a scheduler's next step
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     ended = puller.until("received", "r")
     assert ended.failed == {}
     assert ended.counters == {"pull_done": 1, "pulled_blocks": 2, "pulled_bytes": 2 * 2 * BYTES}
@@ -84,7 +93,7 @@ def test_blocks_that_are_kept_are_pulled(ends: tuple[End, End]) -> None:
 def test_a_pull_that_fails_names_its_blocks_and_releases_the_owners(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     with soft_faults_cleared():
         soft_fault("HcclBatchGet:exec=507053")
         puller.service.pull(order("r", lease, owner.address))
@@ -99,7 +108,7 @@ def test_a_byte_that_changes_on_its_way_fails_its_block_where_checksums_are_comp
     owner, puller = (End(n, settings, LAYOUT) for n in range(2))
     with closing(owner.service), closing(puller.service), soft_faults_cleared():
         lease = new_lease_name()
-        owner.service.keep("r", lease, [3, 9])
+        owner.service.keep("r", lease, [3, 9], PROMPT)
         soft_fault("HcclBatchGet:flip=-1")
         puller.service.pull(order("r", lease, owner.address))
         assert puller.until("received", "r").failed == {"r": (1,)}
@@ -108,7 +117,7 @@ def test_a_byte_that_changes_on_its_way_fails_its_block_where_checksums_are_comp
 def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     with soft_faults_cleared():
         soft_fault("HcclBatchGet:delay=500")
         puller.service.pull(order("r", lease, owner.address))
@@ -123,14 +132,14 @@ def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[
 def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    puller.service.release((owner.address,), lease)  # before the owner's scheduler has said so
-    owner.service.keep("r", lease, [3, 9])
+    puller.service.release((owner.address,), lease, (3, 9), PROMPT)  # before the owner's scheduler has said so
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     assert owner.until("sent", "r").counters == {"lease_released": 1}
 
 
 def test_no_engine_comes(ends: tuple[End, End]) -> None:
     owner, _ = ends
-    owner.service.keep("r", new_lease_name(), [3, 9], 0.05)
+    owner.service.keep("r", new_lease_name(), [3, 9], PROMPT, 0.05)
     assert owner.until("sent", "r").counters == {"lease_expired": 1}
 
 
@@ -144,7 +153,7 @@ def test_an_owner_that_is_gone(ends: tuple[End, End]) -> None:
 def test_layouts_that_differ_are_refused_by_name(ends: tuple[End, End], caplog: pytest.LogCaptureFixture) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     other = owner.address.model_copy(update={"layout": {**LAYOUT, "dtype": "float16"}})
     puller.service.pull(order("r", lease, other))
     assert puller.until("received", "r").failed == {"r": (0, 1)}
@@ -165,10 +174,10 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
         address, _ = owner.open(layers[0], BLOCKS, LAYOUT), puller.open(layers[1], BLOCKS, LAYOUT)
         for number, fault in enumerate(["", "HcclBatchGet:exec=507053"]):
             lease, request = new_lease_name(), f"r{number}"
-            owner.keep(request, lease, [3, 9])
+            owner.keep(request, lease, [3, 9], PROMPT)
             with soft_faults_cleared():
                 soft_fault(fault)
-                puller.pull(PullOrder(request, (address,), lease, (3, 9), (0, 1 + number)))
+                puller.pull(PullOrder(request, (address,), lease, (3, 9), (0, 1 + number), PROMPT))
                 pulled, kept = Ended(), Ended()
                 until = time.monotonic() + 10
                 while not (pulled.received and kept.sent):
@@ -190,7 +199,7 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
 def test_what_cannot_be_kept_or_pulled_comes_out_all_the_same(ends: tuple[End, End]) -> None:
     owner, puller = ends
     for number, block in enumerate((BLOCKS, -1, 1.5)):
-        owner.service.keep(f"k{number}", new_lease_name(), [block])  # type: ignore[list-item]
+        owner.service.keep(f"k{number}", new_lease_name(), [block], PROMPT)  # type: ignore[list-item]
         assert owner.until("sent", f"k{number}").counters == {"lease_failed": 1}
     puller.service.pull(order("r", new_lease_name(), owner.address, into=(0, BLOCKS)))
     assert puller.until("received", "r").failed == {"r": (0, BLOCKS)}
@@ -200,7 +209,7 @@ def test_many_requests(ends: tuple[End, End]) -> None:
     owner, puller = ends
     leases = {f"r{i}": new_lease_name() for i in range(200)}
     for i, (request, lease) in enumerate(leases.items()):
-        owner.service.keep(request, lease, [i % BLOCKS])
+        owner.service.keep(request, lease, [i % BLOCKS], PROMPT)
         puller.service.pull(order(request, lease, owner.address, blocks=(i % BLOCKS,), into=(i % BLOCKS,)))
     received: set[str] = set()
     sent: set[str] = set()
@@ -216,7 +225,7 @@ def test_many_requests(ends: tuple[End, End]) -> None:
 def test_a_service_that_is_not_open_or_badly_set_up() -> None:
     with closing(BlockService(Settings())) as service:
         with pytest.raises(LLMException, match="not open"):
-            service.keep("r", new_lease_name(), [1])
+            service.keep("r", new_lease_name(), [1], PROMPT)
         with pytest.raises(ParamInvalid, match="the same"):
             service.open([[np.zeros((4, 8), np.uint8)], [np.zeros((4, 9), np.uint8)]], 4, {})
     with closing(BlockService(Settings(host="0.0.0.0"))) as service, pytest.raises(LLMException, match="auth_key"):
@@ -250,7 +259,7 @@ def test_an_order_that_makes_no_sense_comes_out_and_others_go_on(ends: tuple[End
     )
     assert puller.until("received", "wrong", 20).failed == {"wrong": (4, 5)}
     lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     puller.service.pull(order("r", lease, owner.address))
     assert puller.until("received", "r").failed == {}
 
@@ -258,7 +267,7 @@ def test_an_order_that_makes_no_sense_comes_out_and_others_go_on(ends: tuple[End
 def test_a_peer_may_be_named(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9])
+    owner.service.keep("r", lease, [3, 9], PROMPT)
     puller.service.pull(order("r", lease, owner.address.model_copy(update={"host": "localhost"})))
     assert puller.until("received", "r").failed == {}
 
@@ -268,7 +277,7 @@ def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
     lease = new_lease_name()
     with soft_faults_cleared():
         soft_fault("HcclBatchGet:delay=200@*")
-        owner.service.keep("r", lease, [3, 9])
+        owner.service.keep("r", lease, [3, 9], PROMPT)
         puller.service.pull(order("r", lease, owner.address))
         puller.service.pull(order("r", lease, owner.address, into=(2, 3)))
         assert puller.until("received", "r").counters["pull_done"] == 1
@@ -302,7 +311,7 @@ from tests.adapters.test_block_service import *
 settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)
 owner, puller = End(0, settings, LAYOUT), End(1, settings, LAYOUT)
 lease = new_lease_name()
-owner.service.keep("r", lease, [3, 9])
+owner.service.keep("r", lease, [3, 9], PROMPT)
 if "portions" in sys.argv:
     link.PORTION_BYTES = 1
 soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
@@ -312,7 +321,7 @@ if "cancelled" in sys.argv:
     while not any(each._transfers for each in links.current):
         time.sleep(0.001)
     puller.service.cancel("r")
-for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1])):
+for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1], PROMPT)):
     try:
         call()
     except InternalError as error:

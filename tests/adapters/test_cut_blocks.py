@@ -17,6 +17,7 @@ from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.link import link
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests.adapters.test_block_service import PROMPT
 
 HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
 HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
@@ -102,9 +103,9 @@ def test_blocks_are_pulled_by_an_engine_that_cuts_them_differently(
     lease, skipped = new_lease_name(), cached // there[1]
     for worker in prefill:
         worker.fill(blocks, prompt)
-        worker.service.keep("r", lease, blocks)
+        worker.service.keep("r", lease, blocks, PROMPT)
     order = PullOrder(
-        "r", tuple(worker.address for worker in prefill), lease, blocks[skipped:], into[2:],
+        "r", tuple(worker.address for worker in prefill), lease, blocks, into[2:], PROMPT, first=skipped,
         skip=cached - skipped * there[1], tokens=prompt - cached,
     )  # fmt: skip
     for worker in decode:
@@ -122,12 +123,12 @@ def test_blocks_are_pulled_by_an_engine_that_cuts_them_differently(
 def test_one_of_two_workers_that_share_blocks_is_cancelled(stack: ExitStack) -> None:
     (prefill,), decode = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 2, 16, HEAD_MAJOR)
     lease = new_lease_name()
-    prefill.service.keep("r", lease, [1, 2])
-    order = PullOrder("r", (prefill.address,), lease, (1, 2), (3, 4))
+    prefill.service.keep("r", lease, [1, 2], PROMPT)
+    order = PullOrder("r", (prefill.address,), lease, (1, 2), (3, 4), PROMPT)
     decode[0].service.pull(order)
     assert decode[0].until("r").outcomes == {"r": "pull_done"}
     assert not prefill.service.take().outcomes, "the other worker has not come yet"
-    decode[1].service.release((prefill.address,), lease)
+    decode[1].service.release((prefill.address,), lease, (1, 2), PROMPT)
     assert prefill.until("r").outcomes == {"r": "lease_released"}
 
 
@@ -144,7 +145,7 @@ def test_engines_that_do_not_fit_are_refused_by_name(stack: ExitStack, caplog: p
     cases.append(((fitting, fitting, fitting), "4 heads in each of 1 workers here and 4 in each of 3"))
     for number, (sources, words) in enumerate(cases):
         request = f"r{number}"
-        decode.service.pull(PullOrder(request, sources, new_lease_name(), (1,), (2, 3)))
+        decode.service.pull(PullOrder(request, sources, new_lease_name(), (1,), (2, 3), PROMPT))
         assert decode.until(request).failed == {request: (2, 3)}
         assert words in caplog.text
         caplog.clear()
@@ -159,10 +160,10 @@ def test_blocks_that_came_before_a_pull_failed_are_no_failures(
     prefill.fill(blocks, 64)
     for request, fault in (("warm", ""), ("r", "HcclBatchGet:exec=507053@3")):
         lease = new_lease_name()
-        prefill.service.keep(request, lease, blocks)
+        prefill.service.keep(request, lease, blocks, PROMPT)
         with soft_faults_cleared():
             soft_fault(fault)
-            decode.service.pull(PullOrder(request, (prefill.address,), lease, blocks, into))
+            decode.service.pull(PullOrder(request, (prefill.address,), lease, blocks, into, PROMPT))
             ended = decode.until(request)
     assert ended.outcomes == {"r": "pull_failed"}
     assert ended.failed == {"r": (3, 2)}

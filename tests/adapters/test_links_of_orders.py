@@ -16,6 +16,7 @@ from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link.link import Link
 from tests.adapters import test_block_service
+from tests.adapters.test_block_service import PROMPT
 from tests.adapters.test_pushes import End
 
 
@@ -186,13 +187,13 @@ def test_orders_to_pull_and_to_release_wait_while_a_broken_link_is_given_back(li
     with closing(owner.service), closing(puller.service):
         leases = [new_lease_name() for _ in range(3)]
         for number, lease in enumerate(leases):
-            owner.service.keep(f"r{number}", lease, [3, 9])
+            owner.service.keep(f"r{number}", lease, [3, 9], PROMPT)
         sources = (owner.address,)
-        puller.service.pull(PullOrder("r0", sources, leases[0], (3, 9), (0, 1)))
+        puller.service.pull(PullOrder("r0", sources, leases[0], (3, 9), (0, 1), PROMPT))
         puller.until("received", "r0")
         links.break_link(puller.service, owner.address.cluster_id)
-        puller.service.pull(PullOrder("r1", sources, leases[1], (3, 9), (2, 3)))
-        puller.service.release(sources, leases[2])
+        puller.service.pull(PullOrder("r1", sources, leases[1], (3, 9), (2, 3), PROMPT))
+        puller.service.release(sources, leases[2], (3, 9), PROMPT)
         links.pass_turns(puller.service)
         assert puller.service.take().received == set()
         links.let_go(puller.service)

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import ParamInvalid, new_lease_name
+from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import Settings
 from aiodatadist.adapters.peers import PeerRule, Peers
 from aiodatadist.context_caching import EmsInvalidArgument
 
 BLOCKS = 8
+PROMPT = prompt_digest([1, 2, 3])
 LAYERS = 3
 FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
 
@@ -101,12 +102,12 @@ def layer_values(number: int, block: int) -> list[set[float]]:
 def test_keys_and_values_packed_and_apart_are_pulled(vllm: SimpleNamespace, pair: tuple[Worker, Worker]) -> None:
     prefill, decode = pair
     orders, lease = vllm.orders, new_lease_name()
-    prefill.side.carry_out(orders.Orders(keeps=[orders.Keep("r", lease, (2, 5))]))
+    prefill.side.carry_out(orders.Orders(keeps=[orders.Keep("r", lease, (2, 5), PROMPT)]))
     offer = vllm.offer.Offer(
         remote_request_id="r", remote_block_ids=(2, 5), remote_num_tokens=20, remote_block_size=16, lease=lease,
         lease_seconds=60, workers=(prefill.side.address,),
     )  # fmt: skip
-    decode.side.carry_out(orders.Orders(loads=[orders.Load("r", offer, (2, 5), (7, 0))]))
+    decode.side.carry_out(orders.Orders(loads=[orders.Load("r", offer, 0, (7, 0), PROMPT)]))
     decode.until_over("r")
     prefill.until_over("r")
     assert (decode.holds(7), decode.holds(0)) == (layer_values(0, 2), layer_values(0, 5))
@@ -273,6 +274,7 @@ def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:
     """One that was computed whole."""
     return SimpleNamespace(
         request_id=name, num_prompt_tokens=40, num_computed_tokens=40, kv_transfer_params=params,
+        prompt_token_ids=list(range(40)), lora_request=None, cache_salt=None, mm_features=[], prompt_embeds=None,
         status=vllm.request.RequestStatus.FINISHED_LENGTH_CAPPED,
     )  # fmt: skip
 
@@ -280,7 +282,7 @@ def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:
 def test_requests_of_one_transfer_after_each_other_are_pushed_and_beside_each_other_are_not(
     vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    side = vllm.scheduler.SchedulerSide(Settings(), 16)
+    side = vllm.scheduler.SchedulerSide(Settings(), 16, BLOCKS)
     first, retry, later = (
         request(vllm, name, do_remote_decode=True, transfer_id="t") for name in ("first", "retry", "later")
     )
@@ -296,9 +298,9 @@ def test_requests_of_one_transfer_after_each_other_are_pushed_and_beside_each_ot
 def test_more_blocks_than_a_lease_keeps_are_not_offered(
     vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    side = vllm.scheduler.SchedulerSide(Settings(), 16)
+    side = vllm.scheduler.SchedulerSide(Settings(), 16, BLOCKS)
     long = request(vllm, "long", do_remote_decode=True)
-    long.num_computed_tokens = 16 * (1 << 16) + 1
+    long.num_prompt_tokens = long.num_computed_tokens = 16 * (1 << 16) + 1
     assert side.finished(long, range((1 << 16) + 1)) == (False, None), "its blocks are free at once"
     assert "request long: its 65537 blocks are not kept: a lease keeps at most 65536" in caplog.text
     none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
@@ -325,7 +327,7 @@ def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
     }  # fmt: skip
     offer = offer_of(vllm, given, 1)
     assert offer.tokens == 48, "no more than its blocks have"
-    assert offer.blocks(24, 40) == ((8, 9), 8)
+    assert offer.place(24) == (1, 8)
     changes: list[dict[str, Any]] = [
         {"remote_block_ids": [-1]},
         {"workers": [{**worker, "cache_ids": [0]}]},

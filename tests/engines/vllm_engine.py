@@ -71,6 +71,17 @@ class Program:
             return update(scheduled, output)
 
         scheduler.update_from_output = watched
+        if scheduler.connector is None:
+            return
+        take = scheduler.connector.get_kv_connector_stats
+
+        def taken() -> Any:
+            stats = take()
+            if stats is not None:
+                self._counted.update(stats.data["counters"])
+            return stats
+
+        scheduler.connector.get_kv_connector_stats = taken
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()

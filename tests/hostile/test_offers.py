@@ -18,7 +18,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodatadist import new_lease_name
+from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
@@ -28,6 +28,7 @@ from tests.hostile.vllm_names import both_halves
 
 BLOCKS, BYTES = 8, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+PROMPT = prompt_digest([1, 2, 3])
 FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5, "patience_seconds": 1}
 ELSEWHERE = [
     ("198.51.100.1", 22),
@@ -131,7 +132,7 @@ def vllm() -> Iterator[SimpleNamespace]:
 
 
 def pull(request: str, *sources: WorkerAddress) -> PullOrder:
-    return PullOrder(request, sources, new_lease_name(), (3,), (0,))
+    return PullOrder(request, sources, new_lease_name(), (3,), (0,), PROMPT)
 
 
 # ---- whom a worker dials ----
@@ -143,7 +144,7 @@ def test_a_worker_reaches_nothing_but_its_peers(
 ) -> None:
     end = ends(0)
     elsewhere = end.place(cluster_id=7, host=host, port=port)
-    end.service.release([elsewhere], new_lease_name())
+    end.service.release([elsewhere], new_lease_name(), (3,), PROMPT)
     end.service.decline(elsewhere, "transfer")
     end.service.pull(pull("pulled", elsewhere))
     assert end.received("pulled").failed == {"pulled": (0,)}
@@ -171,7 +172,7 @@ def test_a_true_engine_is_dialled_if_it_is_one_of_peers(
 ) -> None:
     owner, puller = ends(0, cluster_id=1000), ends(1, peers=peers)
     order = pull("r", owner.address)
-    owner.service.keep("r", order.lease, [3])
+    owner.service.keep("r", order.lease, [3], PROMPT)
     puller.service.pull(order)
     assert puller.received("r").failed == ({} if is_one else {"r": (0,)})
     assert bool(reached.dialled) == is_one
@@ -201,7 +202,7 @@ def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkey
 
     monkeypatch.setattr(dial, "connected", connect)
     workers = [end.place(cluster_id=100 + number) for number in range(64)]
-    end.service.release(workers, new_lease_name())
+    end.service.release(workers, new_lease_name(), (3,), PROMPT)
     end.pass_turns()
     assert open_now == most == 8
 
@@ -222,7 +223,7 @@ def test_a_link_that_leads_elsewhere_is_not_used(
     """The id of a cluster that is linked, at the address of another one."""
     true, other, puller = ends(0), ends(2), ends(1)
     order = pull("true", true.address)
-    true.service.keep("true", order.lease, [3])
+    true.service.keep("true", order.lease, [3], PROMPT)
     puller.service.pull(order)
     assert puller.received("true").failed == {}
     begun = list(reached.dialled)
@@ -234,7 +235,7 @@ def test_a_link_that_leads_elsewhere_is_not_used(
     place = f"127.0.0.1:{true.address.port}, and not to 127.0.0.1:{other.address.port}"
     assert f"offer refused: the link to cluster {true.address.cluster_id} leads to {place}" in caplog.text
     again = pull("again", true.address)
-    true.service.keep("again", again.lease, [3])
+    true.service.keep("again", again.lease, [3], PROMPT)
     puller.service.pull(again)
     assert puller.received("again").failed == {}, "the true engine's link continues"
 
@@ -263,7 +264,7 @@ class Scheduler:
     """The scheduler's half over a request, and the bytes that it logs."""
 
     def __init__(self, vllm: SimpleNamespace, **settings: Any) -> None:
-        self.side = vllm.scheduler_side.SchedulerSide(Settings(**settings), 16, 1)
+        self.side = vllm.scheduler_side.SchedulerSide(Settings(**settings), 16, BLOCKS)
         self.log = io.StringIO()
         self._handler = logging.StreamHandler(self.log)
         self._status = vllm.scheduler_side.RequestStatus.FINISHED_ABORTED

@@ -15,7 +15,7 @@ from aiodatadist.adapters.block_service import Settings
 from aiodatadist.adapters.vllm.model import Model, settings_of
 from aiodatadist.adapters.vllm.orders import Address, Orders, address_of
 from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide
-from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
+from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats, stats_of
 from aiodatadist.adapters.vllm.worker_side import WorkerSide
 
 
@@ -39,7 +39,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, model.block_size, model.ranks)
+            self._scheduler = SchedulerSide(settings, model.block_size, model.blocks, model.ranks)
         else:
             self._worker = WorkerSide(settings, model)
 
@@ -94,7 +94,8 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         return self._moving.take_failed_blocks()
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        return None if self._worker is None else self._worker.take_stats()
+        """Of either half: vLLM adds them up."""
+        return self._moving.take_stats() if self._worker is not None else stats_of(self._deciding.take_counters())
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -116,6 +117,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._deciding.received(connector_output.finished_recving or ())
+        self._deciding.sent(connector_output.finished_sending or ())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._deciding.finished(request, block_ids)

@@ -75,10 +75,9 @@ class Offer(_Params):
         """That are in the blocks."""
         return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
 
-    def blocks(self, begin: int, stop: int) -> tuple[tuple[int, ...], int]:
-        """Those that have the tokens of this range, and how many of the first one's tokens are before it."""
-        size = self.remote_block_size
-        return self.remote_block_ids[begin // size : -(-stop // size)], begin % size
+    def place(self, token: int) -> tuple[int, int]:
+        """The number of the block that has a token, among those that are offered, and how many tokens are before it there."""
+        return divmod(token, self.remote_block_size)
 
 
 class PushOffer(_Params):

@@ -25,24 +25,34 @@ def address_of(said: Address) -> WorkerAddress:
 
 @dataclass(frozen=True)
 class Load:
-    """``tokens`` tokens of these blocks of the offer's engine into ``into``: from the first token of the first of them but
-    ``skip``."""
+    """``tokens`` tokens of the offer's blocks, from ``first`` on, into ``into``: from the first token of that block but
+    ``skip``. ``prompt_digest``: of this engine's own request, up to the last token that is offered."""
 
     request_id: str
     offer: Offer
-    blocks: tuple[int, ...]
+    first: int
     into: tuple[int, ...]
+    prompt_digest: bytes
     skip: int = 0
     tokens: int | None = None
 
 
 @dataclass(frozen=True)
+class Release:
+    """The offer's blocks are not needed. ``prompt_digest``: as of a :class:`Load`."""
+
+    offer: Offer
+    prompt_digest: bytes
+
+
+@dataclass(frozen=True)
 class Keep:
-    """Blocks of a finished request."""
+    """Blocks of a finished request. ``prompt_digest``: up to the last token that they are offered for."""
 
     request_id: str
     lease: str
     blocks: tuple[int, ...]
+    prompt_digest: bytes
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load] = field(default_factory=list)
     keeps: list[Keep] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
-    releases: list[Offer] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
     pushed: list[tuple[str, str]] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)

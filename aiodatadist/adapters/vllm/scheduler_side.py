@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.request import RequestStatus
 
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.lease_room import LeaseRoom
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import Offer, Offers, PushOffer
-from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push
+from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push, Release
+from aiodatadist.adapters.vllm.prompts import digest_of
 from aiodatadist.values.foreign import Unreadable, printable
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 
@@ -26,11 +29,14 @@ class SchedulerSide:
 
     Args:
         block_size: tokens of a block.
+        blocks: of the KV cache, of which ``settings.max_leased`` may be kept for peers.
         ranks: workers.
     """
 
-    def __init__(self, settings: Settings, block_size: int, ranks: int = 1) -> None:
+    def __init__(self, settings: Settings, block_size: int, blocks: int, ranks: int = 1) -> None:
         self._settings = settings
+        self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
+        self._no_room = 0
         self._block_size = block_size
         self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers)
         self._workers: tuple[WorkerAddress, ...] = ()
@@ -68,7 +74,7 @@ class SchedulerSide:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
         if not external_tokens:  # this engine has all of it
-            self._refuse(offer)
+            self._refuse(request, offer)
             return
         stop = self._offered(request, offer)
         begin = stop - external_tokens
@@ -77,8 +83,9 @@ class SchedulerSide:
         if isinstance(offer, PushOffer):
             self._orders.expects.append(Expect(request_id, offer, first, into))
         else:
-            blocks, skip = offer.blocks(begin, stop)
-            self._orders.loads.append(Load(request_id, offer, blocks, into, skip, external_tokens))
+            at, skip = offer.place(begin)
+            digest = digest_of(request, stop)
+            self._orders.loads.append(Load(request_id, offer, at, into, digest, skip, external_tokens))
         self._loading.add(request_id)
 
     def _is_pusher(self, request_id: str, transfer: str) -> bool:
@@ -89,15 +96,25 @@ class SchedulerSide:
             logger.warning(words, printable(request_id), printable(transfer), printable(first))
         return first == request_id
 
-    def _refuse(self, offer: Offer | PushOffer) -> None:
-        """The other engine need not keep it."""
+    def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
+        """The other engine need not keep it, if this is the request that it keeps it for."""
         if isinstance(offer, PushOffer):
             self._orders.declines.append(offer)
         else:
-            self._orders.releases.append(offer)
+            self._orders.releases.append(Release(offer, digest_of(request, self._offered(request, offer))))
 
     def received(self, request_ids: Iterable[str]) -> None:
         self._loading.difference_update(request_ids)
+
+    def sent(self, request_ids: Iterable[str]) -> None:
+        """Their blocks are no longer kept."""
+        for request_id in request_ids:
+            self._room.give_back(request_id)
+
+    def take_counters(self) -> Counter[str]:
+        """What this half counted since the last time."""
+        taken, self._no_room = Counter(lease_no_room=self._no_room), 0
+        return +taken
 
     # ---- prefill, and the end of a request ----
 
@@ -106,16 +123,17 @@ class SchedulerSide:
         request_id, params = request.request_id, request.kv_transfer_params or {}
         offer = self._offers.offer_of(request_id, params)
         if offer is not None:  # it was never scheduled here
-            self._refuse(offer)
+            self._refuse(request, offer)
         if request_id in self._loading:
             self._orders.cancels.append(request_id)
         is_whole = request.status in _WHOLE and bool(block_ids)
         transfer = self._offers.transfer_to_push(params)
         if transfer is not None:
-            return self._end_push(request_id, transfer, is_whole)
+            return self._end_push(request, transfer, block_ids if is_whole else ())
         if not params.get("do_remote_decode") or not is_whole:
             return False, None
-        tokens = int(request.num_computed_tokens)
+        # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
+        tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
         if len(blocks) > MAX_TICKET_BLOCKS:
             words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
@@ -135,20 +153,31 @@ class SchedulerSide:
         except Unreadable as error:
             logger.warning("request %s: its blocks are not kept: the offer of them: %s", printable(request_id), error)
             return False, None
-        self._orders.keeps.append(Keep(request_id, made.lease, blocks))
+        if not self._has_room(request, blocks):
+            return False, None
+        self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest_of(request, tokens)))
         return True, sent
 
-    def _end_push(self, request_id: str, transfer: str, is_whole: bool) -> tuple[bool, dict[str, Any] | None]:
+    def _end_push(self, request: Any, transfer: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Without blocks it is not pushed to its end."""
+        request_id = request.request_id
         self._pushed.pop(request_id, None)
         self._computed.remove(request_id)
         if self._pushers.get(transfer, request_id) != request_id:
             return False, None
         self._pushers.pop(transfer, None)
-        if is_whole:
+        is_kept = bool(block_ids) and self._has_room(request, block_ids)  # until the peer has asked for them
+        if is_kept:
             self._orders.pushed.append((transfer, request_id))
         else:
             self._orders.abandons.append(transfer)
-        return is_whole, None
+        return is_kept, None
+
+    def _has_room(self, request: Any, blocks: Iterable[int]) -> bool:
+        """Count the blocks as kept, if not too many are."""
+        is_kept = self._room.take(request.request_id, map(int, blocks), _client_of(request))
+        self._no_room += not is_kept
+        return is_kept
 
     def take_orders(self, scheduled: Any) -> Orders:
         """Those of this step, which is a scheduler's output."""
@@ -156,3 +185,9 @@ class SchedulerSide:
             self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
         orders, self._orders = self._orders, Orders()
         return orders
+
+
+def _client_of(request: Any) -> str:
+    """Who sent a request, as far as that is known: a tenant by its ``cache_salt``, or whom the router names."""
+    named = (request.kv_transfer_params or {}).get("client")
+    return str(request.cache_salt or (named if isinstance(named, str) else ""))

@@ -13,6 +13,10 @@ from aiodatadist.adapters.ended import Ended
 COUNTERS = {
     "pull_done": ("num_successful_transfers", "Pulls of a request's blocks that succeeded."),
     "pull_failed": ("num_failed_transfers", "Pulls of a request's blocks that failed."),
+    "pull_refused": (
+        "num_refused_transfers",
+        "Pulls that the prefill engine refused: the offer named other blocks, or another prompt.",
+    ),
     "pull_cancelled": ("num_cancelled_transfers", "Pulls of a request's blocks that were cancelled."),
     "pulled_bytes": ("bytes_transferred", "Bytes that were pulled."),
     "pulled_blocks": ("blocks_transferred", "Blocks that were pulled."),
@@ -32,6 +36,11 @@ COUNTERS = {
     "lease_released": ("num_kv_released_reqs", "Finished requests whose blocks a decode engine did not want."),
     "lease_peer_lost": ("num_kv_lost_reqs", "Finished requests whose decode engine was lost while it pulled."),
     "lease_expired": ("num_kv_expired_reqs", "Finished requests whose blocks no decode engine came for in time."),
+    "lease_no_room": ("num_kv_unkept_reqs", "Finished requests whose blocks were not kept: too many others' are."),
+    "claims_refused": (
+        "num_refused_claims",
+        "Pulls of kept blocks that this engine refused: they named other blocks, or another prompt.",
+    ),
 }
 """Of :class:`Ended`: name in Prometheus behind ``vllm:aiodatadist_``, and what it is."""
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
@@ -72,6 +81,11 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type
 
     def is_empty(self) -> bool:
         return not self.data["counters"]
+
+
+def stats_of(counters: Counter[str]) -> TransferStats | None:
+    """Return the scheduler's figures; None if it counted nothing."""
+    return TransferStats({"counters": dict(counters), "seconds": []}) if counters else None
 
 
 class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]

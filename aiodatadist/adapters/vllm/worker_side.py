@@ -12,7 +12,7 @@ from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
 from aiodatadist.adapters.vllm.model import Model
-from aiodatadist.adapters.vllm.orders import Orders
+from aiodatadist.adapters.vllm.orders import Load, Orders
 from aiodatadist.adapters.vllm.results import FailedBlocks, Results
 from aiodatadist.adapters.vllm.stats import TransferStats
 from aiodatadist.adapters.vllm.steps import LayerSteps
@@ -86,16 +86,14 @@ class WorkerSide:
         for declined in orders.declines:
             self._service.decline(declined.worker(self._model.rank), declined.transfer_id)
         for keep in orders.keeps:
-            self._service.keep(keep.request_id, keep.lease, keep.blocks)
+            self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest)
         for load in orders.loads:
-            offer = load.offer
-            self._service.pull(
-                PullOrder(load.request_id, offer.workers, offer.lease, load.blocks, load.into, load.skip, load.tokens)
-            )
+            self._service.pull(_pull_order(load))
         for request_id in orders.cancels:
             self._service.cancel(request_id)
-        for offer in orders.releases:
-            self._service.release(offer.workers, offer.lease)
+        for release in orders.releases:
+            offer = release.offer
+            self._service.release(offer.workers, offer.lease, offer.remote_block_ids, release.prompt_digest)
 
     def take_results(self) -> Results:
         """What ended since the last step."""
@@ -116,3 +114,18 @@ class WorkerSide:
 
     def close(self) -> None:
         self._service.close()
+
+
+def _pull_order(load: Load) -> PullOrder:
+    offer = load.offer
+    return PullOrder(
+        load.request_id,
+        offer.workers,
+        offer.lease,
+        offer.remote_block_ids,
+        load.into,
+        load.prompt_digest,
+        load.first,
+        load.skip,
+        load.tokens,
+    )

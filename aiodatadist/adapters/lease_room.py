@@ -1,0 +1,76 @@
+"""How much of a KV cache may be kept for peers. Pure: an engine asks it before it offers a request's blocks.
+
+Otherwise requests whose blocks no peer fetches would take the whole cache, each for ``lease_seconds``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+MAX_CLIENT = 256
+"""Characters of a client's name that count."""
+
+
+class LeaseRoom:
+    """The blocks of one KV cache that are kept for peers. A block that several requests share counts once.
+
+    Args:
+        blocks: of the KV cache.
+        share: of them that may be kept, from 0 to 1.
+        client_share: of them that may be kept for requests of one client; None: there is no such limit.
+    """
+
+    def __init__(self, blocks: int, share: float, client_share: float | None = None) -> None:
+        self._most = int(blocks * share)
+        self._most_of_one = self._most if client_share is None else int(blocks * client_share)
+        self._kept: Counter[int] = Counter()
+        self._kept_of: dict[str, Counter[int]] = {}
+        self._requests: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def __len__(self) -> int:
+        """Blocks that are kept."""
+        return len(self._kept)
+
+    def take(self, request: str, blocks: Iterable[int], client: str = "") -> bool:
+        """Count a request's blocks as kept. Return False, and count nothing, if that exceeds a limit.
+
+        Args:
+            client: who sent the request, if the engine knows that. Requests of unknown clients have no limit of their own.
+        """
+        self.give_back(request)
+        numbers, client = tuple(set(blocks)), client[:MAX_CLIENT]
+        if _with(self._kept, numbers) > self._most:
+            return False
+        own = self._kept_of.get(client, Counter())
+        if client and _with(own, numbers) > self._most_of_one:
+            return False
+        self._kept.update(numbers)
+        if client:
+            own.update(numbers)
+            self._kept_of[client] = own
+        self._requests[request] = client, numbers
+        return True
+
+    def give_back(self, request: str) -> None:
+        """A request's blocks are no longer kept. No effect if they were not."""
+        client, numbers = self._requests.pop(request, ("", ()))
+        _without(self._kept, numbers)
+        own = self._kept_of.get(client)
+        if own is not None:
+            _without(own, numbers)
+            if not own:
+                del self._kept_of[client]
+
+
+def _with(kept: Counter[int], numbers: tuple[int, ...]) -> int:
+    """How many blocks it would be."""
+    return len(kept) + sum(number not in kept for number in numbers)
+
+
+def _without(kept: Counter[int], numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        if kept[number] > 1:
+            kept[number] -= 1
+        else:
+            del kept[number]

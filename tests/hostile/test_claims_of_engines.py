@@ -1,0 +1,259 @@
+"""Offers that a router or a client has changed, as two engines' block services and vLLM's scheduler see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodatadist import new_lease_name, prompt_digest
+from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.leased_blocks import WorkerAddress
+from tests.adapters.test_block_service import FAST, LAYOUT, PROMPT, End, order
+from tests.hostile.vllm_names import both_halves
+
+ANOTHER = prompt_digest([1, 2, 4])
+SIZE = 16
+"""Tokens of a block."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[End, End]]:
+    with ExitStack() as stack:
+        made = [End(n, Settings(link_seconds=5, patience_seconds=2, **FAST), LAYOUT) for n in range(2)]
+        for each in made:
+            stack.enter_context(closing(each.service))
+        yield made[0], made[1]
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "other blocks": {"blocks": (4, 5)},
+    "more blocks": {"blocks": (3, 9, 4), "into": (0, 1, 2)},
+    "fewer blocks": {"blocks": (9,), "into": (1,)},
+    "another order": {"blocks": (9, 3)},
+    "another block in front": {"blocks": (4, 3, 9), "first": 1},
+    "another prompt": {"prompt_digest": ANOTHER},
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_order_uses_nothing_and_leaves_the_lease(ends: tuple[End, End], kind: str) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9], PROMPT)
+    forged = order("forged", lease, owner.address, **FORGED[kind])
+    puller.service.pull(forged)
+    ended = puller.until("received", "forged")
+    assert ended.failed == {"forged": forged.into}
+    assert ended.counters == {"pull_refused": 1}
+    puller.service.pull(order("true", lease, owner.address, into=(6, 7)))
+    assert puller.until("received", "true").failed == {}
+    assert (puller.holds(6), puller.holds(7)) == ({3}, {9})
+    assert owner.until("sent", "r").counters == {"lease_taken": 1, "claims_refused": 1}
+
+
+def test_blocks_of_one_s_own_lease_that_are_here_already_are_left_out(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9, 4], PROMPT)
+    puller.service.pull(order("r", lease, owner.address, blocks=(3, 9, 4), first=1))
+    assert puller.until("received", "r").failed == {}
+    assert (puller.holds(0), puller.holds(1)) == ({9}, {4})
+
+
+def test_a_forged_release_leaves_the_lease(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    for blocks, prompt in (((4, 5), PROMPT), ((3, 9), ANOTHER), ((), PROMPT)):
+        puller.service.release((owner.address,), lease, blocks, prompt)  # one of them before the lease
+    owner.service.keep("r", lease, [3, 9], PROMPT)
+    for blocks, prompt in (((4, 5), PROMPT), ((3, 9), ANOTHER)):
+        puller.service.release((owner.address,), lease, blocks, prompt)
+    puller.service.pull(order("r", lease, owner.address))
+    assert puller.until("received", "r").failed == {}
+    assert owner.until("sent", "r").counters == {"lease_taken": 1}
+
+
+def test_a_cancelled_pull_of_another_prompt_leaves_the_lease(ends: tuple[End, End]) -> None:
+    owner, puller = ends
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9], PROMPT)
+    for number in range(20):
+        puller.service.pull(order(f"r{number}", lease, owner.address, prompt_digest=ANOTHER))
+        puller.service.cancel(f"r{number}")
+        puller.until("received", f"r{number}")
+    puller.service.pull(order("r", lease, owner.address))
+    assert puller.until("received", "r").failed == {}
+    ended = owner.until("sent", "r")
+    assert (ended.counters["lease_taken"], ended.counters["lease_released"]) == (1, 0)
+
+
+# ---- what vLLM's scheduler orders, and what it keeps ----
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[SimpleNamespace]:
+    with both_halves() as halves:
+        yield halves
+
+
+TOKENS = list(range(100, 140))
+WORKER = {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT)}
+
+
+def image(name: str, offset: int) -> Any:
+    return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=4))
+
+
+def request(vllm: SimpleNamespace, name: str, tokens: list[int], params: dict[str, Any], **changes: Any) -> Any:
+    """One that was computed whole."""
+    values = {
+        "request_id": name, "kv_transfer_params": params, "num_prompt_tokens": len(tokens),
+        "num_computed_tokens": len(tokens), "prompt_token_ids": tokens, "lora_request": None, "cache_salt": None,
+        "mm_features": [], "prompt_embeds": None, "status": vllm.scheduler_side.RequestStatus.FINISHED_LENGTH_CAPPED,
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **changes})
+
+
+class Engine:
+    """A scheduler's half with a KV cache of so many blocks."""
+
+    def __init__(self, vllm: SimpleNamespace, blocks: int = 100, **settings: Any) -> None:
+        self.vllm = vllm
+        self.side = vllm.scheduler_side.SchedulerSide(Settings(**settings), SIZE, blocks)
+        self.side.meet({0: WorkerAddress.model_validate(WORKER)})
+
+    def orders(self) -> Any:
+        none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
+        return self.side.take_orders(SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=none))
+
+    def prefill(self, name: str, tokens: list[int], blocks: list[int], **changes: Any) -> Any:
+        """What the next engine is to be told."""
+        params = {"do_remote_decode": True, **changes.pop("params", {})}
+        is_kept, offer = self.side.finished(request(self.vllm, name, tokens, params, **changes), blocks)
+        assert is_kept == (offer is not None)
+        return offer
+
+    def decode(self, name: str, tokens: list[int], offer: Any, cached: int = 0, **changes: Any) -> Any:
+        """The order to pull."""
+        made = request(self.vllm, name, tokens, dict(offer), **changes)
+        count, is_async = self.side.matched_tokens(made, cached)
+        assert is_async == (count > 0)
+        self.side.allocated(made, list(range(50, 50 + -(-len(tokens) // SIZE))), count)
+        (load,) = self.orders().loads
+        return load
+
+
+def test_both_engines_have_the_same_digest_of_the_same_prompt(vllm: SimpleNamespace) -> None:
+    prefill, decode = Engine(vllm), Engine(vllm)
+    lora = SimpleNamespace(lora_name="adapter")
+    rich = {"lora_request": lora, "cache_salt": "tenant", "mm_features": [image("a", 3), image("b", 20)]}
+    for number, changes in enumerate(({}, rich)):
+        offer = prefill.prefill(f"p{number}", TOKENS, [1, 2, 3], **changes)
+        (keep,) = prefill.orders().keeps
+        for cached in (0, SIZE, 20):
+            load = decode.decode(f"d{number}-{cached}", TOKENS, offer, cached, **changes)
+            assert load.prompt_digest == keep.prompt_digest
+            assert (load.first, load.skip, load.tokens) == (cached // SIZE, cached % SIZE, 40 - cached)
+            assert load.offer.remote_block_ids == keep.blocks == (1, 2, 3)
+    assert keep.prompt_digest == prompt_digest(TOKENS, lora="adapter", salt="tenant", images=["a", "b"])
+
+
+def test_an_engine_that_answered_some_tokens_offers_its_prompt(vllm: SimpleNamespace) -> None:
+    """The next engine may know the prompt only, or what was answered as well."""
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = prefill.prefill("p", TOKENS, [1, 2, 3, 4], num_computed_tokens=60)
+    assert offer is not None
+    (keep,) = prefill.orders().keeps
+    assert (keep.blocks, offer["remote_num_tokens"]) == ((1, 2, 3), 40)
+    for tokens in (TOKENS, [*TOKENS, 7, 8]):
+        assert decode.decode(f"d{len(tokens)}", tokens, offer).prompt_digest == keep.prompt_digest
+
+
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "the last token": {"tokens": [*TOKENS[:-1], 7]},
+    "the first token": {"tokens": [7, *TOKENS[1:]]},
+    "a shorter prompt": {"tokens": TOKENS[:-1]},
+    "an adapter": {"lora_request": SimpleNamespace(lora_name="another")},
+    "a salt": {"cache_salt": "another"},
+    "an image": {"mm_features": [image("another", 3)]},
+    "a further image": {"mm_features": [image("a", 3), image("a", 20)]},
+    "fewer tokens said": {"offer": {"remote_num_tokens": 39}},
+    "more tokens said": {"tokens": [*TOKENS, *range(8)], "offer": {"remote_num_tokens": 48}},
+    "a larger block said": {"tokens": [*TOKENS, 7], "offer": {"remote_block_size": 17, "remote_num_tokens": 41}},
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_another_prompt_has_another_digest(vllm: SimpleNamespace, kind: str) -> None:
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = prefill.prefill("p", TOKENS, [1, 2, 3], mm_features=[image("a", 3)])
+    (keep,) = prefill.orders().keeps
+    changes = {"tokens": TOKENS, "mm_features": [image("a", 3)], **DIFFERENT[kind]}
+    load = decode.decode("d", changes.pop("tokens"), {**offer, **changes.pop("offer", {})}, **changes)
+    assert load.prompt_digest != keep.prompt_digest
+
+
+def test_an_image_behind_what_is_offered_does_not_count(vllm: SimpleNamespace) -> None:
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = prefill.prefill("p", TOKENS, [1, 2, 3], mm_features=[image("a", 3)])
+    longer = decode.decode("d", [*TOKENS, *range(8)], offer, mm_features=[image("a", 3), image("b", 41)])
+    (keep,) = prefill.orders().keeps
+    assert longer.prompt_digest == keep.prompt_digest
+
+
+def test_a_release_says_whose_prompt_it_was(vllm: SimpleNamespace) -> None:
+    """Of a request that has all of it, and of one that was never scheduled."""
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = prefill.prefill("p", TOKENS, [1, 2, 3])
+    (keep,) = prefill.orders().keeps
+    for tokens in (TOKENS, [7, *TOKENS[1:]]):
+        cached, aborted = (request(vllm, name, tokens, dict(offer or {})) for name in ("cached", "aborted"))
+        decode.side.allocated(cached, [1, 2, 3], 0)
+        decode.side.finished(aborted, [])
+        releases = decode.orders().releases
+        assert [each.prompt_digest == keep.prompt_digest for each in releases] == [tokens == TOKENS] * 2
+
+
+def test_requests_whose_blocks_no_peer_fetches_take_no_more_than_their_share(vllm: SimpleNamespace) -> None:
+    """They took the whole KV cache."""
+    engine = Engine(vllm, 12)
+    for number in range(2):
+        assert engine.prefill(f"r{number}", TOKENS, [3 * number + i for i in range(3)]) is not None
+    assert engine.prefill("further", TOKENS, [6, 7, 8]) is None
+    assert engine.prefill("shared", TOKENS, [0, 1, 2]) is not None, "its blocks are kept already"
+    assert engine.side.take_counters() == {"lease_no_room": 1}
+    assert engine.side.take_counters() == {}
+    assert [keep.request_id for keep in engine.orders().keeps] == ["r0", "r1", "shared"]
+    engine.side.sent(["r1", "unknown"])
+    assert engine.prefill("next", TOKENS, [6, 7, 8]) is not None
+
+
+@pytest.mark.parametrize("named", [{"cache_salt": "tenant"}, {"params": {"client": "tenant"}}], ids=["salt", "router"])
+def test_one_client_leaves_room_for_others(vllm: SimpleNamespace, named: dict[str, Any]) -> None:
+    engine = Engine(vllm, 12, max_leased=1.0, max_leased_per_client=0.25)
+    assert engine.prefill("first", TOKENS, [0, 1, 2], **named) is not None
+    assert engine.prefill("second", TOKENS, [3, 4, 5], **named) is None
+    assert engine.prefill("another", TOKENS, [3, 4, 5], cache_salt="another") is not None
+    assert engine.prefill("unknown", TOKENS, [6, 7, 8], params={"client": 7}) is not None
+    assert engine.side.take_counters() == {"lease_no_room": 1}
+
+
+def test_pushed_requests_for_which_no_peer_asks_take_no_more_than_their_share_either(vllm: SimpleNamespace) -> None:
+    engine = Engine(vllm, 12)
+    outcomes = []
+    for number in range(3):
+        params = {"do_remote_decode": True, "transfer_id": f"transfer-{number}"}
+        made = request(vllm, f"r{number}", TOKENS, params)
+        blocks = [3 * number + i for i in range(3)]
+        engine.side.allocated(made, blocks, 0)
+        outcomes.append(engine.side.finished(made, blocks))
+    assert outcomes == [(True, None), (True, None), (False, None)]
+    orders = engine.orders()
+    assert ([each for each, _ in orders.pushed], orders.abandons) == (["transfer-0", "transfer-1"], ["transfer-2"])
+    assert engine.side.take_counters() == {"lease_no_room": 1}
+    engine.side.sent(["r0"])
+    assert len(engine.side._room) == 3
