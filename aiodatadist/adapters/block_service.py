@@ -14,7 +14,6 @@ Every order comes out of :meth:`BlockService.take` exactly once, however it ende
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import threading
@@ -24,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
-import anyio.abc
 from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.adapters import push_messages
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
+from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
@@ -41,7 +39,6 @@ from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
-from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig, TransportName
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
@@ -340,10 +337,6 @@ class BlockService:
             change(self._ended)
 
 
-def _refusal(misuse: Misuse, reason: str | None) -> Exception:
-    return InternalError(f"block service: {reason or misuse.value}")
-
-
 class _Life:
     """On the loop: an LLMDataDist, a cache, and the tasks of orders."""
 
@@ -352,7 +345,7 @@ class _Life:
         self._rank, self._ranks = rank, ranks
         self._tell = tell
         self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
-        self._resident: Resident
+        self._service = LoopService("block service")
         self._manager: CacheManager
         self._caches: list[Cache] = []
         self._first_name = secrets.randbits(62)  # a peer that means an earlier life of this cluster finds no cache
@@ -398,29 +391,24 @@ class _Life:
         return cache
 
     async def _open(self, layout: dict[str, str | int], register: Callable[[], Awaitable[Sending]]) -> PeerAddress:
-        self._resident = Resident(
-            "aiodatadist block service", _refusal, what="block service", unfinished="a BlockService was not closed"
-        )
         self._layout = layout
+        sending: list[Sending] = []
 
-        async def live(started: asyncio.Future[None]) -> None:
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(self._datadist)
-                self._manager = self._datadist.cache_manager
-                sending = await register()
-                group = await stack.enter_async_context(anyio.create_task_group())
-                self._start(OrderTasks(group), sending)
-                started.set_result(None)
-                await self._resident.stopping.wait()
-                self.incoming.close()
-                group.cancel_scope.cancel()
+        async def enter(stack: AsyncExitStack) -> None:
+            await stack.enter_async_context(self._datadist)
+            self._manager = self._datadist.cache_manager
+            sending.append(await register())
+
+        def leave() -> None:
+            self.incoming.close()
 
         if self._settings.peers is None and not is_loopback(self._settings.host):
             logger.warning(
                 "peers is not set: this engine dials no other, and refuses what a router tells it to pull. Set peers to "
                 'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
             )
-        await self._resident.start(live)
+        await self._service.open(enter, leave)
+        self._start(OrderTasks(self._service.group), *sending)
         address = self._datadist.listen_address
         assert address is not None
         return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
@@ -462,8 +450,7 @@ class _Life:
         tasks.start_soon(self._listen)
 
     async def close(self) -> None:
-        await self._resident.stop()
-        self._resident.result()
+        await self._service.close()
 
     def _break(self, error: LLMException) -> None:
         self.broken = self.broken or error
@@ -471,7 +458,7 @@ class _Life:
 
     def check(self) -> None:
         """From any thread. Raises InternalError: a transfer may write into the cache for ever, or a task failed."""
-        why = self.broken or self._resident.error
+        why = self.broken or self._service.error
         if why is not None:
             raise InternalError(f"the KV cache is lost: {why}", hint="start the engine again") from why
 

@@ -14,7 +14,6 @@ A pool that is slow or gone makes misses, and is left alone for a while; it neve
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -28,9 +27,9 @@ import anyio.abc
 from pydantic import Field
 
 from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.pools import EMBEDDED, PoolSettings, open_cache
 from aiodatadist.blocking import shared_loop
-from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
@@ -176,10 +175,6 @@ class CacheService:
                 self._found[request] = count
 
 
-def _refusal(misuse: Misuse, reason: str | None) -> Exception:
-    return InternalError(f"cache service: {reason or misuse.value}")
-
-
 class _Life:
     """On the loop: a ContextCache, and the tasks of orders."""
 
@@ -187,7 +182,7 @@ class _Life:
         self._settings = settings
         self._tell = tell
         self._answer = answer
-        self._resident: Resident
+        self._service = LoopService("cache service")
         self._cache: ContextCache
         self._block_size = 0
         self._tasks: Spawner
@@ -197,28 +192,19 @@ class _Life:
     # ---- life ----
 
     async def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]]) -> None:
-        self._resident = Resident(
-            "aiodatadist cache service", _refusal, what="cache service", unfinished="a CacheService was not closed"
-        )
         if layers:
             self._block_size = int(layers[0][0].shape[1])
 
-        async def live(started: asyncio.Future[None]) -> None:
-            async with AsyncExitStack() as stack:
-                self._cache = await open_cache(stack, self._settings, config)
-                if layers:
-                    await self._cache.register_kvcache(layers)
-                group = await stack.enter_async_context(anyio.create_task_group())
-                self._tasks = Spawner(group)
-                started.set_result(None)
-                await self._resident.stopping.wait()
-                group.cancel_scope.cancel()
+        async def enter(stack: AsyncExitStack) -> None:
+            self._cache = await open_cache(stack, self._settings, config)
+            if layers:
+                await self._cache.register_kvcache(layers)
 
-        await self._resident.start(live)
+        await self._service.open(enter)
+        self._tasks = Spawner(self._service.group)
 
     async def close(self) -> None:
-        await self._resident.stop()
-        self._resident.result()
+        await self._service.close()
 
     # ---- looking up ----
 

@@ -13,14 +13,16 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from time import monotonic
 
 import anyio
+import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist.adapters.client_slots import ClientSlots
 from aiodatadist.adapters.engine_ranks import EngineRanks, contradiction
+from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.peers import is_loopback
 from aiodatadist.adapters.rendezvous_lines import (
@@ -39,10 +41,8 @@ from aiodatadist.adapters.rendezvous_lines import (
 )
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cluster.listener import Listener
-from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.errors import (
     AuthError,
-    InternalError,
     LinkError,
     LinkTimeout,
     LLMException,
@@ -107,10 +107,6 @@ class RendezvousServer:
                 self._thread.join()
 
 
-def _refusal(misuse: Misuse, reason: str | None) -> Exception:
-    return InternalError(f"rendezvous: {reason or misuse.value}")
-
-
 class _RefusalLog:
     """Logs one refusal a second, and how many others there were: strangers do not fill the log."""
 
@@ -138,31 +134,23 @@ class _Life:
         self._ranks = EngineRanks()
         self._slots = ClientSlots()
         self._refusals = _RefusalLog()
-        self._resident: Resident
+        self._service = LoopService("rendezvous")
 
     async def open(self, host: str, port: int) -> int:
-        self._resident = Resident(
-            "aiodatadist rendezvous", _refusal, what="rendezvous", unfinished="a RendezvousServer was not closed"
-        )
         try:
             listener = await Listener.open(host, port, self._key, "rendezvous")
         except LLMException as error:
             raise error.__cause__ or error from None
 
-        async def live(started: asyncio.Future[None]) -> None:
-            async with anyio.create_task_group() as group:
-                group.start_soon(listener.serve, self._serve, group)
-                started.set_result(None)
-                await self._resident.stopping.wait()
-                listener.close()
-                group.cancel_scope.cancel()
+        async def enter(stack: AsyncExitStack) -> None:
+            stack.callback(listener.close)
 
-        await self._resident.start(live)
+        await self._service.open(enter)
+        self._service.group.start_soon(listener.serve, self._serve, self._service.group)
         return listener.address[1]
 
     async def close(self) -> None:
-        await self._resident.stop()
-        self._resident.result()
+        await self._service.close()
 
     async def _serve(self, client: socket.socket, _: Listener) -> None:
         """One client, from the accept on. It has :data:`CLIENT_SECONDS`, and less if it must make room."""

@@ -6,23 +6,20 @@ Every call ends with one call of ``done``, on the loop's thread, with what becam
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any
 
-import anyio
-import anyio.abc
 from pydantic import Field
 
+from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.pools import PoolSettings, open_cache
 from aiodatadist.blocking import shared_loop
-from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig, CcResult, CcStatus, ContextCache, EmsException
-from aiodatadist.errors import InternalError, LLMException, LLMStatusCode
+from aiodatadist.errors import LLMException, LLMStatusCode
 
 logger = logging.getLogger(__name__)
 
@@ -111,46 +108,33 @@ class ValueService:
         self._thread.post(lambda: life.start(what, keys, buffers, done))
 
 
-def _refusal(misuse: Misuse, reason: str | None) -> Exception:
-    return InternalError(f"value service: {reason or misuse.value}")
-
-
 class _Life:
     """On the loop: a ContextCache, and a task for each call."""
 
     def __init__(self, settings: ValueSettings) -> None:
         self._settings = settings
-        self._resident: Resident
+        self._service = LoopService("value service")
         self._cache: ContextCache
         self._tasks: Spawner
         self._waiting: set[int] = set()
 
     async def open(self) -> None:
-        self._resident = Resident(
-            "aiodatadist value service", _refusal, what="value service", unfinished="a ValueService was not closed"
-        )
         config = CcConfig(rank_id=0, device_id=self._settings.device_id, model_id=self._settings.namespace)
 
-        async def live(started: asyncio.Future[None]) -> None:
-            async with AsyncExitStack() as stack:
-                self._cache = await open_cache(stack, self._settings, config)
-                group = await stack.enter_async_context(anyio.create_task_group())
-                self._tasks = Spawner(group)
-                started.set_result(None)
-                await self._resident.stopping.wait()
-                group.cancel_scope.cancel()
+        async def enter(stack: AsyncExitStack) -> None:
+            self._cache = await open_cache(stack, self._settings, config)
 
-        await self._resident.start(live)
+        await self._service.open(enter)
+        self._tasks = Spawner(self._service.group)
 
     async def close(self) -> None:
-        await self._resident.stop()
-        self._resident.result()
+        await self._service.close()
 
     async def check_health(self) -> bool:
         return await self._cache.check_health()
 
     def start(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
-        if self._resident.stopping.is_set():
+        if self._service.is_ending:
             done([False] * len(keys))
         else:
             self._tasks.start_soon(self._run, what, keys, buffers, done)
