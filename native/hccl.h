@@ -36,6 +36,7 @@ typedef enum { HCCL_SEND = 0, HCCL_RECV = 1 } HcclSendRecvType;
 #define HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET      0xffffffff
 #define HCCL_COMM_TRAFFIC_CLASS_CONFIG_NOT_SET 0xffffffff
 #define HCCL_COMM_SERVICE_LEVEL_CONFIG_NOT_SET 0xffffffff
+#define HCCL_COMM_CONFIG_OP_EXPANSION_MODE     3        /* understood if HcclGetCommConfigCapability() is greater */
 
 typedef struct HcclRootInfoDef { char internal[4108]; } HcclRootInfo;
 

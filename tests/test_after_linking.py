@@ -19,7 +19,7 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from tests.strict.marks import STRICT
+from tests.strict.marks import IS_HCCS
 
 DESC = CacheDesc(4, [16, 256], DataType.DT_UINT8)
 modes = pytest.mark.parametrize("one_sided", [True, False])
@@ -29,7 +29,7 @@ sides = pytest.mark.parametrize("side", ["client", "server"])
 async def register(cluster: Cluster, fill: int, model_id: int | None = None) -> tuple[Cache, list[Any]]:
     """A cache of numpy arrays, over HCCS in memory of the device's: tensor ``t`` is full of ``fill + t``."""
     arrays = [np.zeros((16, 256), np.uint8) for _ in range(4)]
-    if STRICT == "hccs":
+    if IS_HCCS:
         view = np.frombuffer(cluster.datadist.device.allocate(4 * DESC.size).view(), np.uint8)
         arrays = [view[t * DESC.size :][: DESC.size].reshape(16, 256) for t in range(4)]
     for tensor, array in enumerate(arrays):

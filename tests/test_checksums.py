@@ -42,7 +42,7 @@ from aiodatadist.testing import (
     verify,
 )
 from aiodatadist.wire.messages import Digest, Digests, Hello, Pulled
-from tests.strict.marks import STRICT, any_memory
+from tests.strict.marks import IS_HCCS, any_memory
 
 LAYERS, TENSORS, BLOCK = 3, 6, 40_000
 SOURCES, TARGETS = [3, 9, 4], [0, 7, 2]
@@ -109,7 +109,7 @@ async def way(
 
 
 ways = pytest.mark.parametrize("name", ["pull", "push", "request"])
-reachable = pytest.mark.skipif(STRICT == "hccs", reason="HCCS: HOST memory of a peer is out of reach")
+reachable = pytest.mark.skipif(IS_HCCS, reason="HCCS: HOST memory of a peer is out of reach")
 placements = pytest.mark.parametrize(
     "placement", [Placement.DEVICE, pytest.param(Placement.HOST, marks=reachable)], ids=str
 )

@@ -22,7 +22,7 @@ def run(folder: Path, strict: str, *arguments: str, **own: str) -> subprocess.Co
     vendor_names.install(folder)
     files = [folder / f"device{number}.json" for number in range(2)]
     for number, file in enumerate(files):
-        file.write_text(vendor_names.resource(number))
+        file.write_text(vendor_names.resource(number, strict=strict))
     environment = {
         **vendor_names.environment(folder, strict),
         "AIODATADIST_LOCAL_COMM_RES": ",".join(map(str, files)),
@@ -36,7 +36,7 @@ def run(folder: Path, strict: str, *arguments: str, **own: str) -> subprocess.Co
 
 
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce", "aicpu"])
 def test_all_of_them_pass(tmp_path: Path, strict: str) -> None:
     done = run(tmp_path, strict, "-m", "hardware")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_all_of_them_pass(tmp_path: Path, strict: str) -> None:
     assert "| 2048 KiB |" in done.stdout, "the table of figures is printed"
 
 
-@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce", "aicpu"])
 def test_devices_that_are_not_described_are_found(tmp_path: Path, strict: str) -> None:
     """As on the machine of an owner who has set nothing: ``hccn_tool`` tells the addresses of the cards."""
     vendor_names.install_tool(tmp_path)

@@ -19,13 +19,13 @@ from aiodatadist import (
     Placement,
 )
 from aiodatadist.testing import cluster_info, open_cluster, pattern
-from tests.strict.marks import STRICT, any_memory
+from tests.strict.marks import IS_HCCS, any_memory
 
 HOST = CacheDesc(2, [4, 4096], DataType.DT_UINT8, Placement.HOST)
 DEVICE = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 modes = pytest.mark.parametrize(
     "one_sided",
-    [True, pytest.param(False, marks=pytest.mark.skipif(STRICT == "hccs", reason="HCCS: no HOST memory of a peer's"))],
+    [True, pytest.param(False, marks=pytest.mark.skipif(IS_HCCS, reason="HCCS: no HOST memory of a peer's"))],
     ids=["one_sided", "request"],
 )
 

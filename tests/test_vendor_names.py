@@ -108,7 +108,7 @@ def names(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("strict", ["hccs", "roce"])
+@pytest.mark.parametrize("strict", ["hccs", "roce", "aicpu"])
 def test_two_processes_on_one_npu_are_not_linked_and_told_why(names: Path, strict: str) -> None:
     with opened(OPEN, names, strict) as prompt:
         assert prompt.stdout is not None
@@ -129,7 +129,7 @@ def test_a_runtime_that_does_not_know_super_pods_asks_for_them(names: Path) -> N
     assert "set LLMConfig.local_comm_res: version 1.2" in done.stderr
 
 
-@pytest.mark.parametrize("strict", ["hccs", "roce"])
+@pytest.mark.parametrize("strict", ["hccs", "roce", "aicpu"])
 def test_the_readmes_two_programs_run_as_they_are(names: Path, strict: str) -> None:
     vendor_names.install_tool(names)
     port = free_port()

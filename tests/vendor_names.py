@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from aiodatadist._native.library import SOFTNPU
 
@@ -29,7 +30,7 @@ def environment(folder: Path, strict: str = "") -> dict[str, str]:
     """For a child process: it opens the libraries of the folder as the vendor's, and finds its tool.
 
     Args:
-        strict: SOFTNPU_STRICT: ``hccs`` or ``roce``; empty: softnpu takes whatever makes sense.
+        strict: SOFTNPU_STRICT: ``hccs``, ``roce`` or ``aicpu``; empty: softnpu takes whatever makes sense.
     """
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     own = {"AIODATADIST_RUNTIME": "ascend", "LD_LIBRARY_PATH": str(folder), "PATH": path}
@@ -37,13 +38,18 @@ def environment(folder: Path, strict: str = "") -> dict[str, str]:
     return {**kept, **own, **({"SOFTNPU_STRICT": strict} if strict else {})}
 
 
-def resource(device: int, server: str = "127.0.0.1") -> str:
-    """A ``local_comm_res`` of version 1.0 for one of softnpu's devices: each has an address of its own."""
+def resource(device: int, server: str = "127.0.0.1", strict: str = "") -> str:
+    """Return a ``local_comm_res`` for one of softnpu's devices, each with its own address; of version 1.2 on its A3."""
     described = {"device_id": str(device), "device_ip": f"10.0.0.{device + 1}"}
+    pods: dict[str, Any] = {}
+    if strict == "aicpu":
+        described["super_device_id"] = str(device)
+        pods["super_pod_list"] = [{"super_pod_id": "0", "server_list": [{"server_id": server}]}]
     table = {
-        "version": "1.0",
+        "version": "1.2" if pods else "1.0",
         "status": "completed",
         "server_count": "1",
         "server_list": [{"server_id": server, "device": [described]}],
+        **pods,
     }
     return json.dumps(table)

@@ -225,7 +225,7 @@ class Runtime:
 
     @cached_property
     def soft_strictness(self) -> int:
-        """As which hardware softnpu behaves: 0 free, 1 HCCS, 2 RoCE."""
+        """As which hardware softnpu behaves: 0 free, 1 HCCS, 2 RoCE, 3 HCCS of an A3."""
         return int(self.acl.softnpu_strictness())
 
     @cached_property

@@ -25,6 +25,9 @@ CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
 CONFIG_BYTES = 300
 CONFIG_MAGIC = 0xF0F0F0F0
 NOT_SET = 0xFFFFFFFF
+EXPANSION_HOST = 1
+"""The host unfolds batches. By default an A3 does it on the device, where an abort stops no copy and one notify of the
+communicator reports all ends (:func:`~aiodatadist.transport.link_kind.is_unfolded`)."""
 
 _turn = threading.Lock()
 """HCCL keeps the communicators of a process, of all its devices, in tables without a lock: one thread at a time makes or
@@ -40,8 +43,15 @@ def _renew_turn() -> None:
 os.register_at_fork(after_in_child=_renew_turn)
 
 
-def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig) -> Handle:
-    """A ``HcclCommConfig``: the name that all members give, the megabytes of HCCL's staging memory, and RDMA's marks."""
+def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig, expansion: int = EXPANSION_HOST) -> Handle:
+    """Return a ``HcclCommConfig``.
+
+    Args:
+        name: the same at all members.
+        buffer_mib: megabytes of HCCL's staging memory.
+        rdma: marks of RDMA packets.
+        expansion: where batches are unfolded. The environment's HCCL_OP_EXPANSION_MODE does not count then.
+    """
     config = ffi.new("HcclCommConfig *")
     header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
     ffi.cast("uint64_t *", header)[0] = CONFIG_BYTES
@@ -49,6 +59,7 @@ def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig) -> Handle:
     header[3] = CONFIG_VERSION
     config.hcclBufferSize = buffer_mib
     config.hcclCommName = name.encode()
+    config.hcclOpExpansionMode = expansion
     config.hcclRdmaTrafficClass = NOT_SET if rdma.traffic_class is None else rdma.traffic_class
     config.hcclRdmaServiceLevel = NOT_SET if rdma.service_level is None else rdma.service_level
     return config

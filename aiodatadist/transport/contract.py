@@ -95,7 +95,8 @@ class Channel(ABC):
 
     Attributes:
         is_rdma: gets and puts are requests in one queue, which any later one starts, from whatever stream: all of one end go
-            through one stream, one at a time, and what was stopped half-way is only over when the channel is closed.
+            through one stream, one at a time, and what was stopped half-way is only over when the channel is closed. The same
+            holds over HCCS if HCCL unfolds batches on the device.
         reaches_host: the peer's HOST memory can be read and written, too; else DEVICE memory only.
     """
 

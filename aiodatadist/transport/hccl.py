@@ -31,7 +31,7 @@ from aiodatadist.transport.contract import (
     Region,
     Transport,
 )
-from aiodatadist.transport.link_kind import A2, A3, LinkKind, link_kind, may_use_hccs
+from aiodatadist.transport.link_kind import A2, A3, LinkKind, is_unfolded, link_kind, may_use_hccs
 from aiodatadist.transport.local_device import describe
 from aiodatadist.transport.two_ends import check_ends
 from aiodatadist.values.descriptors import Placement
@@ -258,7 +258,7 @@ class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
     def __init__(self, device: Device, comm: Communicator, peer_rank: int, kind: LinkKind) -> None:
-        self.is_rdma = kind is LinkKind.ROCE
+        self.is_rdma = kind is LinkKind.ROCE or is_unfolded(device.runtime, kind)
         self.reaches_host = kind is not LinkKind.HCCS
         self._device = device
         self._comm = comm

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from aiodatadist._native.library import ring
+from aiodatadist.errors import FeatureNotEnabled
+
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
     from aiodatadist.transport.contract import Endpoint
@@ -20,6 +23,7 @@ A2 = re.compile(r"Ascend910B\d")
 A3 = re.compile(r"Ascend910_93")
 
 INTRA_ROCE = "HCCL_INTRA_ROCE_ENABLE"
+EXPANSION_MODE = "HCCL_OP_EXPANSION_MODE"
 
 
 class LinkKind(Enum):
@@ -30,7 +34,7 @@ class LinkKind(Enum):
     ROCE = "RoCE"
 
 
-SOFT_KINDS = (LinkKind.FREE, LinkKind.HCCS, LinkKind.ROCE)
+SOFT_KINDS = (LinkKind.FREE, LinkKind.HCCS, LinkKind.ROCE, LinkKind.HCCS)
 """By what ``softnpu_strictness`` returns."""
 
 
@@ -46,6 +50,33 @@ def may_use_hccs(runtime: Runtime) -> bool:
     if runtime.is_soft:
         return SOFT_KINDS[runtime.soft_strictness] is LinkKind.HCCS
     return bool(A2.match(runtime.chip) or A3.match(runtime.chip)) and not _prefers_roce(os.environ)
+
+
+def is_unfolded(runtime: Runtime, kind: LinkKind) -> bool:
+    """Return True if HCCL unfolds the batches of such a link on the device, although each communicator asks for the host.
+
+    Then HCCL copies on a stream of its own, aborting our stream stops no copy, and one notify per communicator reports all
+    ends. Such transfers need RoCE's rules over HCCS, too. HCCL does not report whether it followed the request, but it
+    names the fields of the configuration that it reads.
+    """
+    return kind is LinkKind.HCCS and unfolds_by_itself(runtime.chip, os.environ) and not _reads_expansion_mode(runtime)
+
+
+def _reads_expansion_mode(runtime: Runtime) -> bool:
+    try:
+        return int(runtime.hccl.HcclGetCommConfigCapability()) > int(ring.HCCL_COMM_CONFIG_OP_EXPANSION_MODE)
+    except FeatureNotEnabled:
+        return False
+
+
+def unfolds_by_itself(chip: str, environment: Mapping[str, str]) -> bool:
+    """Return True if HCCL unfolds batches on the device unless a communicator's configuration decides otherwise.
+
+    On an A3 only HOST keeps it on the host. AIV, which guides for serving engines set, does not. On an A2 only AI_CPU moves
+    it to the device.
+    """
+    mode = environment.get(EXPANSION_MODE, "")
+    return mode != "HOST" if A3.match(chip) else mode == "AI_CPU"
 
 
 def vendor_link_kind(chip: str, mine: Endpoint, peer: Endpoint, environment: Mapping[str, str]) -> LinkKind:

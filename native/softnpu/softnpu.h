@@ -7,9 +7,10 @@
  *   SOFTNPU_DEVICE_MEMORY  bytes of one device; only counted, nothing is reserved: default 64 GiB
  *   SOFTNPU_MAX_STREAMS    of one device, default streams included: default 1984
  *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
- *   SOFTNPU_STRICT         `hccs` or `roce`: refuse what HCCL refuses, and do otherwise what it does otherwise, between two
- *                          cards of one server or between two servers; default: take whatever makes sense
- *                          both: - a batch is walked item by item: a bad one ends the call, those before it run (roce: are posted)
+ *   SOFTNPU_STRICT         `hccs`, `roce` or `aicpu`: refuse what HCCL refuses, and do otherwise what it does otherwise, between
+ *                          two cards of one A2 server, between two servers, or between two cards of an A3 super pod; default:
+ *                          take whatever makes sense
+ *                          all:  - a batch is walked item by item: a bad one ends the call, those before it run (roce: are posted)
  *                                - an item has at least 1 byte (HCCL_E_PARA), and local memory that is registered and bound
  *                                  (HCCL_E_INTERNAL)
  *                                - rank tables have version, status, the right server_count, server and device ids and unique
@@ -24,6 +25,10 @@
  *                          hccs: - HOST memory of a peer is out of reach (HCCL_E_INTERNAL)
  *                                - a DEVICE region starts on a page: of 2 MiB, or of its aclrtMalloc allocation
  *                                  (HcclCommPrepare: HCCL_E_RUNTIME)
+ *                          aicpu: as hccs, but a batch is unfolded on the device (hccl_unfold.h) unless hcclOpExpansionMode is 1
+ *                          or HCCL_OP_EXPANSION_MODE is HOST: its copies run on the communicator's own stream, an abort
+ *                          stops none of them, one notify of the communicator reports all ends, two calls at once mix their
+ *                          items, and HcclCommDestroy waits for that stream (HCCL_EXEC_TIMEOUT). With hccs so does AI_CPU
  *                          roce: HcclBatchGet and HcclBatchPut post their items into the connection's queue at once, the stream
  *                          only rings a doorbell, which starts whatever was posted before it. One flag per connection
  *                          tells that a batch ended; an abort takes nothing back that was posted; a failed request ends
@@ -67,7 +72,7 @@ int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_D
 int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
 int softnpu_release(void *addr, uint64_t size);
 
-/* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`. */
+/* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
 int softnpu_strictness(void);
 
 /* How many threads share a large copy, as SOFTNPU_COPIERS said at aclInit, or without it. */

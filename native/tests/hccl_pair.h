@@ -111,6 +111,8 @@ static const char two_ranks[] =
     "{\"device_id\": \"0\", \"device_ip\": \"10.0.0.1\", \"rank_id\": \"0\"}, "
     "{\"device_id\": \"1\", \"device_ip\": \"10.0.0.2\", \"rank_id\": \"1\"}]}]}";
 
+static uint32_t expansion_mode;                              /* hcclOpExpansionMode of what is made from here on */
+
 static inline HcclCommConfig named_config(const char *name)
 {
     HcclCommConfig config;
@@ -119,6 +121,7 @@ static inline HcclCommConfig named_config(const char *name)
     memset(&config, 0, sizeof config);
     memcpy(config.reserved, &size, sizeof size);
     memcpy(config.reserved + 8, head, sizeof head);
+    config.hcclOpExpansionMode = expansion_mode;
     strncpy(config.hcclCommName, name, sizeof config.hcclCommName - 1);
     return config;
 }

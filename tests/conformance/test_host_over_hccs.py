@@ -67,7 +67,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("strict", "words"), [("", MOVED), ("roce", MOVED), ("hccs", REFUSED)], ids=["free", "roce", "hccs"]
+    ("strict", "words"),
+    [("", MOVED), ("roce", MOVED), ("hccs", REFUSED), ("aicpu", REFUSED)],
+    ids=["free", "roce", "hccs", "aicpu"],
 )
 @pytest.mark.parametrize("mode", ["one_sided", "asking"])
 async def test_a_peers_host_memory(mode: str, strict: str, words: dict[str, list[str]]) -> None:

@@ -25,7 +25,7 @@ def run(folder: Path, strict: str, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
+@pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce", "aicpu"])
 @pytest.mark.parametrize("arguments", [[], ["--layered"], ["--device", "3,2", "--device-ip", "10.1.0.1,10.1.0.2"]])
 def test_blocks_travel_and_tokens_are_equal(tmp_path: Path, strict: str, arguments: list[str]) -> None:
     done = run(tmp_path, strict, "--json", *arguments)
@@ -39,7 +39,7 @@ def test_blocks_travel_and_tokens_are_equal(tmp_path: Path, strict: str, argumen
 def test_devices_can_be_described_by_files(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.json" for number in range(2)]
     for number, file in enumerate(files):
-        file.write_text(vendor_names.resource(number))
+        file.write_text(vendor_names.resource(number, strict=STRICT))
     done = run(tmp_path, STRICT or "roce", "--json", "--local-comm-res", ",".join(map(str, files)))
     assert (done.returncode, done.stderr) == (0, "")
 

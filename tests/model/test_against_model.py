@@ -65,7 +65,7 @@ from tests.model.model import (
     layout,
 )
 from tests.profiles import examples
-from tests.strict.marks import STRICT, any_memory
+from tests.strict.marks import IS_HCCS, any_memory
 
 EXAMPLES = int(os.environ.get("AIODATADIST_MODEL_EXAMPLES", examples(60)))
 STEP = 15.0
@@ -85,7 +85,7 @@ settings.register_profile("model-ci", settings.get_profile("model"), derandomize
 
 T = TypeVar("T")
 
-MEMORIES = ["pool", "pool", "pool", *(["numpy", "numpy", "bytearray", "address", "cpu"] if STRICT != "hccs" else [])]
+MEMORIES = ["pool", "pool", "pool", *(["numpy", "numpy", "bytearray", "address", "cpu"] if not IS_HCCS else [])]
 """Where caches are: over HCCS where it starts with a page."""
 
 
@@ -171,8 +171,7 @@ class Draw:
         memory = "pool" if self.world.is_about_keys and self.chance(0.6) else rng.choice(MEMORIES)
         blocks, host = (
             self.chance(0.1 if self.world.is_about_keys else 0.5) or memory == "cpu",
-            (self.chance(0.3) and STRICT != "hccs")
-            or memory == "cpu",  # a peer's HOST memory is out of reach over HCCS
+            (self.chance(0.3) and not IS_HCCS) or memory == "cpu",  # a peer's HOST memory is out of reach over HCCS
         )
         if memory == "pool" and host not in self.model.clusters[at].pools and self.chance(0.9):
             host = not host

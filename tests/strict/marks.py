@@ -8,7 +8,8 @@ import pytest
 
 STRICT = os.environ.get("SOFTNPU_STRICT", "")
 
-any_memory = pytest.mark.skipif(
-    STRICT == "hccs", reason="HCCS: the test's tensors are numpy's, or do not start with a page"
-)
+IS_HCCS = STRICT in {"hccs", "aicpu"}
+"""The link kind is HCCS, of an A2 or of an A3."""
+
+any_memory = pytest.mark.skipif(IS_HCCS, reason="HCCS: the test's tensors are numpy's, or do not start with a page")
 interruptible = pytest.mark.skipif(STRICT != "", reason="HCCL: waiting for a peer cannot be interrupted")

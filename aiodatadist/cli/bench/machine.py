@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 import aiodatadist
 from aiodatadist import LLMDataDist
 
-_STRICTNESS = ("free", "hccs", "roce")
+_STRICTNESS = ("free", "hccs", "roce", "aicpu")
 
 
 class Machine(BaseModel):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.cli.probe.memory import registration
-from aiodatadist.transport.communicator import communicator_config
+from aiodatadist.transport.communicator import EXPANSION_HOST, communicator_config
 from aiodatadist.transport.contract import DEFAULT_RDMA
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 STAGING_MIB = 200
 
 
-def init_communicator(bench: Bench, name: str, table: str, rank: int) -> Handle:
+def init_communicator(bench: Bench, name: str, table: str, rank: int, expansion: int = EXPANSION_HOST) -> Handle:
     """Without its peer, which is not waited for.
 
     Raises:
         UnexpectedCode: it cannot be made.
     """
-    config = communicator_config(name, STAGING_MIB, DEFAULT_RDMA)
+    config = communicator_config(name, STAGING_MIB, DEFAULT_RDMA, expansion)
     made = ffi.new("HcclComm *")
     bench.calls.ok("HcclCommInitClusterInfoMemConfig", table.encode(), rank, config, made, note=f"2 ranks, rank {rank}")
     return made[0]

@@ -81,8 +81,8 @@ class FarEnd:
         self._bench.write(memory, pattern(seed, memory.size))
         return {}
 
-    def join(self, channel: str, table: str, names: list[str]) -> dict[str, Any]:
-        comm = init_communicator(self._bench, channel, table, RANK)
+    def join(self, channel: str, table: str, names: list[str], expansion: int) -> dict[str, Any]:
+        comm = init_communicator(self._bench, channel, table, RANK, expansion)
         joined = self._channels[channel] = Channel(self._bench, comm)
         for name in names:
             joined.bind(self._registered.handle_of(self._lent[name]))

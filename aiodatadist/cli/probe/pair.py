@@ -14,6 +14,7 @@ from aiodatadist.cli.probe.bench import Bench, Memory, pattern
 from aiodatadist.cli.probe.channel import Channel, Registered, init_communicator
 from aiodatadist.cli.probe.endpoint import endpoint_of
 from aiodatadist.cli.probe.lines import Lines
+from aiodatadist.transport.communicator import EXPANSION_HOST
 from aiodatadist.transport.contract import Endpoint
 from aiodatadist.transport.hccl import rank_table
 from aiodatadist.transport.link_kind import LinkKind, link_kind
@@ -86,11 +87,11 @@ class Pair:
 
     # ---- channels ----
 
-    def begin(self, names: Sequence[str], *memories: Memory) -> tuple[str, Channel]:
+    def begin(self, names: Sequence[str], *memories: Memory, expansion: int = EXPANSION_HOST) -> tuple[str, Channel]:
         """A communicator at both ends, with the memory of each bound."""
         name = f"probe-{os.urandom(6).hex()}"
-        self.ask("join", channel=name, table=self.table, names=list(names))
-        channel = Channel(self.bench, init_communicator(self.bench, name, self.table, 0))
+        self.ask("join", channel=name, table=self.table, names=list(names), expansion=expansion)
+        channel = Channel(self.bench, init_communicator(self.bench, name, self.table, 0, expansion))
         for memory in memories:
             channel.bind(self.registered.handle_of(memory))
         return name, channel
@@ -101,13 +102,13 @@ class Pair:
         code = channel.prepare(seconds)
         return code, int(self.answer("prepare")["code"])
 
-    def connect(self, names: Sequence[str], *memories: Memory) -> tuple[str, Channel]:
+    def connect(self, names: Sequence[str], *memories: Memory, expansion: int = EXPANSION_HOST) -> tuple[str, Channel]:
         """A communicator that can be used.
 
         Raises:
             FarEndFailed: it cannot be prepared.
         """
-        name, channel = self.begin(names, *memories)
+        name, channel = self.begin(names, *memories, expansion=expansion)
         codes = self.prepare(name, channel)
         if any(codes):
             raise FarEndFailed(f"HcclCommPrepare returned {codes[0]}, at the far end {codes[1]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodatadist.cli.probe import links, memory, order, races, start, streams
+from aiodatadist.cli.probe import expansion, links, memory, order, races, start, streams
 from aiodatadist.cli.probe.step import Step
 
 STEPS: tuple[Step, ...] = (
@@ -35,4 +35,5 @@ STEPS: tuple[Step, ...] = (
     Step("19", "two communicators", "0, and the second goes on", together=links.two_channels),
     Step("20", "two threads", "0 each time", together=races.two_threads, decides="B12", limit=120),
     Step("21", "clean up", "as much free memory as before", together=links.clean_up),
+    Step("22", "unfolding", "on the host if HOST is asked for", together=expansion.unfolding, decides="B19", limit=180),
 )

@@ -136,7 +136,11 @@ const char *aclrtGetSocName(void)
 {
     if (soft_fault(__func__, NULL))
         return NULL;
-    return soft_setting.strict == SOFT_STRICT_HCCS ? "Ascend910B1-softnpu" : "SoftNPU";   /* A2 has HCCS within a server */
+    switch (soft_setting.strict) {
+    case SOFT_STRICT_HCCS:  return "Ascend910B1-softnpu";   /* an A2 has HCCS within a server */
+    case SOFT_STRICT_AICPU: return "Ascend910_9391-softnpu";    /* an A3 has HCCS within a super pod */
+    default:                return "SoftNPU";
+    }
 }
 
 aclError aclrtGetRunMode(aclrtRunMode *runMode)

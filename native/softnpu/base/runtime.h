@@ -45,8 +45,8 @@ aclError soft_count_timeout(aclError code);                 /* of a synchronize;
 /* ---- settings.c: what the environment says, read by the first aclInit ---- */
 enum { SOFT_MAX_DEVICES = 64 };
 /* As which hardware softnpu behaves where the vendor's differs from link to link: FREE takes whatever makes sense, HCCS is
- * two cards of one server, ROCE two servers. softnpu.h says what the difference is. */
-typedef enum { SOFT_STRICT_NO, SOFT_STRICT_HCCS, SOFT_STRICT_ROCE } soft_strictness;
+ * two cards of one A2 server, ROCE two servers, AICPU two cards of one A3 super pod. softnpu.h says what the difference is. */
+typedef enum { SOFT_STRICT_NO, SOFT_STRICT_HCCS, SOFT_STRICT_ROCE, SOFT_STRICT_AICPU } soft_strictness;
 typedef struct soft_settings {
     soft_strictness strict;
     int devices;
@@ -171,6 +171,7 @@ struct soft_stream {
     char failure_text[SOFT_TEXT + 64];
 };
 aclError soft_submit_wait(soft_stream *stream, soft_task *task);          /* as soft_submit, and returns after the task ended */
+aclError soft_task_run(soft_task *task);                    /* with its fault, in whichever stream it says */
 soft_stream *soft_queue_inside(void);                       /* the stream whose task this thread is running, or NULL */
 soft_task *soft_queue_detach(soft_stream *stream);          /* locked; takes all off the queue, for: */
 void     soft_queue_drop(soft_stream *stream, soft_task *list);           /* not locked */

@@ -25,14 +25,14 @@ static aclError read_number(const char *name, uint64_t least, uint64_t most, uin
 
 static aclError read_strictness(soft_strictness *value)
 {
-    static const char *const words[] = { "", "hccs", "roce" };
+    static const char *const words[] = { "", "hccs", "roce", "aicpu" };
     const char *text = getenv("SOFTNPU_STRICT");
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (!strcmp(text ? text : "", words[i])) {
             *value = (soft_strictness)i;
             return ACL_SUCCESS;
         }
-    return soft_error(ACL_ERROR_INVALID_PARAM, "SOFTNPU_STRICT=%s: want hccs, roce, or nothing", text);
+    return soft_error(ACL_ERROR_INVALID_PARAM, "SOFTNPU_STRICT=%s: want hccs, roce, aicpu, or nothing", text);
 }
 
 /* More than four do not make copies faster where this was measured; memory is what is slow. */
@@ -80,7 +80,7 @@ bool soft_is_strict(void)
 
 bool soft_is_hccs(void)
 {
-    return soft_setting.strict == SOFT_STRICT_HCCS;
+    return soft_setting.strict == SOFT_STRICT_HCCS || soft_setting.strict == SOFT_STRICT_AICPU;
 }
 
 int softnpu_set_memory_limit(uint64_t bytes)

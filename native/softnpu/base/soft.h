@@ -75,8 +75,8 @@ int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, v
 void soft_mem_unimport(void *addr);
 
 /* ---- settings.c: does SOFTNPU_STRICT say so? ---- */
-bool soft_is_strict(void);                                  /* hccs or roce */
-bool soft_is_hccs(void);
+bool soft_is_strict(void);                                  /* hccs, roce or aicpu */
+bool soft_is_hccs(void);                                    /* hccs or aicpu: the link kind is HCCS */
 
 /* ---- device.c, init.c ---- */
 int  soft_current_device(void);                             /* of this thread, or -1 */

@@ -23,7 +23,7 @@ soft_stream *soft_queue_inside(void)
 
 /* ---- running ---- */
 
-static aclError run_with_fault(soft_task *task)
+aclError soft_task_run(soft_task *task)
 {
     const soft_exec_fault *fault = &task->fault;
     soft_hold_stand(fault->hold);
@@ -97,7 +97,7 @@ static bool run(soft_stream *stream, soft_task *task)
 
     inside = stream;
     char *diverted = soft_error_divert(text);
-    aclError code = run_with_fault(task);
+    aclError code = soft_task_run(task);
     task->drop(task);
     soft_error_divert(diverted);
     inside = outer;

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 #include "hccl_queue_pair.h"
+#include "hccl_unfold.h"
 
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static hccl_comm *named;                                /* live one-sided ones: their names are unique per device */
@@ -33,6 +34,7 @@ static void comm_free(soft_object *object)
         close_if_open(peer->send.fd);
         close_if_open(peer->recv.fd);
     }
+    hccl_unfolding_put(comm->unfolding);
     close_if_open(comm->watch);
     hccl_strict_port_give(comm);
     if (comm->world)
@@ -53,6 +55,7 @@ hccl_comm *hccl_comm_new(uint32_t size, uint32_t rank, const hccl_config *config
     memcpy(comm->name, config->name, HCCL_NAME_BYTES);
     comm->traffic_class = config->traffic_class;
     comm->service_level = config->service_level;
+    comm->unfolds = config->unfolds;
     comm->device = soft_current_device();
     comm->rank = rank;
     comm->size = size;

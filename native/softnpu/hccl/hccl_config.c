@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "hccl_soft.h"
+#include "runtime.h"
 
 #define CONNECT_SECONDS 120                             /* the vendor's default */
 #define EXEC_SECONDS    1836                            /* likewise */
@@ -83,6 +84,33 @@ static HcclResult check_connect_limit(const char *function, int *seconds)
     return HCCL_SUCCESS;
 }
 
+/* ---- where batches are unfolded: what the configuration says, else the environment, else the vendor ----
+ *
+ * On an A3 only HOST keeps it on the host, on an A2 only AI_CPU moves it to the device. [src externalinput.cc:1706-1732,
+ * comm_config.cc:352-357] */
+
+enum { EXPANSION_DEFAULT, EXPANSION_HOST, EXPANSION_AI_CPU };   /* AIV is 3 */
+
+static uint32_t mode_from_environment(void)
+{
+    const char *variable = getenv("HCCL_OP_EXPANSION_MODE");
+    if (variable && !strcmp(variable, "HOST"))
+        return EXPANSION_HOST;
+    return variable && !strcmp(variable, "AI_CPU") ? EXPANSION_AI_CPU : EXPANSION_DEFAULT;
+}
+
+static bool unfolds(const config_head *head, const HcclCommConfig *given)
+{
+    bool is_read = head->version >= 5 && head->size >= offsetof(HcclCommConfig, hcclOpExpansionMode) + sizeof(uint32_t)
+        && HcclGetCommConfigCapability() > HCCL_COMM_CONFIG_OP_EXPANSION_MODE;
+    uint32_t mode = is_read ? given->hcclOpExpansionMode : EXPANSION_DEFAULT;
+    if (mode == EXPANSION_DEFAULT)
+        mode = mode_from_environment();
+    if (soft_setting.strict == SOFT_STRICT_HCCS)
+        return mode == EXPANSION_AI_CPU;
+    return soft_setting.strict == SOFT_STRICT_AICPU && mode != EXPANSION_HOST;
+}
+
 /* ---- the whole ---- */
 
 static HcclResult read_head(const char *function, const HcclCommConfig *given, config_head *head)
@@ -109,6 +137,7 @@ HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, h
         code = read_rdma(function, &traffic_class, has_rdma ? given->hcclRdmaTrafficClass : UINT32_MAX, &config->traffic_class);
     if (!code)
         code = read_rdma(function, &service_level, has_rdma ? given->hcclRdmaServiceLevel : UINT32_MAX, &config->service_level);
+    config->unfolds = !code && unfolds(&head, given);
     int seconds;
     if (!code && soft_is_strict())
         code = check_connect_limit(function, &seconds);

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "hccl_queue_pair.h"
+#include "hccl_unfold.h"
 
 #define PATIENCE_NS  ((int64_t)100000000)               /* a peer that runs comes out of its piece much sooner */
 #define NOT_A_RANK   UINT32_MAX
@@ -144,11 +145,28 @@ static HcclResult end_comm(const char *function, hccl_comm *comm)
     return first ? HCCL_SUCCESS : soft_hccl_error(HCCL_E_NOT_FOUND, "%s: another thread destroyed it first", function);
 }
 
+/* The vendor's call launches a kernel on the communicator's own stream, and waits for it. [src
+ * hccl_one_sided_service.cc:596-606] */
+static hccl_unfolding *await_unfolded(hccl_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    hccl_unfolding *unfolding = comm->unfolding;
+    if (unfolding)
+        soft_ref((soft_object *)unfolding);
+    pthread_mutex_unlock(&comm->lock);
+    hccl_unfolding_drain(unfolding);
+    return unfolding;
+}
+
 static HcclResult destroy(const char *function, hccl_comm *comm)
 {
+    hccl_unfolding *unfolding = await_unfolded(comm);
     pthread_mutex_lock(&comm->lock);
     HcclResult code = close_comm(function, comm);
     pthread_mutex_unlock(&comm->lock);
+    if (!code)
+        hccl_unfolding_end(unfolding);
+    hccl_unfolding_put(unfolding);
     if (code)
         return code;
     uint32_t writer = await_writers(comm);

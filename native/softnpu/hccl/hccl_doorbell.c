@@ -1,7 +1,6 @@
 /* What a stream gets of a batch: a task that rings the doorbell, and one that waits for the connection's flag. The doorbell
  * tells how many requests had been posted when the batch was, by whichever stream; all of them are started. An abort drops
  * both tasks, and leaves the requests in the queue.                                                                     */
-#include <poll.h>
 #include <stdlib.h>
 #include "hccl_queue_pair.h"
 
@@ -23,15 +22,12 @@ static aclError ring(soft_task *task)
 static aclError await_flag(soft_task *task)
 {
     hccl_queue_pair *pair = ((doorbell *)task)->pair;
-    for (int64_t deadline = hccl_exec_deadline();;) {
-        hccl_flag_state state = hccl_flag_take(pair->flag);
-        if (state != HCCL_FLAG_CLEAR)
-            return state == HCCL_FLAG_SET ? ACL_SUCCESS : hccl_queue_pair_failed(pair);
-        int64_t left = (deadline - soft_now_ns()) / 1000000;
-        if (left <= 0)
-            return soft_error(ACL_ERROR_RT_WAIT_TIMEOUT, "rank %u: the connection's flag was not set (HCCL_EXEC_TIMEOUT)", pair->rank);
-        if (soft_task_poll(task, pair->flag, POLLIN, left < INT32_MAX ? (int)left : INT32_MAX) < 0)
-            return ACL_ERROR_RT_STREAM_ABORT;
+    switch (hccl_flag_await(task, pair->flag)) {
+    case HCCL_FLAG_SET:     return ACL_SUCCESS;
+    case HCCL_FLAG_BROKEN:  return hccl_queue_pair_failed(pair);
+    case HCCL_FLAG_ABORTED: return ACL_ERROR_RT_STREAM_ABORT;
+    default:                return soft_error(ACL_ERROR_RT_WAIT_TIMEOUT, "rank %u: the connection's flag was not set "
+                                              "(HCCL_EXEC_TIMEOUT)", pair->rank);
     }
 }
 

@@ -2,6 +2,7 @@
  * the items in order instead: the first bad one ends the call with its code, and those before it are on their way. So it is
  * with SOFTNPU_STRICT: the good beginning is submitted, or posted (roce) item by item. [src hccl_one_sided_conn.cc:328-383] */
 #include "hccl_queue_pair.h"
+#include "hccl_unfold.h"
 
 typedef struct batch_call {
     const char *function;
@@ -74,10 +75,29 @@ static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_comm
     return code ? code : check_remote(call, i, &comm->peers[call->rank], copy);
 }
 
+static void begin(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
+{
+    soft_ref(&comm->object);
+    transfer->comm = comm;
+    transfer->task.function = call->function;
+    transfer->task.fault = call->fault;
+    transfer->rank = call->rank;
+    transfer->put = call->put;
+}
+
+/* Under the communicator's lock: the way to the peer. */
+static void lead(const hccl_comm *comm, hccl_transfer *transfer)
+{
+    const hccl_peer *peer = &comm->peers[transfer->rank];
+    transfer->link = peer->link;
+    transfer->gate = peer->gate;
+    transfer->pid = peer->pid;
+    transfer->here = peer->here;
+}
+
 /* After a failure `transfer` has the items before the bad one. */
 static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
 {
-    const hccl_peer *peer = &comm->peers[call->rank];
     HcclResult code = HCCL_SUCCESS;
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; !code && i < call->count; i++) {
@@ -86,10 +106,7 @@ static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_tran
         if (!code)
             hccl_transfer_add(transfer, copy);
     }
-    transfer->link = peer->link;
-    transfer->gate = peer->gate;
-    transfer->pid = peer->pid;
-    transfer->here = peer->here;
+    lead(comm, transfer);
     pthread_mutex_unlock(&comm->lock);
     return code;
 }
@@ -99,12 +116,7 @@ static HcclResult submit(const batch_call *call, hccl_comm *comm, soft_stream *s
     hccl_transfer *transfer = hccl_transfer_new(call->count);
     if (!transfer)
         return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", call->function);
-    soft_ref(&comm->object);
-    transfer->comm = comm;
-    transfer->task.function = call->function;
-    transfer->task.fault = call->fault;
-    transfer->rank = call->rank;
-    transfer->put = call->put;
+    begin(call, comm, transfer);
     HcclResult code = hccl_comm_hold(call->function, comm);  /* from here on no set-up call replaces the table or the link */
     transfer->held = !code;
     if (!code)
@@ -157,6 +169,57 @@ static HcclResult post(const batch_call *call, hccl_comm *comm, soft_stream *str
     return code;
 }
 
+/* A batch with a bad item launches no kernel: its items are looked at first. */
+static HcclResult note_items(const batch_call *call, hccl_comm *comm, hccl_unfolding *unfolding)
+{
+    HcclResult code = HCCL_SUCCESS;
+    for (uint32_t i = 0; !code && i < call->count; i++) {
+        hccl_copy copy;
+        pthread_mutex_lock(&comm->lock);
+        code = check_item(call, i, comm, &copy);
+        pthread_mutex_unlock(&comm->lock);
+        if (!code)
+            hccl_unfolding_note(unfolding, i, &copy);
+    }
+    return code;
+}
+
+static HcclResult launch(const batch_call *call, hccl_comm *comm, hccl_unfolding *unfolding, soft_stream *stream)
+{
+    hccl_transfer *transfer = hccl_transfer_new(call->count);
+    if (!transfer)
+        return soft_hccl_error(HCCL_E_MEMORY, "%s: out of memory", call->function);
+    begin(call, comm, transfer);
+    transfer->outlives = true;
+    pthread_mutex_lock(&comm->lock);
+    lead(comm, transfer);
+    pthread_mutex_unlock(&comm->lock);
+    return hccl_unfolding_launch(unfolding, transfer, call->count, stream);
+}
+
+static HcclResult unfold(const batch_call *call, hccl_comm *comm, soft_stream *stream)
+{
+    hccl_unfolding *unfolding = NULL;
+    HcclResult code = hccl_comm_hold(call->function, comm);  /* while this call lasts, as in post() */
+    if (code)
+        return code;
+    code = hccl_unfolding_of(call->function, comm, stream, &unfolding);
+    if (!code)
+        code = note_items(call, comm, unfolding);
+    if (!code)
+        code = launch(call, comm, unfolding, stream);
+    hccl_unfolding_put(unfolding);
+    hccl_comm_release(comm);
+    return code;
+}
+
+static HcclResult issue(const batch_call *call, hccl_comm *comm, soft_stream *stream)
+{
+    if (comm->unfolds)
+        return unfold(call, comm, stream);
+    return soft_setting.strict == SOFT_STRICT_ROCE ? post(call, comm, stream) : submit(call, comm, stream);
+}
+
 static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtStream stream_handle)
 {
     hccl_comm *comm;
@@ -170,7 +233,7 @@ static HcclResult transfer_items(const batch_call *call, HcclComm handle, aclrtS
     if (!code && !(stream = soft_stream_get(stream_handle)))
         code = HCCL_E_PARA;
     if (!code && call->count)
-        code = soft_setting.strict == SOFT_STRICT_ROCE ? post(call, comm, stream) : submit(call, comm, stream);
+        code = issue(call, comm, stream);
     if (stream)
         soft_stream_put(stream);
     hccl_comm_put(comm);

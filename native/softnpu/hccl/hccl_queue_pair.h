@@ -53,10 +53,12 @@ void       hccl_queue_pair_pause(hccl_queue_pair *pair, int64_t ms);        /* o
 aclError   hccl_queue_pair_failed(hccl_queue_pair *pair);   /* and says why; 0: it did not */
 
 /* ---- hccl_flag.c ---- */
-typedef enum { HCCL_FLAG_CLEAR, HCCL_FLAG_SET, HCCL_FLAG_BROKEN } hccl_flag_state;
+typedef enum { HCCL_FLAG_CLEAR, HCCL_FLAG_SET, HCCL_FLAG_BROKEN, HCCL_FLAG_ABORTED } hccl_flag_state;
 void            hccl_flag_set(int flag);
 void            hccl_flag_break(int flag);                  /* from now on it is set or broken, never clear */
 hccl_flag_state hccl_flag_take(int flag);                   /* and clears what was set */
+/* Waits for it in a task: CLEAR if it was not set within HCCL_EXEC_TIMEOUT, ABORTED if the task's stream was. */
+hccl_flag_state hccl_flag_await(soft_task *task, int flag);
 
 /* ---- hccl_request.c ---- */
 aclError hccl_request_run(hccl_queue_pair *pair, const hccl_request *request);

@@ -11,7 +11,7 @@
  *   hccl_mesh.c       every rank finds every other                   hccl_channel.c    one send or receive, step by step
  *   hccl_info.c       getters, error texts, groups                   hccl_sendrecv.c   Send, Recv, Barrier
  *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
- *                                                              hccl_gate.c       who is in the middle of writing
+ *   hccl_unfold.c     batches that are unfolded on the device   hccl_gate.c       who is in the middle of writing
  *
  * hccl_queue_pair.h has what is otherwise between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c what HCCL refuses.
  *
@@ -58,6 +58,7 @@ typedef struct hccl_config {
     bool world;                                         /* hccl_comm.world */
     uint32_t port;                                      /* hccl_place.port */
     uint32_t traffic_class, service_level;              /* of RDMA: given, the environment's, or the vendor's */
+    bool unfolds;                                       /* hccl_comm.unfolds */
 } hccl_config;
 HcclResult hccl_config_read(const char *function, const HcclCommConfig *given, hccl_config *config); /* NULL: nothing */
 HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline); /* 0: the environment's, -1: never */
@@ -162,6 +163,8 @@ typedef struct hccl_comm {
     uint32_t rank, size;
     uint32_t traffic_class, service_level;              /* nothing here sends packets: for softnpu_comm_rdma */
     bool one_sided, prepared, suspended, closed, destroyed;
+    bool unfolds;                                       /* its batches are unfolded on the device (SOFTNPU_STRICT=aicpu) */
+    struct hccl_unfolding *unfolding;                   /* likewise, once there was a batch; or NULL */
     struct hccl_adapter_port *port;                     /* that it listens on (SOFTNPU_STRICT), or NULL */
     bool world;                                         /* made from a rank table: SOFTNPU_STRICT allows one of a device */
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
@@ -250,6 +253,7 @@ typedef struct hccl_transfer {
     bool here;
     hccl_gate *gate;
     bool put, held;                                     /* held: counted in by hccl_comm_hold */
+    bool outlives;                                      /* its caller may forget it, and its memory: no fault of this process */
     uint32_t count;
     hccl_copy copies[];
 } hccl_transfer;

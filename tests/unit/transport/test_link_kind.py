@@ -10,7 +10,7 @@ import pytest
 
 from aiodatadist.device import Device
 from aiodatadist.transport import Endpoint
-from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs, vendor_link_kind
+from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs, unfolds_by_itself, vendor_link_kind
 
 A2, A3, OTHER = "Ascend910B3", "Ascend910_9392", "Ascend310P3"
 NO_MORE = {"HCCL_INTRA_ROCE_ENABLE": "1"}
@@ -44,6 +44,23 @@ def test_the_vendors_rule(
     assert vendor_link_kind(chip, peer, mine, environment) is kind
 
 
+@pytest.mark.parametrize(
+    ("chip", "mode", "expected"),
+    [
+        (A3, "", True),
+        (A3, "AIV", True),
+        (A3, "AI_CPU", True),
+        (A3, "HOST", False),
+        (A2, "", False),
+        (A2, "AIV", False),
+        (A2, "AI_CPU", True),
+        (OTHER, "", False),
+    ],
+)
+def test_which_chip_unfolds_batches_by_itself(chip: str, mode: str, expected: bool) -> None:
+    assert unfolds_by_itself(chip, {"HCCL_OP_EXPANSION_MODE": mode} if mode else {}) is expected
+
+
 async def _say() -> None:
     async with await Device.open(0) as device:
         runtime = device.runtime
@@ -52,7 +69,13 @@ async def _say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strict", "said"), [("", "FREE ROCE False"), ("hccs", "HCCS HCCS True"), ("roce", "ROCE ROCE False")]
+    ("strict", "said"),
+    [
+        ("", "FREE ROCE False"),
+        ("hccs", "HCCS HCCS True"),
+        ("roce", "ROCE ROCE False"),
+        ("aicpu", "HCCS HCCS True"),
+    ],
 )
 async def test_softnpu_says_what_it_is_and_has_a_chip_that_agrees(strict: str, said: str) -> None:
     process = await asyncio.create_subprocess_exec(
