@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from aiodatadist.testing import SoftHold, soft_faults_cleared, soft_hold
+from aiodatadist.testing import Cluster, SoftHold, soft_faults_cleared, soft_hold
 
 PULL, PUSH = "HcclBatchGet", "HcclBatchPut"
 """What moves the bytes. A pull in request/response mode is a push of the owner's."""
@@ -38,3 +38,10 @@ def held_transfer(function: str = PULL) -> Iterator[HeldTransfer]:
     """Hold the next transfer of one of the two calls half-way."""
     with soft_faults_cleared(), soft_hold(function, at="half") as copy, soft_hold("aclrtStreamAbort") as abort:
         yield HeldTransfer(copy, abort)
+
+
+async def there_and_back(one: Cluster, other: Cluster) -> None:
+    """Send a notification to the other cluster and one back: what was said before has arrived, and was acted on."""
+    for sender, taker in ((one, other), (other, one)):
+        await sender.datadist.notify(taker.datadist.cluster_id, b"behind it")
+        await anext(taker.datadist.notifications())

@@ -33,7 +33,7 @@ from aiodatadist import (
 )
 from aiodatadist.link import link
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, soft_hold, verify
-from tests.held import PULL, PUSH, held_transfer
+from tests.held import PULL, PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
 BLOCKS, TARGETS = [3, 9, 4], [1, 2, 7]
@@ -70,13 +70,6 @@ async def pair_of(**options: Any) -> AsyncIterator[Pair]:
         assert (await one.datadist.link_clusters([cluster_info(two)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
         await two.datadist.wait_linked(1)
         yield Pair(one, two, mine, theirs, PULL if options.get("enable_remote_cache_accessible", True) else PUSH)
-
-
-async def there_and_back(pair: Pair) -> None:
-    """Send a notification to the owner and one back: what was said before has arrived, and was acted on."""
-    for sender, taker in ((pair.one, pair.two), (pair.two, pair.one)):
-        await sender.datadist.notify(taker.datadist.cluster_id, b"behind it")
-        await anext(taker.datadist.notifications())
 
 
 async def ended(lease: BlockLease) -> LeaseEnd:
@@ -151,7 +144,7 @@ async def test_a_pull_outlasts_the_lease_that_it_began_in() -> None:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             await held.arrived()
             while lease._closed is None:  # until its own timer has fired
-                await there_and_back(pair)
+                await there_and_back(pair.one, pair.two)
             assert lease.ended is None
             with pytest.raises(ParamInvalid, match="expired"):
                 lease.ticket()
@@ -176,7 +169,7 @@ async def test_what_is_taken_back_waits_for_a_pull_that_is_under_way() -> None:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             await held.arrived()
             withdrawal = asyncio.create_task(lease.withdraw())
-            await there_and_back(pair)
+            await there_and_back(pair.one, pair.two)
             assert not withdrawal.done()
             held.release()
             assert await withdrawal is LeaseEnd.TAKEN
@@ -206,7 +199,7 @@ async def test_the_link_to_the_peer_that_pulls_ends() -> None:
             soft_fault("HcclBatchGet:hang")
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             while not lease._claims:
-                await there_and_back(pair)
+                await there_and_back(pair.one, pair.two)
             await pair.two.datadist.unlink_clusters([cluster_info(pair.one)], 5000, force=True)
             with pytest.raises(LinkError):
                 await task
@@ -233,10 +226,10 @@ async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: py
         with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
             await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)
     task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
-    await there_and_back(pair)
+    await there_and_back(pair.one, pair.two)
     task.cancel()
     await task.synchronize()
-    await there_and_back(pair)
+    await there_and_back(pair.one, pair.two)
     assert (len(link.questions), link.operations) == (0, set())
 
 
@@ -262,7 +255,7 @@ async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
     name = new_lease_name()
     ticket = LeaseTicket(cluster_id=2, lease=name, cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
     task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000)
-    await there_and_back(pair)
+    await there_and_back(pair.one, pair.two)
     assert not task.done()
     lease = pair.lease(name=name)
     await task
@@ -412,7 +405,7 @@ async def test_blocks_that_one_of_two_does_not_want_are_over_when_the_other_has_
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=2)
             await held.arrived()
             await pair.puller.release_lease(lease.ticket())
-            await there_and_back(pair)
+            await there_and_back(pair.one, pair.two)
             assert lease.ended is None
             held.release()
             await task

@@ -29,6 +29,7 @@ from aiodatadist.link.block_leases import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
+from tests.held import held_transfer, there_and_back
 from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
 
 MANY = 2000
@@ -48,7 +49,7 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
         stream = one.datadist._running().links.find(2).stream("ours")
         stream.hold()
         task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
-        await anyio.sleep(0.05)
+        await there_and_back(one, two)
         task.cancel()
         with anyio.fail_after(20):
             await task.synchronize()
@@ -63,10 +64,12 @@ async def test_a_pull_that_was_stopped_beyond_its_time_does_not_succeed(monkeypa
     monkeypatch.setattr(leased_pull, "SLACK_SECONDS", 0.1, raising=False)
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=200")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=300)
-            await anyio.sleep(0.05)  # claimed
+            await held.arrived()
+            while not lease._claims:
+                await there_and_back(pair.one, pair.two)
+            held.release()
             time.sleep(1)  # noqa: ASYNC251 - a process that is stopped
             with pytest.raises(TransferTimeout):
                 await task
@@ -84,7 +87,6 @@ async def test_a_callback_that_fails_concerns_no_other_lease(caplog: pytest.LogC
         first.add_done_callback(lambda _: seen.append(1))
         await pair.puller.pull_leased(first.ticket(), pair.mine, TARGETS)
         assert await ended(first) is LeaseEnd.TAKEN
-        await anyio.sleep(0.05)
         assert seen == [1]
         await pair.puller.pull_leased(second.ticket(), pair.mine, TARGETS)
         third = pair.lease()
@@ -108,7 +110,7 @@ async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_n
         lease.add_done_callback(lambda done: seen.append(done.ended))
         if is_lost:
             with soft_faults_cleared():
-                soft_fault("HcclBatchGet:delay=500")
+                soft_fault("HcclBatchGet:hang")
                 task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
                 link = pair.two.datadist._running().links.find(1)
                 with anyio.fail_after(10):
@@ -147,7 +149,7 @@ async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(m
         lease_name = new_lease_name()
         ticket = pair.lease().ticket().model_copy(update={"lease": lease_name})
         task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=5000)
-        await anyio.sleep(0.05)
+        await there_and_back(pair.one, pair.two)
         pair.lease(name=lease_name)
         await task
 
@@ -235,7 +237,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
     async with pair_of(enable_remote_cache_accessible=one_sided, sync_kv_timeout=10_000) as pair:
         lease = pair.lease(pull_timeout_in_millis=200)
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=2000;HcclBatchPut:delay=2000")
+            soft_fault("HcclBatchGet:hang;HcclBatchPut:hang")
             with pytest.raises(TransferTimeout, match=r"0\.2 s of the call, and the owner keeps its blocks no longer"):
                 await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=MINUTE)
         assert lease.ended is None
@@ -259,7 +261,7 @@ async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(mo
 
         monkeypatch.setattr(wire, "post", lose_the_first)
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=2000")
+            soft_fault("HcclBatchGet:hang")
             with pytest.raises(TransferTimeout, match=r"0\.5 s of the call, and the owner keeps its blocks no longer"):
                 await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=MINUTE)
         assert lost[0].seconds == 0.5
@@ -283,13 +285,14 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
                 post(message)
 
         monkeypatch.setattr(wire, "post", hold_answers)
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=100")
+        with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+            await held.arrived()
             (transfer,) = mine._transfers
+            assert await ended(lease) is LeaseEnd.EXPIRED
+            held.release()
             await transfer.join()
         assert transfer.state is TransferState.DONE
-        assert await ended(lease) is LeaseEnd.EXPIRED
         assert not task.done()
         for message in late:
             post(message)

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheNotFound, LinkError, Notification, NotLinked, ParamInvalid
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, linked_pair
+from tests.held import PUSH, held_transfer
 from tests.test_pull import BLOCKS
 
 
@@ -37,13 +38,14 @@ async def test_what_is_notified_is_visible() -> None:
 async def test_the_order_is_that_of_the_calls() -> None:
     async with linked_pair(BLOCKS) as (prompt, decoder, source, _):
         push = prompt.datadist.cache_manager.push_blocks
-        with soft_faults_cleared():
-            soft_fault("HcclBatchPut:delay=100")
+        with held_transfer(PUSH) as held:
             slow = push(BlocksCacheKey(2), source, [0], [1], notify=b"1")
+            await held.arrived()
             failing = push(BlocksCacheKey(2, 77), source, [0], [1], notify=b"never")
             quick = push(BlocksCacheKey(2), source, [0], [2], notify=b"2")
-            await prompt.datadist.notify(2, b"3")
-            await asyncio.gather(slow, quick)
+            said = asyncio.create_task(prompt.datadist.notify(2, b"3"))
+            held.release()
+            await asyncio.gather(slow, quick, said)
             with pytest.raises(CacheNotFound):
                 await failing
         assert await take(decoder, 3) == [b"1", b"2", b"3"]

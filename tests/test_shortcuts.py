@@ -27,6 +27,7 @@ from aiodatadist.cache.task import EndedTask
 from aiodatadist.device.block_run import MOST_BLOCKS
 from aiodatadist.link.session import Session
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared, verify
+from tests.held import held_transfer
 from tests.strict.marks import STRICT
 
 BLOCKS = 16
@@ -195,15 +196,17 @@ async def test_one_that_takes_longer_is_under_way_and_can_be_cancelled(monkeypat
             await p.manager.pull_blocks(KEY, p.target, [1], [1])
         entry = p.decoder.datadist._running().registry.table.find(p.target.cache_id)
         assert entry is not None
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=50@1")
+        with held_transfer() as held:
             task = p.manager.pull_blocks(KEY, p.target, [4], [5])
+            await held.arrived()
             assert (task.done(), entry.leases) == (False, 1)
+            held.release()
             await task
             assert entry.leases == 0
             p.check({1: 1, 5: 4})
             for _ in range(3):
                 await p.manager.pull_blocks(KEY, p.target, [1], [1])
+        with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang@1")
             task = p.manager.pull_blocks(KEY, p.target, [6], [7])
             assert task.cancel()

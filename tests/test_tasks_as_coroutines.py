@@ -14,6 +14,7 @@ import pytest
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType
 from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.context_caching.kit import Kv, by_slots, opened
+from tests.held import held_transfer
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 KEY = BlocksCacheKey(1)
@@ -56,10 +57,11 @@ async def test_a_failure_ends_its_task_group() -> None:
 
 async def test_any_number_of_tasks_may_run_one() -> None:
     async with pulling() as (decoder, cache, pull):
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=100")
+        with held_transfer() as held:
             transfer = pull([1], [2])
             tasks = [asyncio.create_task(transfer) for _ in range(3)]
+            await held.arrived()
+            held.release()
             reports = [await transfer, *await asyncio.gather(*tasks), await asyncio.shield(transfer), await transfer]
         assert len(set(reports)) == 1
         landed(decoder, cache)
@@ -128,10 +130,11 @@ async def test_what_waits_for_several_wants_tasks() -> None:
 
 async def test_closing_it_ends_nothing() -> None:
     async with pulling() as (decoder, cache, pull):
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=50")
+        with held_transfer() as held:
             transfer = pull([1], [2])
+            await held.arrived()
             transfer.close()
+            held.release()
             assert (await transfer).bytes
         landed(decoder, cache)
 

@@ -20,6 +20,7 @@ from aiodatadist import (
 )
 from aiodatadist.cluster import initiator, pending_client
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from tests.held import PUSH, held_transfer
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -80,20 +81,22 @@ async def serving(cluster: Cluster) -> None:
 @pytest.mark.parametrize("end", ["unlink", "finalize"])
 async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(end: str) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
-        with soft_faults_cleared():
-            soft_fault("HcclBatchPut:delay=700")
+        with held_transfer(PUSH) as held:
             task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
-            await serving(prompt)
+            await held.arrived()
             leaving = asyncio.create_task(
                 decoder.datadist.unlink_clusters([cluster_info(prompt)], 200)
                 if end == "unlink"
                 else prompt.datadist.unlink_clusters([cluster_info(decoder)], 200)
             )
+            while next(iter(decoder.datadist.statistics().links)).state == "ready":
+                await anyio.lowlevel.checkpoint()
+            assert not task.done(), "its owner is writing"
+            held.release()
             await task.synchronize()
             before = bytes(decoder.memory(cache).view())
-            await anyio.sleep(1.0)  # the fault's 0.7 s, and then some
-            assert bytes(decoder.memory(cache).view()) == before
             await leaving
+            assert bytes(decoder.memory(cache).view()) == before
 
 
 async def test_a_destination_that_is_taken_back_while_it_is_filled_costs_that_pull_only() -> None:

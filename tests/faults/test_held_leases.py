@@ -19,18 +19,12 @@ from aiodatadist import (
     Placement,
 )
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_faults_cleared, soft_hold
+from tests.held import there_and_back
 
 DESC = CacheDesc(2, [16, 1 << 16], DataType.DT_UINT8)
 BLOCKS = list(range(16))
 POOL = '{"memory_size": 16777216, "page_shift": 12}'
 ONE_SIDED = pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "requests"])
-
-
-async def there_and_back(one: Cluster, other: Cluster) -> None:
-    """Send a notification to the other cluster and one back: what was started before had its chance."""
-    for sender, taker in ((one, other), (other, one)):
-        await sender.datadist.notify(taker.datadist.cluster_id, b"behind it")
-        await anext(taker.datadist.notifications())
 
 
 async def is_pending(call: Callable[[], Awaitable[object]], one: Cluster, other: Cluster) -> asyncio.Future[object]:

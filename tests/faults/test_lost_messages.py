@@ -28,6 +28,7 @@ from aiodatadist import (
 )
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared
 from tests.faults.mishaps import Fate, Heard, Mishaps, installed, once
+from tests.held import held_transfer, there_and_back
 from tests.profiles import at_night
 
 BLOCKS = CacheDesc(2, [64, 512], DataType.DT_UINT8)
@@ -281,11 +282,14 @@ async def test_a_cache_that_is_asked_for_twice_is_given_back_when_it_is_not_used
         puller = decoder.datadist.cache_manager
         await puller.pull_blocks(BlocksCacheKey(1, 7), cache, [0], [0])
         mishaps.decide = once(("revoke", "twice"))
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300")
+        with held_transfer() as held:
             task = puller.pull_blocks(BlocksCacheKey(1, 7), cache, range(64), range(64))
-            await owner.deallocate_blocks_cache(pooled)
-            assert task.done(), "its source was given back while it read there"
+            await held.arrived()
+            deallocation = asyncio.create_task(owner.deallocate_blocks_cache(pooled))
+            await there_and_back(prompt, decoder)
+            assert not deallocation.done(), "its source was given back while it was read"
+            held.release()
+            await deallocation
         await task
         with pytest.raises(CacheNotFound):
             await puller.pull_blocks(BlocksCacheKey(1, 7), cache, [0], [0])

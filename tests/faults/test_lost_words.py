@@ -4,6 +4,7 @@ pings, layers that landed, memory that is taken back. What a user sees is at mos
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import anyio
@@ -19,8 +20,9 @@ from aiodatadist import (
     DataType,
     LeaseEnd,
 )
-from aiodatadist.testing import Cluster, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, linked_pair
 from tests.faults.mishaps import Fate, Mishaps, installed, once
+from tests.held import held_transfer, there_and_back
 from tests.test_block_leases import TARGETS, pair_of
 from tests.test_layered import LAYERS, fan
 
@@ -230,14 +232,17 @@ async def test_an_answer_of_an_earlier_time_gives_no_memory_back_that_is_being_r
         mishaps.decide = once(("revoked", "kept"))
         await owner.remove_cache_key(KEY)  # what the peer knew it gave back
         await puller.pull_cache(by_id, cache, 0)
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=500")
+        with held_transfer() as held:
             task = puller.pull_cache(by_id, cache, 0)
+            await held.arrived()
             mishaps.again()
             async with anyio.create_task_group() as group:
                 group.start_soon(prompt.datadist.check_link_status, 2)  # the answer comes behind the earlier one
-                await owner.deallocate_cache(pooled)
-                assert task.done(), "its source was given back while it read there"
+                deallocation = asyncio.create_task(owner.deallocate_cache(pooled))
+                await there_and_back(prompt, decoder)
+                assert not deallocation.done(), "its source was given back while it was read"
+                held.release()
+            await deallocation
         await task
 
 

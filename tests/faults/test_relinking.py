@@ -14,9 +14,9 @@ from aiodatadist.testing import (
     linked_pair,
     open_cluster,
     soft_counters,
-    soft_fault,
-    soft_faults_cleared,
+    soft_hold,
 )
+from tests.held import held_transfer
 
 DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
 
@@ -24,14 +24,17 @@ DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
 async def test_linking_waits_for_the_end_of_a_link_whose_unlinking_was_cancelled() -> None:
     """Until a pull that was under way has ended, the peer has not heard of the end, and would refuse a second link."""
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300")
+        with held_transfer() as held:
             pull = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+            await held.arrived()
             leaving = asyncio.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)], 2000))
             while decoder.datadist.statistics().links[0].state == "ready":
                 await anyio.lowlevel.checkpoint()
             leaving.cancel()
-            _, (status,) = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+            linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)], 5000))
+            await asyncio.sleep(0)
+            held.release()
+            _, (status,) = await linking
             await pull
         assert status is LLMStatusCode.LLM_SUCCESS
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
@@ -42,13 +45,14 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
     comms = soft_counters()["comms"]
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         engines = [each.datadist._running() for each in (prompt, decoder)]
-        with soft_faults_cleared():
-            soft_fault("HcclCommPrepare:delay=1000@*")
+        with soft_hold("HcclCommPrepare", nth=None) as prepare:
             linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)], 300))
             with anyio.fail_after(20):
                 while soft_counters()["comms"] < comms + 2:
                     await anyio.lowlevel.checkpoint()
             assert [dict(engine.links.states()) for engine in engines] == [{"opening": 1}, {"opening": 1}]
+            await anyio.sleep(0.4)  # a later timer of the same loop: by then the client has given up
+            prepare.release()
             with anyio.fail_after(20):
                 for engine in engines:
                     await engine.links.wait_opened()

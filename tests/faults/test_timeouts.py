@@ -14,6 +14,7 @@ import pytest
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, LinkTimeout, LLMStatusCode, TransferTimeout
 from aiodatadist.testing import linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.faults.test_liveness import linked_to, puppet
+from tests.held import held_transfer
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 MANY = 200
@@ -84,14 +85,13 @@ async def test_patience_that_ends_together_stops_nothing() -> None:
     async with linked_pair(DESC, sync_kv_timeout=10_000) as (_, decoder, _, cache):
         pull = decoder.datadist.cache_manager.pull_blocks
         await pull(BlocksCacheKey(1), cache, [0], [0])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=400")
+        with held_transfer() as held:
             asyncio.get_running_loop().set_debug(False)
             tasks = [pull(BlocksCacheKey(1), cache, [1], [2]) for _ in range(MANY)]
-            started = anyio.current_time()
+            await held.arrived()
             results = await asyncio.gather(*[task.get_results(100) for task in tasks])
-            assert anyio.current_time() - started < 0.1 + LATE
             assert results == [[LLMStatusCode.LLM_TIMEOUT]] * MANY
+            held.release()
             await asyncio.gather(*[_done(task) for task in tasks])
         verify(decoder.memory(cache), cache, [(t, 2, 1, 1) for t in range(2)])
 
