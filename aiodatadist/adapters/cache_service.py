@@ -35,6 +35,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ class _Life:
             found = await self._cache.exists(hashes, timeout=self._settings.lookup_seconds, all_ranks=True)
             count = found.success
         except EmsException as error:
-            logger.warning("request %s: nothing is found: %s", request, error)
+            logger.warning("request %s: nothing is found: %s", printable(request), error)
         finally:
             self._answer(request, count)
 
@@ -247,7 +248,7 @@ class _Life:
         try:
             result = await self._cache.load(hashes, chunks=self._chunks(into), timeout=self._settings.load_seconds)
         except EmsException as error:
-            logger.warning("request %s: its blocks are not loaded: %s", request, error)
+            logger.warning("request %s: its blocks are not loaded: %s", printable(request), error)
             return error.partial.success if error.partial is not None else 0
         return result.success
 
@@ -284,7 +285,7 @@ class _Life:
         try:
             result = await self._cache.save(hashes, chunks=self._chunks(blocks), timeout=self._settings.save_seconds)
         except EmsException as error:
-            logger.warning("request %s: its blocks are not saved: %s", request, error)
+            logger.warning("request %s: its blocks are not saved: %s", printable(request), error)
             return error.partial.success if error.partial is not None else 0
         return result.success
 

@@ -28,6 +28,7 @@ from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
+from aiodatadist.values.foreign import printable
 from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.selection import BlockParts
 
@@ -215,7 +216,7 @@ class LeasedBlocks:
                 )
                 leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
-            logger.warning("request %s: its blocks are not kept: %s", request, error)
+            logger.warning("request %s: its blocks are not kept: %s", printable(request), error)
             for made in leases:
                 self._tasks.start_soon(made.withdraw)
             self._tell(lambda ended: ended.let_go(request, "lease_failed"))
@@ -229,7 +230,7 @@ class LeasedBlocks:
     def pull(self, order: PullOrder) -> None:
         """It comes out in ``received``."""
         if order.request in self._pulls:
-            logger.error("request %s: its blocks are being pulled: a second order is ignored", order.request)
+            logger.error("request %s: its blocks are being pulled: a second order is ignored", printable(order.request))
             return
         scope = self._pulls[order.request] = Scope()
         self._tasks.start_soon(self._pull, order, scope)
@@ -249,10 +250,10 @@ class LeasedBlocks:
         except _Failed as failure:
             error, failed, untold = failure.first, order.into[failure.landed :], failure.untold
             outcome = failure.outcome
-            logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
+            logger.warning("request %s: its blocks cannot be pulled: %s", printable(order.request), error)
         except LLMException as error:
             outcome = "pull_failed"
-            logger.warning("request %s: its blocks cannot be pulled: %s", order.request, error)
+            logger.warning("request %s: its blocks cannot be pulled: %s", printable(order.request), error)
         finally:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
@@ -337,9 +338,8 @@ class LeasedBlocks:
         here, there = self._shape, source.shape
         if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
             named = differing or {"tensor_parallel_size": (mine, theirs)}
-            raise IncompatiblePeer(
-                ", ".join(f"{name} is {a} here and {b} at {source.place}" for name, (a, b) in sorted(named.items()))
-            )
+            texts = [f"{name} is {a} here and {b} at {source.place}" for name, (a, b) in sorted(named.items())]
+            raise IncompatiblePeer(printable(", ".join(texts)))
         if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
             raise IncompatiblePeer(
                 f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "

@@ -23,6 +23,7 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
+from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class IncomingPushes:
 
     def expect(self, order: ExpectOrder) -> None:
         if order.request in self._scopes:
-            logger.error("request %s: its blocks are expected: a second order is ignored", order.request)
+            logger.error("request %s: its blocks are expected: a second order is ignored", printable(order.request))
             return
         scope = self._scopes[order.request] = Scope()
         self._tasks.start_soon(self._expect, order, scope)
@@ -147,7 +148,7 @@ class IncomingPushes:
                 is_here, outcome = True, "push_arrived"
         except LLMException as error:
             outcome = "push_missed"
-            logger.warning("request %s: its blocks do not come: %s", order.request, error)
+            logger.warning("request %s: its blocks do not come: %s", printable(order.request), error)
         finally:
             try:
                 await self._call_off(order, arrival)
@@ -167,7 +168,7 @@ class IncomingPushes:
     async def _arrive(self, order: ExpectOrder, arrival: _Arrival) -> None:
         """Raises LLMException: the blocks do not come."""
         if order.transfer in self._arrivals:
-            raise ParamInvalid(f"transfer_id is {order.transfer!r}: another request of this engine has it")
+            raise ParamInvalid(f"transfer_id is {printable(order.transfer)!r}: another request of this engine has it")
         self._arrivals[order.transfer] = arrival
         with anyio.move_on_after(self._seconds):
             peer = arrival.peer = await self._links.link(order.source)
@@ -185,7 +186,7 @@ class IncomingPushes:
         if arrival.answer is None:
             raise TransferTimeout(f"the blocks are not here after {self._seconds:g} seconds")
         if isinstance(arrival.answer, Refused):
-            raise TransferError(arrival.answer.reason)
+            raise TransferError(printable(arrival.answer.reason))
 
     async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
         """Until no byte of it lands any more."""
@@ -209,11 +210,13 @@ class IncomingPushes:
                 await self._post(peer, Drop(transfer=order.transfer))
             await arrival.over.wait()
         if arrival.answer is None:
-            logger.warning("request %s: %s does not answer: its link ends", order.request, order.source.place)
+            logger.warning(
+                "request %s: %s does not answer: its link ends", printable(order.request), order.source.place
+            )
             await self._links.end(peer)
 
     async def _decline(self, source: PeerAddress, transfer: str) -> None:
         try:
             await self._post(await self._links.link(source), Drop(transfer=transfer))
         except LLMException as error:
-            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, transfer, error)
+            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, printable(transfer), error)

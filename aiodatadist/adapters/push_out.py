@@ -27,6 +27,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
 from aiodatadist.values.descriptors import BlocksCacheKey
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.reasons import reason_of
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class OutgoingPushes:
             self._tell(lambda ended: ended.let_go(request, how))
             return
         if push.request is not None:
-            logger.warning("request %s: transfer %s is request %s's", request, transfer, push.request)
+            words, texts = "request %s: transfer %s is request %s's", (request, transfer, push.request)
+            logger.warning(words, *map(printable, texts))
             self._tell(lambda ended: ended.let_go(request, "push_refused"))
             return
         push.request, push.aux = request, aux
@@ -222,7 +224,7 @@ class OutgoingPushes:
                 is_done = True
         except LLMException as error:
             push.reason = push.reason or error
-            logger.warning("transfer %s: its blocks cannot be pushed: %s", transfer, error)
+            logger.warning("transfer %s: its blocks cannot be pushed: %s", printable(transfer), error)
             return Refused(transfer=transfer, reason=reason_of(push.reason)), "push_failed"
         if is_done:
             return Sent(transfer=transfer), "push_done"
@@ -267,7 +269,8 @@ class OutgoingPushes:
         for name in self._layout.keys() | want.layout.keys():
             mine, theirs = self._layout.get(name), want.layout.get(name)
             if mine != theirs:
-                raise IncompatiblePeer(f"{name} is {mine} at the prefill engine and {theirs} at the decode engine")
+                text = f"{name} is {mine} at the prefill engine and {theirs} at the decode engine"
+                raise IncompatiblePeer(printable(text))
 
     async def _send(self, push: _Push, want: Want, portion: Portion) -> None:
         """Each layer when it is computed."""
@@ -291,13 +294,13 @@ class OutgoingPushes:
         """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
         cluster = peer.cluster_id
         if self._answers[cluster] >= MAX_ANSWERS:
-            logger.warning("cluster %d takes no answers: it does not hear of %s", cluster, message.transfer)
+            logger.warning("cluster %d takes no answers: it does not hear of %s", cluster, printable(message.transfer))
             return
         self._answers[cluster] += 1
         try:
             await self._post(peer, message)
         except LLMException as error:
-            logger.debug("cluster %d does not hear of %s: %s", cluster, message.transfer, error)
+            logger.debug("cluster %d does not hear of %s: %s", cluster, printable(message.transfer), error)
         finally:
             self._answers[cluster] -= 1
             if not self._answers[cluster]:

@@ -255,12 +255,12 @@ async def _tell(host: str, port: int, question: Register | Ask, key: bytes | Non
         with suppress(ValueError):
             unproved = read(None, said, ANSWER, MAX_QUESTION)
             if isinstance(unproved, Refused):
-                raise AuthError(f"an unproved rendezvous at {place} refused: {unproved.reason}") from None
+                raise AuthError(f"an unproved rendezvous at {place} refused: {printable(unproved.reason)}") from None
         raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=KEY_HINT) from None
     except Unreadable as error:
         raise ProtocolError(f"{place} does not answer as a rendezvous of aiodatadist does: {error}") from None
     if isinstance(answer, Refused):
-        raise LinkError(f"the rendezvous at {place} refused: {answer.reason}")
+        raise LinkError(f"the rendezvous at {place} refused: {printable(answer.reason)}")
     return answer
 
 

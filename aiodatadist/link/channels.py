@@ -17,6 +17,7 @@ from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, 
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist.wire.reasons import reason_of
 
@@ -335,7 +336,7 @@ class Channels:
                 return await self._transport.open_channel(offer, seconds)
             finally:
                 del self._openings[offer.name]
-        raise LinkError(f"the peer could not open its half: {self._answers[offer.name].reason}")
+        raise LinkError(f"the peer could not open its half: {printable(self._answers[offer.name].reason)}")
 
     async def _hear(self, name: str, seconds: float) -> int:
         """What the peer's half reaches."""

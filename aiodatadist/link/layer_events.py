@@ -11,6 +11,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.messages import Landed, Message, Ping, Pong, Watch
 from aiodatadist.wire.reasons import reason_of
 
@@ -90,7 +91,7 @@ class LayerReceiver:
         for event in self._events[message.first : message.stop]:
             event.set()
         if message.reason:
-            self._failure = TransferError(message.reason, status_code=LLMStatusCode.of(message.status))
+            self._failure = TransferError(printable(message.reason), status_code=LLMStatusCode.of(message.status))
 
 
 class Sender(Protocol):

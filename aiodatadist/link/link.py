@@ -43,6 +43,7 @@ from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
 from aiodatadist.values.digests import UNSAID, LeaseDigests
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
@@ -492,12 +493,14 @@ class Link(Session):
             if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
                 if self.state is LinkState.READY:
                     self._was_refused = True
-                    why = f"cluster {self.cluster_id} ended the link: {message.reason}"
+                    why = f"cluster {self.cluster_id} ended the link: {printable(message.reason)}"
                     self._end(LinkClosed(why), LinkState.CLOSING)
                 return
             self._is_heard()
             if isinstance(message, Disconnect) and self.is_open:
-                self._end(LinkClosed(f"cluster {self.cluster_id} unlinked: {message.reason}"), LinkState.CLOSING)
+                self._end(
+                    LinkClosed(f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"), LinkState.CLOSING
+                )
                 self.spawn(self._say_bye)
             elif (react := _REACTIONS.get(type(message))) is not None:
                 react(self, message)

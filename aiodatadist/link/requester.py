@@ -31,6 +31,7 @@ from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Questi
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
+from aiodatadist.values.foreign import printable
 from aiodatadist.values.grid import Grid
 from aiodatadist.wire.messages import Found, Grant, KeyName, Lookup, Pulled, Stop
 
@@ -303,7 +304,7 @@ class Requester:
             )
         if answer.status == LLMStatusCode.LLM_NOT_YET_LINK:  # it heard the request when it had begun to end the link
             return LinkClosed(
-                f"cluster {self._session.cluster_id} has ended the link, and said: {answer.reason}",
+                f"cluster {self._session.cluster_id} has ended the link, and said: {printable(answer.reason)}",
                 peer=self._session.cluster_id,
                 hint="link again",
             )

@@ -35,6 +35,7 @@ from aiodatadist.transport.link_kind import A2, A3, LinkKind, is_unfolded, link_
 from aiodatadist.transport.local_device import describe
 from aiodatadist.transport.two_ends import check_ends
 from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.foreign import printable
 
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
@@ -213,7 +214,8 @@ class HcclTransport(Transport):
         mine = self._endpoint
         if (peer.transport, peer.runtime) != (mine.transport, mine.runtime):
             raise IncompatiblePeer(
-                f"the peer uses {peer.transport} on the {peer.runtime} runtime, we use {mine.transport} on {mine.runtime}"
+                f"the peer uses {printable(peer.transport)} on the {printable(peer.runtime)} runtime, "
+                f"we use {mine.transport} on {mine.runtime}"
             )
         if self._runtime.is_soft and peer.host != mine.host:
             raise IncompatiblePeer("softnpu moves bytes between processes of one user on one machine only")

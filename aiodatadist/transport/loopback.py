@@ -13,6 +13,7 @@ from aiodatadist.device.program import CopyKind
 from aiodatadist.errors import IncompatiblePeer, LinkTimeout, ParamInvalid
 from aiodatadist.transport.contract import DEFAULT_RDMA, Channel, ChannelOffer, Endpoint, RdmaConfig, Region, Transport
 from aiodatadist.values.descriptors import Placement
+from aiodatadist.values.foreign import printable
 from aiodatadist.values.grid import Grid
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class LoopbackTransport(Transport):
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         peer = offer.endpoints[offer.peer_rank]
         if (peer.transport, peer.host) != (self.name, self._host):
-            raise IncompatiblePeer(f"the peer is {peer.transport} on {peer.host}: loopback stays in {self._host}")
+            raise IncompatiblePeer(
+                f"the peer is {printable(peer.transport)} on {peer.host}: loopback stays in {self._host}"
+            )
         meeting = _meetings.setdefault(offer.name, _Meeting())
         meeting.regions[offer.rank] = list(self._regions)
         try:

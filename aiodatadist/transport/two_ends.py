@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiodatadist.errors import IncompatiblePeer
 from aiodatadist.transport.contract import Endpoint
+from aiodatadist.values.foreign import printable
 
 GIVE = "LLMConfig.local_comm_res"
 
@@ -48,8 +49,8 @@ def _check_devices(mine: Endpoint, peer: Endpoint) -> None:
         )
     if mine.device_ip and mine.device_ip == peer.device_ip:
         raise IncompatiblePeer(
-            f"devices {mine.device_id} and {peer.device_id} both have device_ip {mine.device_ip}: in a rank table it is one "
-            "device's",
+            f"devices {mine.device_id} and {printable(peer.device_id)} both have device_ip {mine.device_ip}: "
+            "in a rank table it is one device's",
             hint=f"look with hccn_tool -i N -ip -g, and correct {GIVE}, or /etc/hccn.conf",
         )
 
@@ -57,7 +58,7 @@ def _check_devices(mine: Endpoint, peer: Endpoint) -> None:
 def _check_pods(mine: Endpoint, peer: Endpoint) -> None:
     if bool(mine.super_pod_id) != bool(peer.super_pod_id):
         whose, other = ("this", "the peer's") if mine.super_pod_id else ("the peer's", "this")
-        pod = mine.super_pod_id or peer.super_pod_id
+        pod = printable(mine.super_pod_id or peer.super_pod_id)
         raise IncompatiblePeer(
             f"{whose} device names its super pod, {pod}, and {other} names none: HCCL would take both for one pod's",
             hint=f"both ends need {GIVE} of version 1.2, or none",
@@ -67,7 +68,7 @@ def _check_pods(mine: Endpoint, peer: Endpoint) -> None:
 def _check_address(whose: str, end: Endpoint) -> None:
     if not (end.device_ip or end.host_ip):
         raise IncompatiblePeer(
-            f"{whose} device {end.device_id} of server {end.server_id} has no device_ip: this link is RoCE, which needs the "
-            "address of the device's network card",
-            hint=f"see hccn_tool -i {end.device_id} -ip -g there; /etc/hccn.conf or {GIVE} can say it, too",
+            f"{whose} device {printable(end.device_id)} of server {printable(end.server_id)} has no device_ip: this link is "
+            "RoCE, which needs the address of the device's network card",
+            hint=f"see hccn_tool -i {printable(end.device_id)} -ip -g there; /etc/hccn.conf or {GIVE} can say it, too",
         )

@@ -341,6 +341,7 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "lines in the host": lambda: offer(workers=[worker(host=LINES)]),
     "lines in a name of a layout": lambda: offer(workers=[worker(layout={LINES: LINES * 100})]),
     "lines in an unknown field": lambda: offer(workers=[{**worker(), LINES: LINES}]),
+    "lines behind an address": lambda: offer(workers=[worker(host=f"fe80::1%{LINES}")]),
     "a long host": lambda: offer(workers=[worker(host="a." * 127)]),
     "a host that is none": lambda: offer(workers=[worker(host="a b")]),
     "nested workers": lambda: offer(workers=[[[[[[]]]]]] * 10_000),

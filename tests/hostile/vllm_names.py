@@ -44,4 +44,5 @@ def both_halves() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(**{name: import_module(f"{ADAPTER}.{name}") for name in names})
     finally:
         for name in set(sys.modules) - before:
-            del sys.modules[name]
+            if name.startswith((ADAPTER, "vllm.")):
+                del sys.modules[name]

@@ -10,6 +10,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
 from aiodatadist.errors import TransferError
+from aiodatadist.values.foreign import printable
 
 _RECEIVERS = count()
 """A room may have several, one behind the other or by mistake: each has a name of its own."""
@@ -37,7 +38,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         if self.kv_mgr.try_ensure_parallel_info(self.bootstrap_addr):
             self._is_ready = True
         else:
-            self._conclude(KVPoll.Failed, f"the ranks of {self.bootstrap_addr} are not known")
+            self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are not known")
 
     def send_metadata(
         self,
