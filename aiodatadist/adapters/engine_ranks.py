@@ -24,15 +24,18 @@ class EngineRanks:
             return f"rank {rank} has said something newer"
         return ""
 
-    def contradicting(self, worker: Registered) -> Registered | None:
-        """Return a rank that must be gone before this one can register, or None."""
-        holder = self._known.get(worker.rank)
-        if holder is not None and holder.address.cluster_id != worker.address.cluster_id:
-            return holder
-        for other in self._known.values():
-            if other.rank != worker.rank and (other.ranks, other.layout) != (worker.ranks, worker.layout):
-                return other
-        return None
+    def contradicting(self, worker: Registered) -> list[Registered]:
+        """Return the ranks that must be gone before this one can register."""
+        agreed = worker.ranks, worker.layout
+        return [
+            other
+            for other in self._known.values()
+            if (
+                other.address.cluster_id != worker.address.cluster_id
+                if other.rank == worker.rank
+                else (other.ranks, other.layout) != agreed
+            )
+        ]
 
     def forget(self, gone: Registered) -> None:
         """Its address no longer answers."""

@@ -62,6 +62,8 @@ SECONDS = 5.0
 """For one question, at the end that asks."""
 PROBE_SECONDS = 1.0
 """In which an address must take a connection, or the rank there may be replaced."""
+PROBES = 64
+"""Addresses that are tried at the same time."""
 RECEIVE = 4096
 KEY_HINT = "all engines need the same auth_key_file"
 
@@ -196,13 +198,29 @@ class _Life:
             stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
             if stale:
                 return stale
-            other = self._ranks.contradicting(worker)
-            if other is None:
+            others = self._ranks.contradicting(worker)
+            if not others:
                 self._ranks.add(worker, question.at)
                 return ""
-            if await _answers(other.address):
-                return contradiction(worker, other)
-            self._ranks.forget(other)
+            alive = await self._forget_gone(others[:PROBES])
+            if alive is not None:
+                return contradiction(worker, alive)
+
+    async def _forget_gone(self, ranks: list[Registered]) -> Registered | None:
+        """Try the addresses of ranks. Return one that answers, or None; ranks that do not answer are forgotten."""
+        alive: list[Registered] = []
+
+        async def probe(rank: Registered) -> None:
+            if await _answers(rank.address):
+                alive.append(rank)
+                group.cancel_scope.cancel()
+            else:
+                self._ranks.forget(rank)
+
+        async with anyio.create_task_group() as group:
+            for rank in ranks:
+                group.start_soon(probe, rank)
+        return alive[0] if alive else None
 
 
 async def _line(client: socket.socket, limit: int) -> bytes:

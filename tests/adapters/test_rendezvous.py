@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 
 import anyio
 import pytest
 
-from aiodatadist import LLMException
+from aiodatadist import LinkTimeout, LLMException, ParamInvalid
 from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
+from aiodatadist.adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
 from aiodatadist.adapters.rendezvous_lines import MAX_QUESTION
 
 LAYOUT: dict[str, str | int] = {"page_size": 16}
@@ -103,3 +104,82 @@ def test_its_loop_is_its_own_and_ends_with_it(server: RendezvousServer) -> None:
     assert loops() == ["aiodatadist rendezvous"]
     server.close()
     assert loops() == []
+
+
+@contextmanager
+def held_server() -> Iterator[tuple[int, threading.Event, list[int]]]:
+    """A bootstrap server behind a door: its port, what opens the door, and the connections that have come."""
+    opened, came = threading.Event(), list[int]()
+    with closing(RendezvousServer("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as door:
+
+        def carry() -> None:
+            with suppress(OSError):
+                while True:
+                    client, (_, port) = door.accept()
+                    came.append(port)
+                    with client, socket.create_connection(("127.0.0.1", server.port)) as behind:
+                        opened.wait(60)
+                        behind.sendall(client.recv(4096))
+                        client.sendall(behind.recv(4096))
+
+        thread = threading.Thread(target=carry)
+        thread.start()
+        try:
+            register = rendezvous.register("127.0.0.1", server.port, worker(0, 1))
+            anyio.run(lambda: register)
+            yield door.getsockname()[1], opened, came
+        finally:
+            opened.set()
+            door.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_scheduler_does_not_wait_for_a_server_that_is_silent() -> None:
+    with held_server() as (port, opened, came), closing(RendezvousAsks(None)) as asks:
+        for _ in range(3):
+            assert asks.ask("127.0.0.1", port) is None
+        opened.set()
+        told = asks.ask("127.0.0.1", port, 30)
+        assert told is not None
+        assert told.addresses == [worker(0, 1).address]
+        assert len(came) == 1, "one question, and its answer"
+
+
+def test_what_a_server_fails_with_is_told_once_and_it_is_asked_again() -> None:
+    with closing(RendezvousAsks(None)) as asks:
+        for _ in range(2):
+            with pytest.raises(LLMException, match="does not answer"):
+                asks.ask("127.0.0.1", 1, 30)
+        with pytest.raises(ParamInvalid, match="without a key"):
+            asks.ask("10.9.9.9", 8998, 30)
+
+
+def test_requests_that_name_many_servers_do_not_ask_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def ask(_: str, port: int, key: bytes | None) -> None:
+        asked.append(port)
+        if port < 100:
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(rendezvous, "ask", ask)
+    with closing(RendezvousAsks(None)) as asks:
+        for port in range(1, MAX_ASKS + 1):
+            assert asks.ask("127.0.0.1", port) is None
+        with pytest.raises(LinkTimeout, match="64 other bootstrap servers are being asked"):
+            asks.ask("127.0.0.1", 100)
+        assert asks.ask("127.0.0.1", 1) is None
+    asks.close()
+    assert asked == list(range(1, MAX_ASKS + 1))
+
+
+def test_answers_that_are_not_taken_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(rendezvous, "ask", ask)
+    with closing(RendezvousAsks(None)) as asks:
+        for port in range(1, MAX_ASKS + 1):
+            asks._start(("127.0.0.1", port)).result(30)
+        assert asks.ask("127.0.0.1", 100, 30) is None
+        assert asks._asked == {}

@@ -232,7 +232,7 @@ def test_no_decode_engine_asks(sglang: SimpleNamespace, pair: Pair, monkeypatch:
 def test_a_second_engine_does_not_replace_the_first(sglang: SimpleNamespace, pair: Pair) -> None:
     with pytest.raises(LLMException, match=r"rank 0 is cluster [0-9]+, whose address still answers"):
         Rank(2, "prefill", pair.server.port)
-    assert pair.decode.manager.try_ensure_parallel_info(pair.address)
+    until(lambda: pair.decode.manager.try_ensure_parallel_info(pair.address), True)
     (worker,) = pair.decode.manager.prefill_info_table[pair.address].workers
     assert worker == pair.prefill.manager.address
 
@@ -245,11 +245,11 @@ def test_the_key_is_that_of_the_settings(
     monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "key")}))
     with ExitStack() as stack:
         pair = Pair(sglang, stack)
-        assert pair.decode.manager.try_ensure_parallel_info(pair.address)
+        until(lambda: pair.decode.manager.try_ensure_parallel_info(pair.address), True)
         monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "other")}))
         other = Rank(2, "decode", pair.server.port)
         stack.callback(other.manager.teardown)
-        assert not other.manager.try_ensure_parallel_info(pair.address)
+        assert not other.manager.try_ensure_parallel_info(pair.address, 30)
         with pytest.raises(LLMException, match="its seal is of another key"):
             Rank(3, "prefill", pair.server.port)
     monkeypatch.setenv("AIODATADIST_SGLANG", "{}")

@@ -230,6 +230,28 @@ async def test_what_changes_while_an_address_is_tried_counts(
     assert [(each.cluster_id, each.port) for each in await ranks(server)] == [(7, other_door.port)]
 
 
+async def test_all_addresses_that_are_in_the_way_are_tried_at_once(
+    server: RendezvousServer, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of several ranks was on a machine that is gone: none of its addresses answers, or refuses."""
+    tried: list[int] = []
+    all_are = threading.Event()
+
+    async def answers(address: PeerAddress) -> bool:
+        tried.append(address.port)
+        if len(tried) == 8:
+            all_are.set()
+        await anyio.to_thread.run_sync(all_are.wait)
+        return False
+
+    for rank in range(8):
+        await enrol(server, worker(rank + 1, rank, rank, 8), NOW - 1)
+    monkeypatch.setattr(rendezvous, "_answers", answers)
+    await enrol(server, worker(door.port, 100, 0, 1, page_size=32))
+    assert sorted(tried) == list(range(1, 9))
+    assert [each.port for each in await ranks(server)] == [door.port]
+
+
 # ---- what it costs ----
 
 

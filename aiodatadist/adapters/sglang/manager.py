@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.block_service import BlockService
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Ranks, Registered
+from aiodatadist.adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layout_of
 from aiodatadist.adapters.sglang.settings import from_environment, on_device
 from aiodatadist.blocking import shared_loop
@@ -59,7 +61,10 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._wanted: set[str] = set()
         self._outcomes: dict[str, str] = {}
         self.service = BlockService(self.settings, self.rank, self._ranks)
-        try:
+        with ExitStack() as opened:
+            opened.callback(self.service.close)
+            self._asks = RendezvousAsks(self._key)
+            opened.callback(self._asks.close)
             self.address = self.service.open_groups(
                 groups_of("kv_data_ptrs", args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
                 groups_of("aux_data_ptrs", args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
@@ -67,9 +72,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             )
             if getattr(disaggregation_mode, "value", disaggregation_mode) == "prefill":
                 self.register_to_bootstrap()
-        except BaseException:
-            self.service.close()
-            raise
+            self._opened = opened.pop_all()
 
     # ---- the bootstrap server ----
 
@@ -78,31 +81,31 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
         _wait(lambda: rendezvous.register(host, port, worker, self._key))
 
-    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Whether it is known where that engine's ranks are. Asks for at most 5 seconds.
+    def try_ensure_parallel_info(self, bootstrap_addr: str, seconds: float = 0.0) -> bool:
+        """Return True if it is known where that engine's ranks are. Else its bootstrap server is asked, and a later call
+        has the answer: SGLang's scheduler calls this once a second, and does not wait.
 
         Raises:
             IncompatiblePeer: it differs from this one; names both values.
         """
         if bootstrap_addr not in self.prefill_info_table:
-            ranks = self._ask(bootstrap_addr)
+            ranks = self._ask(bootstrap_addr, seconds)
             if ranks is None:
                 return False
             self._check_layout(bootstrap_addr, ranks.layout)
             self.prefill_info_table[bootstrap_addr] = PrefillInfo(tuple(ranks.addresses))
         return True
 
-    def _ask(self, bootstrap_addr: str) -> Ranks | None:
+    def _ask(self, bootstrap_addr: str, seconds: float) -> Ranks | None:
         """A request says where the bootstrap server is. It must be one of ``peers``, and have the key."""
         host, _, port = bootstrap_addr.rpartition(":")
         host = host.strip("[]")
         try:
             self._peers.check(host, int(port))
-            told: Ranks | None = _wait(lambda: rendezvous.ask(host, int(port), self._key))
+            return self._asks.ask(host, int(port), seconds)
         except (LLMException, ValueError) as error:
             logger.warning("bootstrap server %s: %s", printable(bootstrap_addr), printable(error))
             return None
-        return told
 
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
         for name in self._layout.keys() | theirs.keys():
@@ -139,7 +142,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
 
     def teardown(self) -> None:
         """Stop what is under way, and give the memory back."""
-        self.service.close()
+        self._opened.close()
 
 
 def _wait(ask: Any) -> Any:

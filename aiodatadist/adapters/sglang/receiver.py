@@ -8,10 +8,13 @@ from typing import Any
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 
 from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.adapters.rendezvous import SECONDS
 from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
 from aiodatadist.errors import TransferError
 from aiodatadist.values.foreign import printable
 
+ASK_SECONDS = SECONDS + 1.0
+"""For a bootstrap server's answer, or the reason why there is none."""
 _RECEIVERS = count()
 """A room may have several, one behind the other or by mistake: each has a name of its own."""
 
@@ -34,8 +37,8 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self._reason = ""
 
     def init(self, prefill_dp_rank: int) -> None:
-        """Find the prefill engine. Asks its bootstrap server, if it was not asked before."""
-        if self.kv_mgr.try_ensure_parallel_info(self.bootstrap_addr):
+        """Find the prefill engine. If the manager does not know it yet, this waits for its bootstrap server."""
+        if self.kv_mgr.try_ensure_parallel_info(self.bootstrap_addr, ASK_SECONDS):
             self._is_ready = True
         else:
             self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are not known")

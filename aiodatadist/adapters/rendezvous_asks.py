@@ -1,0 +1,78 @@
+"""Questions to bootstrap servers for a scheduler that may not wait: a request names a server, and it may be silent."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from contextlib import AsyncExitStack
+
+from aiodatadist.adapters import rendezvous
+from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.rendezvous_lines import Ranks
+from aiodatadist.blocking import shared_loop
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.errors import LinkTimeout
+
+MAX_ASKS = 64
+"""Servers that are asked at the same time, or whose answers were not taken."""
+
+
+class RendezvousAsks:
+    """One thread asks. Construction and :meth:`close` wait."""
+
+    def __init__(self, key: bytes | None) -> None:
+        self._key = key
+        self._asked: dict[tuple[str, int], Future[Ranks | None]] = {}
+        self._service = LoopService("rendezvous question")
+        self._thread = shared_loop.acquire()
+        try:
+            self._thread.call(lambda: self._service.open(_nothing))
+        except BaseException:
+            shared_loop.release(self._thread)
+            raise
+        self._is_closed = False
+
+    def ask(self, host: str, port: int, seconds: float = 0.0) -> Ranks | None:
+        """Return the ranks of the engine there, or None if not all have registered, or there is no answer within ``seconds``.
+
+        The question goes on, and the next call for this address may have its answer.
+
+        Raises:
+            What :func:`aiodatadist.adapters.rendezvous.ask` raises; the next call asks again.
+            LinkTimeout: if too many other servers are being asked.
+        """
+        place = host, port
+        answer = self._asked.get(place) or self._start(place)
+        wait([answer], seconds)
+        if not answer.done():
+            return None
+        del self._asked[place]
+        return answer.result()
+
+    def _start(self, place: tuple[str, int]) -> Future[Ranks | None]:
+        if len(self._asked) >= MAX_ASKS:
+            self._asked = {each: answer for each, answer in self._asked.items() if not answer.done()}
+        if len(self._asked) >= MAX_ASKS:
+            raise LinkTimeout(f"{MAX_ASKS} other bootstrap servers are being asked: that is the limit")
+        answer = self._asked[place] = Future[Ranks | None]()
+        self._thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, answer))
+        return answer
+
+    async def _ask(self, place: tuple[str, int], answer: Future[Ranks | None]) -> None:
+        try:
+            answer.set_result(await rendezvous.ask(*place, self._key))
+        except Exception as error:
+            answer.set_exception(error)
+
+    def close(self) -> None:
+        """Stop asking. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._thread.call(self._service.close)
+        finally:
+            shared_loop.release(self._thread)
+
+
+async def _nothing(_: AsyncExitStack) -> None:
+    """There is nothing to open."""
