@@ -62,10 +62,12 @@ ANSWERS: dict[str, Answer] = {
 
 
 class Impostor:
-    """A process that holds a cluster's port. It answers each hello as told, and then closes the connection."""
+    """A process that holds a cluster's port. It answers each hello as told, and then closes the connection; or it keeps the
+    connection open, and says nothing."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer | None) -> None:
         self._answer = answer
+        self.met = asyncio.Event()
         self.heard: list[Message | Unknown] = []
 
     async def serve(self, client: anyio.abc.SocketStream) -> None:
@@ -75,7 +77,11 @@ class Impostor:
                 while not said:
                     said = decoder.feed(await client.receive())
                 self.heard += said
+                self.met.set()
                 assert isinstance(said[0], Hello)
+                if self._answer is None:
+                    await anyio.sleep_forever()
+                    return
                 answers = self._answer(said[0])
                 await client.send(b"".join(map(encode, answers)))
                 while answers:  # until the client has had enough of it
@@ -137,6 +143,29 @@ async def test_a_process_that_holds_a_clusters_port_does_not_end_relinking(
         figures = decoder.datadist.figures()
         assert (figures.relinks_given_up, figures.relinking.statuses["LLM_SUCCESS"]) == (0, 1)
         await pulled(decoder, cache, 3, 4)
+
+
+async def test_a_process_that_holds_a_clusters_port_and_says_nothing_does_not_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attempt ends with that process, long before its own time."""
+
+    impostor, attempts = Impostor(None), Attempts(monkeypatch, 1)
+    async with waiting_pair(relink=QUICK, auth_key=KEY) as (_, _, _, _, door, changes):
+        port = door.port
+
+        async def hold_the_port() -> None:
+            async with impostor.at(port):
+                attempts.port_is_held.set()
+                await impostor.met.wait()
+            await door.open()
+            attempts.go_on.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold_the_port)
+            told = await until(changes, LINKED, GIVEN_UP)
+        assert phases(told) == [(LINKED, 2)]
+        assert told[-1].attempt == 2
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])

@@ -255,8 +255,8 @@ MUTANTS = (
         "live-rank-replaced",
         "another cluster takes a rank once its address no longer answers",
         "aiodatadist/adapters/rendezvous.py",
-        "            if await _answers(other.address):\n",
-        "            if not await _answers(other.address):\n",
+        "            if await _answers(rank.address):\n",
+        "            if not await _answers(rank.address):\n",
         (BOOTSTRAP,),
     ),
     Mutant(
