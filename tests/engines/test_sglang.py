@@ -249,7 +249,7 @@ def test_the_key_is_that_of_the_settings(
         monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "other")}))
         other = Rank(2, "decode", pair.server.port)
         stack.callback(other.manager.teardown)
-        assert not other.manager.try_ensure_parallel_info(pair.address, 30)
+        assert not other.manager.find_ranks(pair.address, 30)
         with pytest.raises(LLMException, match="its seal is of another key"):
             Rank(3, "prefill", pair.server.port)
     monkeypatch.setenv("AIODATADIST_SGLANG", "{}")
@@ -302,6 +302,18 @@ def test_engines_that_do_not_fit_name_both_values(sglang: SimpleNamespace, pair:
     try:
         with pytest.raises(Exception, match=f"page_size is 32 here and 16 at the engine of {pair.address}"):
             sglang.ours.AioDataDistKVReceiver(other.manager, pair.address, 1).init(0)
+    finally:
+        other.manager.teardown()
+
+
+def test_a_request_for_an_engine_that_does_not_fit_leaves_the_scheduler_alone(
+    sglang: SimpleNamespace, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Rank(2, "decode", pair.server.port, page_size=32)
+    try:
+        words = f"page_size is 32 here and 16 at the engine of {pair.address}"
+        until(lambda: other.manager.try_ensure_parallel_info(pair.address) or words in caplog.text, True)
+        assert pair.address not in other.manager.prefill_info_table
     finally:
         other.manager.teardown()
 

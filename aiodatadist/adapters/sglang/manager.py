@@ -81,12 +81,23 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
         _wait(lambda: rendezvous.register(host, port, worker, self._key))
 
-    def try_ensure_parallel_info(self, bootstrap_addr: str, seconds: float = 0.0) -> bool:
-        """Return True if it is known where that engine's ranks are. Else its bootstrap server is asked, and a later call
-        has the answer: SGLang's scheduler calls this once a second, and does not wait.
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Return True if it is known where that engine's ranks are, and they fit.
+
+        Else its bootstrap server is asked, and a later call has the answer: SGLang's scheduler calls this once a second. It
+        neither waits here nor ends with an error, because a request decides which server this is.
+        """
+        try:
+            return self.find_ranks(bootstrap_addr, 0.0)
+        except IncompatiblePeer as error:
+            logger.warning("%s", printable(error))
+            return False
+
+    def find_ranks(self, bootstrap_addr: str, seconds: float) -> bool:
+        """The same, and wait for so long at most.
 
         Raises:
-            IncompatiblePeer: it differs from this one; names both values.
+            IncompatiblePeer: if the engine differs from this one; names both values.
         """
         if bootstrap_addr not in self.prefill_info_table:
             ranks = self._ask(bootstrap_addr, seconds)

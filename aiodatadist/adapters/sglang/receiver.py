@@ -38,7 +38,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
 
     def init(self, prefill_dp_rank: int) -> None:
         """Find the prefill engine. If the manager does not know it yet, this waits for its bootstrap server."""
-        if self.kv_mgr.try_ensure_parallel_info(self.bootstrap_addr, ASK_SECONDS):
+        if self.kv_mgr.find_ranks(self.bootstrap_addr, ASK_SECONDS):
             self._is_ready = True
         else:
             self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are not known")
