@@ -13,6 +13,7 @@ from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.errors import LinkError, explained
 from aiodatadist.link import Connection, connected
 from aiodatadist.values.addresses import host_port
+from aiodatadist.values.foreign import printable
 
 ONE_OF_MANY_SECONDS = 1.0
 """For one of the addresses of a name that has a further one, at most: a host that is gone does not answer at all."""
@@ -36,7 +37,7 @@ async def dial(
     except OSError as error:
         is_missing = isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}
         how = "is not found" if is_missing else "cannot be looked up"
-        raise LinkError(f"{what}the host name {how}: {explained(error)}") from error
+        raise LinkError(f"{what}the host name {how}: {printable(explained(error))}") from error
     refusals: list[tuple[str, OSError]] = []
     for number, address in enumerate(addresses):
         waits_for(f"{host_port(address, port)} took no connection")

@@ -67,6 +67,13 @@ def add_kv_arguments(parser: ArgumentParser, cluster_id: int) -> None:
     parser.add_argument("--longest-line", type=int, default=256, help="requests that may wait for blocks")
     parser.add_argument("--wait-seconds", type=float, default=10.0, help="that one may wait for blocks")
     parser.add_argument(
+        "--kv-peers",
+        nargs="+",
+        default=[],
+        metavar="HOST",
+        help="with --vllm: addresses, networks and names that it dials",
+    )
+    parser.add_argument(
         "--auth-key-file", type=Path, default=None, help="a secret of all services; needed beyond one machine"
     )
 

@@ -60,6 +60,8 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
         settings |= {"host": host.strip("[]"), "port": int(port)}
     if arguments.auth_key_file is not None:
         settings["auth_key_file"] = str(arguments.auth_key_file)
+    if arguments.kv_peers:
+        settings["peers"] = arguments.kv_peers
     if "lease_seconds" in arguments:
         settings["lease_seconds"] = arguments.lease_seconds
     return settings

@@ -39,8 +39,11 @@ PARSED_ELSEWHERE = {
 SAFE = {"printable", "shown", "reason_of", "first_complaint", "len", "type", "isinstance"}
 """What makes a text fit to be shown, or shows something else of it."""
 LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-ENGINES_TEXTS = {"request", "request_id", "transfer", "bootstrap_addr", "room"}
-"""In adapters, names of texts that clients of an engine choose, wherever they are kept."""
+NAMES = {
+    "adapters": frozenset({"request", "request_id", "transfer", "bootstrap_addr", "room"}),
+    "context_caching": frozenset({"reply"}),
+}
+"""By room, names of texts that others choose, wherever they are kept: clients of an engine, servers of a pool."""
 OWN_TEXTS = {("aiodatadist.concurrency.resident", "self.reason")}
 """Fields of the same names with words of this package."""
 ERRORS = {name for room in (errors, builtins) for name, kind in vars(room).items() if _is_error(kind)}
@@ -174,7 +177,7 @@ def _raw(node: ast.AST, names: frozenset[str]) -> Iterator[ast.expr]:
 
 
 def shown_raw(module: str, tree: ast.AST) -> Iterator[str]:
-    names = frozenset(ENGINES_TEXTS if rooms.room_of(module) == "adapters" else ())
+    names = NAMES.get(rooms.room_of(module), frozenset())
     for node in ast.walk(tree):
         for shown in _shown_in(node):
             for found in _raw(shown, names):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from aiodatadist.values.foreign import printable, shown
+
 LIMIT: Final = 1 << 20
 """Bytes of an answer."""
 
@@ -23,10 +25,10 @@ async def get(host: str, port: int, path: str) -> bytes:
         fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         length = int(fields.get("content-length", "-1"))
         if len(status) < 2 or status[1] != "200" or not 0 <= length <= LIMIT:
-            raise OSError(f"{host}:{port}{path} answers {head[0]!r} with {length} bytes")
+            raise OSError(f"{host}:{port}{path} answers {shown(head[0])} with {length} bytes")
         return await reader.readexactly(length)
     except (EOFError, ValueError, asyncio.LimitOverrunError) as error:
-        raise OSError(f"{host}:{port}{path} does not answer as HTTP does: {error!r}") from error
+        raise OSError(f"{host}:{port}{path} does not answer as HTTP does: {printable(repr(error))}") from error
     finally:
         writer.transport.abort()
 

@@ -18,6 +18,7 @@ from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.context_caching.pools.redis.resp import NotRedis, Reply, Request
 from aiodatadist.context_caching.pools.redis.wire import Refused, Wire
 from aiodatadist.values.addresses import host_port
+from aiodatadist.values.foreign import printable
 
 try:
     from redis.asyncio.connection import Connection, SSLConnection, parse_url
@@ -120,13 +121,13 @@ class Node:
                     try:
                         return await self._talk_again(wire, requests, answers)
                     except OSError as error:  # closed just now: the server was restarted, perhaps
-                        logger.debug("redis at %s: %s", self.name, error)
+                        logger.debug("redis at %s: %s", printable(self.name), printable(error))
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.wire(self.host, self.port), requests)
             except (OSError, UnicodeError, OverflowError) as error:  # the last two: of what is no address
                 self.is_down = True
-                raise NodeDown(f"redis at {self.name}: {error}") from error
+                raise NodeDown(printable(f"redis at {self.name}: {error}")) from error
 
     def _permits(self, requests: Sequence[Request]) -> anyio.Semaphore:
         if any(asked.has_value for asked in requests):

@@ -65,6 +65,7 @@ from aiodatadist.context_caching.pools.redis.resp import (
     storing,
 )
 from aiodatadist.context_caching.pools.redis.tls_port import SpeaksTLS, or_tls
+from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +302,7 @@ class RedisPool(KVPool):
         probes = [request("SET", f"{key}{PROBE}", "", "XX") for key in refusing.values()]
         for server, reply in zip(refusing, await self._send(probes, at_once=True), strict=True):
             if isinstance(reply, NodeDown) or (isinstance(reply, ResponseError) and not _is_full(reply)):
-                logger.debug("redis at %s does not write: %s", server, reply)
+                logger.debug("redis at %s does not write: %s", printable(server), printable(reply))
             elif self._refusing.get(server) == refusing[server]:
                 del self._refusing[server]
         return not self._refusing
@@ -572,7 +573,7 @@ def _put_status(reply: Any) -> PutStatus:
         return PutStatus.STORED
     if reply is None:
         return PutStatus.PRESENT
-    logger.debug("put: %s", reply)
+    logger.debug("put: %s", printable(reply))
     return PutStatus.REJECTED if _is_full(reply) else PutStatus.FAILED
 
 
@@ -586,5 +587,5 @@ def _value(reply: Reply, buffer: Buffer) -> Value | GetStatus:
     buffer.release()
     if isinstance(reply, OtherLength):
         return GetStatus.WRONG_LENGTH if reply.nbytes else GetStatus.MISS
-    logger.debug("get: %s", reply)
+    logger.debug("get: %s", printable(reply))
     return GetStatus.MISS if isinstance(reply, NodeDown) else GetStatus.FAILED

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 import anyio.lowlevel
 
 from aiodatadist.context_caching.pools.buffers import TAIL, Buffer
+from aiodatadist.values.foreign import printable
 
 LARGEST: Final = 512 << 20
 """Bytes that a value may have (``proto-max-bulk-len``)."""
@@ -283,7 +284,7 @@ class Exchange(asyncio.BufferedProtocol):
 
     def _reply(self, reply: Reply) -> None:
         if not self._places and isinstance(reply, ResponseError):
-            self._farewell = str(reply)
+            self._farewell = printable(reply)
             self._transport.abort()
             return
         self._places.popleft()

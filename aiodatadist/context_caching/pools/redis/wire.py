@@ -14,6 +14,7 @@ import anyio
 
 from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.context_caching.pools.redis.resp import Exchange, Reply, Request, ResponseError, request
+from aiodatadist.values.foreign import printable
 
 try:
     from redis.asyncio.connection import Connection, SSLConnection
@@ -117,10 +118,10 @@ def _check(reply: Reply) -> None:
     """Raises Refused."""
     _check_room(reply)
     if isinstance(reply, ResponseError):
-        raise Refused(str(reply))
+        raise Refused(printable(reply))
 
 
 def _check_room(reply: Reply) -> None:
     """Raises ConnectionResetError: the server has so many clients that it closes this connection."""
     if isinstance(reply, ResponseError) and "max number of clients" in str(reply):
-        raise ConnectionResetError(str(reply))
+        raise ConnectionResetError(printable(reply))
