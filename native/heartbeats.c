@@ -4,6 +4,8 @@
 #pragma GCC visibility pop
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,6 +19,10 @@
 #include <unistd.h>
 
 enum { EVENTS = 64, READ = 4096 };        /* taken of epoll at a time; bytes of a line at a time: thousands of beats */
+enum { EARLY_AT = 224 };                  /* of tcpi_rcv_ooopack in the kernel's struct tcp_info; older headers lack it */
+#ifndef TCP_THIN_LINEAR_TIMEOUTS
+#define TCP_THIN_LINEAR_TIMEOUTS 16
+#endif
 static const uint64_t WAKE = UINT64_MAX;  /* what epoll says of the eventfd that wakes the thread */
 static const int64_t NEVER = INT64_MAX;
 
@@ -27,6 +33,7 @@ typedef struct line {
     bool tells_begun, tells_end, is_told; /* is_told: it is in the list of lines with news */
     int end, code;                        /* HEARTBEATS_CLOSED or _BROKEN */
     int64_t silence_ns, heard_ns;         /* heard: when the last byte came, or from when on silence counts */
+    uint32_t early;                       /* packets that came before one that is missing, when a byte was heard last */
     uint32_t next;                        /* in the list of free slots, or of lines with news */
 } line;
 
@@ -157,10 +164,23 @@ static void count_from(heartbeats *h, line *l, int64_t heard_ns)
     h->next_judgement_ns = least(h->next_judgement_ns, sum(l->heard_ns, l->silence_ns));
 }
 
+/* How many packets of the peer came early: one before them is missing, and the kernel gives no byte of them until that one was
+ * sent again. They are signs of life all the same. 0: not TCP, or the kernel does not count them. */
+static uint32_t early_packets(const line *l)
+{
+    unsigned char info[256];
+    uint32_t packets = 0;
+    socklen_t size = sizeof info;
+    if (getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, info, &size) == 0 && size >= EARLY_AT + sizeof packets)
+        memcpy(&packets, info + EARLY_AT, sizeof packets);
+    return packets;
+}
+
 /* The first byte ends the patience, so that `heard` may move back. */
 static void hear(heartbeats *h, line *l, int64_t now)
 {
     l->heard_ns = now;
+    l->early = early_packets(l);
     l->is_silent = false;
     count_from(h, l, now);
     if (!l->has_begun) {
@@ -182,6 +202,23 @@ static void listen_to(heartbeats *h, line *l, int64_t now)
         end(h, l, HEARTBEATS_CLOSED, 0);
     else if (errno != EAGAIN && errno != EINTR)
         end(h, l, HEARTBEATS_BROKEN, errno);
+}
+
+static bool is_overdue(const line *l, int64_t now)
+{
+    return l->fd >= 0 && !l->is_silent && now - l->heard_ns >= l->silence_ns;
+}
+
+/* A last look before it counts as silent. */
+static void look_for_life(heartbeats *h, line *l, int64_t now)
+{
+    listen_to(h, l, now);
+    if (!is_overdue(l, now))
+        return;
+    uint32_t early = early_packets(l);
+    if (early != l->early)
+        count_from(h, l, now);
+    l->early = early;
 }
 
 /* A beat that cannot be sent is left out: the buffer of a stopped peer is full, and a broken socket tells the reader. */
@@ -237,9 +274,9 @@ static void judge(heartbeats *h, int64_t now)
     h->next_judgement_ns = NEVER;
     for (uint32_t slot = 0; slot < h->count; slot++) {
         line *l = &h->lines[slot];
-        if (l->fd >= 0 && !l->is_silent && now - l->heard_ns >= l->silence_ns)
-            listen_to(h, l, now);
-        if (l->fd >= 0 && !l->is_silent && now - l->heard_ns >= l->silence_ns) {
+        if (is_overdue(l, now))
+            look_for_life(h, l, now);
+        if (is_overdue(l, now)) {
             l->is_silent = true;
             tell(h, l);
         }
@@ -356,6 +393,8 @@ static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int
     if (epoll_ctl(h->epoll, EPOLL_CTL_ADD, fd, &readable))
         return -errno;
     h->free = l->next;
+    int linear = 1;                       /* a lost beat is sent again each 200 ms or so, not after 200, 400, 800 ...; TCP alone has it */
+    setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &linear, sizeof linear);
     int64_t now = now_of(h);
     *l = (line){ .fd = fd, .generation = l->generation, .is_taken = true, .silence_ns = silence_ns };
     count_from(h, l, sum(now, patience_ns));

@@ -18,10 +18,11 @@
  * A line is one connection. It exists from heartbeats_watch(), which takes its descriptor, to heartbeats_stop(), which closes it.
  * A line whose connection ended is closed at once; its number stays taken until heartbeats_stop().
  *
- * A line is silent if no byte came for its `silence`. That is news, not an end: the thread goes on sending and reading, and news
- * of a silence that ended before it was reaped is dropped. Time in which this thread did not run does not count against a peer
- * if it is more than half of the peer's `silence`: peers may have been stopped together with it, and their bytes may still be on
- * the way. The clock is CLOCK_MONOTONIC, which steps of the wall clock do not move and which stands still during a suspend.
+ * A line is silent if no byte came for its `silence`, nor a packet whose bytes wait for a lost one. That is news, not an end: the
+ * thread goes on sending and reading, and news of a silence that ended before it was reaped is dropped. Time in which this thread
+ * did not run does not count against a peer if it is more than half of the peer's `silence`: peers may have been stopped together
+ * with it, and their bytes may still be on the way. The clock is CLOCK_MONOTONIC, which steps of the wall clock do not move and
+ * which stands still during a suspend.
  *
  * In a forked child there is no such thread. There heartbeats_stop() and heartbeats_close() close the child's copies of the
  * descriptors and touch nothing that is shared with the parent.                                                              */

@@ -178,7 +178,7 @@ class Engine:
 
     def _open_transport(self) -> Transport:
         config = self._config
-        for line in config.without_effect():
+        for line in [*config.without_effect(), *config.risks()]:
             logger.warning("cluster %d: %s", self.cluster_id, line)
         rdma = RdmaConfig(
             known(config.rdma_traffic_class, TRAFFIC_CLASSES), known(config.rdma_service_level, SERVICE_LEVELS)

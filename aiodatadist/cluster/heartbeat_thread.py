@@ -47,6 +47,7 @@ class HeartbeatThread:
         lost: Callable[[str], object],
         begun: Callable[[], object] | None = None,
         patience: float = 0.0,
+        elsewhere: Callable[[], float | None] = lambda: None,
     ) -> HeartbeatWatch:
         """Beat on a connected stream socket and listen to the peer's beats.
 
@@ -57,6 +58,7 @@ class HeartbeatThread:
             lost: called at most once, on the running event loop, with the reason in plain words.
             begun: called there, too, when the peer's first byte came.
             patience: additional seconds for that byte: the peer's event loop has to take the connection up.
+            elsewhere: asked when the peer is silent: seconds since it gave a sign of life on another connection, or None.
 
         Raises:
             RuntimeError: this is closed, or no event loop is running.
@@ -74,7 +76,7 @@ class HeartbeatThread:
             line = ffi.new("uint64_t *")
             _check(ring.heartbeats_watch(native, sock.fileno(), _nanoseconds(silence), _nanoseconds(patience), line))
             sock.detach()
-        watch = self._watches[line[0]] = HeartbeatWatch(self, line[0], lost, begun)
+        watch = self._watches[line[0]] = HeartbeatWatch(self, line[0], silence, lost, begun, elsewhere)
         return watch
 
     def _open(self) -> Handle:
@@ -96,6 +98,10 @@ class HeartbeatThread:
         while self._native is not None and ring.heartbeats_reap(self._native, self._news):
             if (watch := self._watches.get(self._news.line)) is not None:
                 watch._hear(self._news)
+
+    def _excuse(self, line: int, ago: float) -> None:
+        if self._native is not None:
+            ring.heartbeats_excuse(self._native, line, _nanoseconds(ago))
 
     def _let_go(self, line: int) -> None:
         if self._watches.pop(line, None) is not None and self._native is not None:
@@ -121,11 +127,15 @@ class HeartbeatWatch:
         self,
         heartbeats: HeartbeatThread,
         line: int,
+        silence: float,
         lost: Callable[[str], object],
         begun: Callable[[], object] | None,
+        elsewhere: Callable[[], float | None],
     ) -> None:
         self._heartbeats = heartbeats
         self._line = line
+        self._silence = silence
+        self._elsewhere = elsewhere
         self._lost = lost
         self._begun = begun
 
@@ -137,6 +147,9 @@ class HeartbeatWatch:
         if news.kind == ring.HEARTBEATS_BEGUN:
             if self._begun is not None:
                 self._begun()
+            return
+        if news.kind == ring.HEARTBEATS_SILENT and (ago := self._elsewhere()) is not None and ago < self._silence:
+            self._heartbeats._excuse(self._line, ago)
             return
         reason = self._reason(news)
         self.stop()

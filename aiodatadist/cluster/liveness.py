@@ -112,7 +112,8 @@ class Heartbeats:
             news.wake()
 
         try:
-            watch = self._thread.watch(sock, link.heartbeat * (self._misses + 1), lost, begun, patience)
+            silence = link.heartbeat * (self._misses + 1)
+            watch = self._thread.watch(sock, silence, lost, begun, patience, link.quiet_seconds)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error
         self._watched.add(link)

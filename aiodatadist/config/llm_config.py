@@ -24,6 +24,9 @@ DEFAULT_MEM_UTILIZATION = 0.95
 DEFAULT_HEARTBEAT_INTERVAL = 2000
 DEFAULT_HEARTBEAT_MISSES = 3
 
+SAFE_HEARTBEAT_INTERVAL: Final = 500
+SAFE_SILENCE: Final = 2000
+"""Milliseconds. TCP needs 200 and more to send a lost packet again, and several of them may be lost in a row."""
 TransportName = Literal["hccl", "loopback"]
 
 WITHOUT_EFFECT: Final = {
@@ -107,7 +110,8 @@ class LLMConfig(BaseModel):
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
         heartbeat_interval: milliseconds between two signs of life that this end gives on a link, 10 to 600000. The peer is
-            told, and waits for them: how soon this end notices a silent peer is the peer's setting, so set it at both.
+            told, and waits for them: how soon this end notices a silent peer is the peer's setting, so set it at both. Below
+            500 a warning at ``init`` says what may end links, unless so many misses are allowed that a peer has 2 s.
         heartbeat_misses: a peer that missed so many of its own in a row, 1 to 100, is lost.
         relink: when a link that ``link_clusters`` of this end made, and that broke, is made again, as JSON, a dict or a
             :class:`RelinkPolicy`; kept as JSON. None: it is not, as upstream has it. ``"{}"``: with the policy's defaults.
@@ -296,6 +300,16 @@ class LLMConfig(BaseModel):
         lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
         others = sorted(key for key in self.ge_options if key.lower() != rules.POOL_SIZE)
         return lines + self._beyond_the_manual() + [f"option {key!r} has no effect: {_why(key)}" for key in others]
+
+    def risks(self) -> list[str]:
+        """A line for each option whose value is allowed and invites failures: its name, and the reason."""
+        silence = self.heartbeat_interval * (self.heartbeat_misses + 1)
+        if self.heartbeat_interval >= SAFE_HEARTBEAT_INTERVAL or silence >= SAFE_SILENCE:
+            return []
+        return [
+            f"heartbeat_interval is {self.heartbeat_interval} ms: below {SAFE_HEARTBEAT_INTERVAL} ms links may end where "
+            f"packets are lost or machines are busy, after {silence} ms without a sign of life (docs/links.md has a table)"
+        ]
 
     def _beyond_the_manual(self) -> list[str]:
         rdma = (

@@ -120,6 +120,25 @@ class _Reader(asyncio.StreamReader):
                 self._buffer.extend(data)  # type: ignore[attr-defined]  # asyncio's own: see __init__
 
 
+TCP_INFO_BYTES = 256
+LAST_DATA_RECEIVED = 52
+"""Where the kernel's ``struct tcp_info`` has the milliseconds since data came (``tcpi_last_data_recv``)."""
+
+
+def seconds_since_data(sock: socket.socket) -> float | None:
+    """Return how long ago the kernel received bytes of the peer; None if it does not know: not TCP, or closed.
+
+    Acknowledgements do not count: the kernel of a stopped process goes on sending them.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < LAST_DATA_RECEIVED + 4:
+        return None
+    return float(struct.unpack_from("I", info, LAST_DATA_RECEIVED)[0]) / 1000
+
+
 class _Space(threading.local):
     """What a thread's event loop reads into: each time it is taken out of it in the same call."""
 
@@ -178,6 +197,12 @@ class Connection(anyio.abc.ByteStream):
         wire = Wire(self, self.send_at_once)
         self._reader.hear = wire.hear
         return wire
+
+    def quiet_seconds(self) -> float | None:
+        """How long ago bytes of the peer came, also those that the event loop has not read yet. None: not known."""
+        transport = self._writer.transport
+        sock = None if transport.is_closing() else transport.get_extra_info("socket")
+        return None if sock is None else seconds_since_data(sock)
 
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
         """Raises EndOfStream, BrokenResourceError."""

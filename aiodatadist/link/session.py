@@ -205,6 +205,10 @@ class Session:
         """Sums up what is in the caches of this end."""
         return self._host.digester
 
+    def quiet_seconds(self) -> float | None:
+        """How long ago bytes of the peer came on the link's own connection. None: not known."""
+        return self._wire.quiet_seconds()
+
     @property
     def peer_minor(self) -> int:
         """The peer's minor version of the protocol: nothing newer is said to it."""

@@ -66,6 +66,11 @@ class Wire:
         """The peer's minor version of the protocol; 0 until it is known: what is said to the peer is in all of them."""
         return self._decoder.minor or 0
 
+    def quiet_seconds(self) -> float | None:
+        """How long ago bytes of the peer came. None: not known."""
+        quiet: Callable[[], float | None] | None = getattr(self.stream, "quiet_seconds", None)
+        return None if quiet is None else quiet()
+
     def trust(self) -> None:
         """The peer is known: full-sized messages are fine from now on."""
         self._decoder.max_body = MAX_BODY

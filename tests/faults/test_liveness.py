@@ -264,7 +264,7 @@ async def test_who_unlinks_in_good_order_is_never_lost(caplog: pytest.LogCapture
             await cluster.datadist.wait_linked(1)
         await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
     said = [record.getMessage() for record in caplog.records]
-    assert not [text for text in said if "heartbeat" in text or "gone" in text], said
+    assert not [text for text in said if "heartbeat " in text or "gone" in text], said
 
 
 # ---- the peer ----

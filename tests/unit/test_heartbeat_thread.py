@@ -234,6 +234,24 @@ async def test_a_silence_that_ended_before_the_loop_had_time_is_not_told(
         assert "no heartbeat" in await news.come()
 
 
+async def test_a_peer_that_gives_signs_of_life_elsewhere_is_alive(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    news, ages = News(), [0.05, 0.0, 0.03, None]
+    heartbeats.watch(pair[0], 0.1, news, elsewhere=lambda: ages.pop(0))
+    with lasting(0.1 + 0.05 + 0.1 + 0.07 + SLACK, 0.3):
+        assert "no heartbeat" in await news.come()
+    assert ages == []
+
+
+async def test_a_sign_of_life_that_is_older_than_the_silence_does_not_count(
+    heartbeats: HeartbeatThread, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    news = News()
+    heartbeats.watch(pair[0], 0.1, news, elsewhere=lambda: 0.11)
+    assert "no heartbeat" in await news.come()
+
+
 async def test_each_has_its_own_time(heartbeats: HeartbeatThread) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     order: list[int] = []
