@@ -136,8 +136,8 @@ async def test_layers(one_sided: bool, checksum: bool | None) -> None:
         addresses = list(source.tensor_addrs)
         config = TransferWithCacheKeyConfig(KEY) if one_sided else TransferConfig(1, addresses)
 
-        def start(configs: list[Any], *blocks: list[int]) -> object:
-            return manager.transfer_cache_async(target, layers, configs, *blocks, checksum=checksum)
+        def start(configs: list[Any], src: list[int], dst: list[int]) -> object:
+            return manager.transfer_cache_async(target, layers, configs, src, dst, checksum=checksum)
 
         refused("dst_block_indices", lambda: start([config], [0, 1], [2, 2]))
         if not one_sided:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +20,7 @@ from aiodatadist.adapters.pools import PoolSettings, open_cache
 from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig, CcResult, CcStatus, ContextCache, EmsException
+from aiodatadist.counting.callbacks import guarded
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 logger = logging.getLogger(__name__)
@@ -150,7 +152,7 @@ class _Life:
         except EmsException as error:
             logger.warning("%s of %d values: %s", what, len(keys), error)
         finally:
-            done(outcome)
+            guarded(partial(done, outcome), logger, "%s of %d values: its callback failed", what, len(keys))
 
     async def _ask(self, what: str, keys: list[str], buffers: list[Any]) -> list[bool]:
         settings = self._settings

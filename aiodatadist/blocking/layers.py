@@ -14,6 +14,7 @@ import anyio.to_thread
 from aiodatadist.blocking.submitted import Handle, Submissions
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.concurrency.loop_thread import LoopThread
+from aiodatadist.counting.callbacks import shown
 from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.link import LayerReceiver as AwaitableReceiver
@@ -56,7 +57,7 @@ def _wait_for(wait: Callable[[], object], layer_index: int) -> None:
     except Exception:
         raise
     except BaseException as error:
-        raise TransferError(f"the event of layer {layer_index} raised {error!r}") from error
+        raise TransferError(f"the event of layer {layer_index} raised {shown(error)}") from error
 
 
 class LayersHandle(Handle):

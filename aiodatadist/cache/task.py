@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,9 +14,12 @@ from aiodatadist.cache.names import Key
 from aiodatadist.concurrency.coroutine import StartedCoroutine
 from aiodatadist.concurrency.loop_time import LoopTime
 from aiodatadist.concurrency.origin import Origin
+from aiodatadist.counting.callbacks import guarded
 from aiodatadist.device import RanAtOnce, TransferCompletion, TransferReport, TransferState
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.values import checks
+
+logger = logging.getLogger(__name__)
 
 BLOCKS = "{}, {} blocks, all layers"
 """What a transfer that took a shortcut says of itself, once it is asked: key and number of blocks."""
@@ -70,7 +75,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return self._transfer.is_done
 
     def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
-        """Call it on the event loop when the task has ended; at once if it has."""
+        """Call it on the event loop when the task has ended; at once if it has. What it raises is logged."""
         self._check_here()
         self._transfer.add_done_callback(lambda _: callback(self))
 
@@ -234,7 +239,7 @@ class EndedTask(CacheTask):
 
     def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
         self._common.check_here()
-        callback(self)
+        guarded(partial(callback, self), logger, "%s: a done callback failed", self._common.operation)
 
     def cancelled(self) -> bool:
         return False

@@ -16,7 +16,7 @@ from aiodatadist.cache_manager.caches import Caches
 from aiodatadist.device import give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer
-from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer, check_synchronizer
 from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
@@ -546,8 +546,7 @@ class CacheManager(Caches):
         request = LayeredRequest.of(
             entry, src_block_indices, dst_block_indices, dst_block_memory_size, tensor_num_per_layer
         )
-        if not callable(getattr(layer_synchronizer, "synchronize_layer", None)):
-            raise TypeError(f"layer_synchronizer is {layer_synchronizer!r}: it has to have synchronize_layer()")
+        check_synchronizer(layer_synchronizer)
         kind: type[Any] = TransferWithCacheKeyConfig if self._engine.one_sided else TransferConfig
         configs = checks.sequence(transfer_configs, "transfer_configs", kind)
         if not configs:

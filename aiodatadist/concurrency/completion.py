@@ -93,9 +93,9 @@ class Completion(ABC):
         """What it is, for the log."""
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call it on the loop when this ended; at once if it has."""
+        """Call it on the loop when this ended; at once if it has. What it raises is logged."""
         if self.is_done:
-            callback(self)
+            self._tell(callback)
         else:
             self._callbacks.append(callback)
 

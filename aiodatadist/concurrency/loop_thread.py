@@ -48,6 +48,7 @@ import anyio
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.counting.callbacks import is_delivered
 
 logger = logging.getLogger(__name__)
 
@@ -145,15 +146,17 @@ class _Call:
 
     async def _run(self, scope: Scope) -> None:
         """In a task of the loop's. That what is called was cancelled from elsewhere is no reason to cancel others."""
+        task = asyncio.current_task()
         try:
             with scope:
                 self.settled.settle(await self._function(), None)
-        except Exception as error:
-            self.settled.settle(None, error)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except asyncio.CancelledError as error:
+            if is_delivered(error, task):
                 raise
+        except BaseException as error:  # of the caller's code: raised in its thread, and ends no other call
+            if isinstance(error, GeneratorExit) and is_delivered(error, task):
+                raise
+            self.settled.settle(None, error)
         finally:
             if not self.settled.is_over:
                 self.fail(self._refuse(Unusable.STOPPED))

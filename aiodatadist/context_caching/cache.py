@@ -44,6 +44,7 @@ from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLo
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
 from aiodatadist.context_caching.transfer.start_limiter import StartLimiter
 from aiodatadist.counting import Observer
+from aiodatadist.counting.callbacks import current_task, is_delivered
 from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
 
@@ -548,6 +549,7 @@ class ContextCache:
     ) -> None:
         result: CcResult | None = None
         error: EmsException | None = None
+        task = current_task()
         try:
             transfer.scope.deadline = call.copying + LATE_TOLERANCE
             with transfer.scope:
@@ -557,7 +559,9 @@ class ContextCache:
                     result = call.result()
             if result is None and not transfer.is_asked_to_stop:
                 raise EmsTimeout(f"{transfer.what}: not done within {transfer.seconds:g} s")
-        except Exception as problem:
+        except BaseException as problem:
+            if is_delivered(problem, task):
+                raise
             if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
                 logger.exception("%r failed", transfer)
             error = _translated(problem, transfer.what, transfer.seconds)

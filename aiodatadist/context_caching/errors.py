@@ -11,6 +11,7 @@ from typing import Final
 from aiodatadist.concurrency.resident import Misuse
 from aiodatadist.context_caching.pools.contract import PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult
+from aiodatadist.counting.callbacks import shown
 from aiodatadist.errors import LLMException, TransferTimeout
 
 
@@ -118,13 +119,13 @@ def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
 
 def translated(problem: BaseException, where: str) -> EmsException:
     """What callers get for what went wrong inside."""
-    words = f"{where}: {problem}" if where else str(problem)
     if isinstance(problem, EmsException):
         return problem
+    if not isinstance(problem, (PoolTimeout, PoolUnreachable, LLMException)):  # its words may raise
+        return EmsInternalError(f"{where or 'it failed'}: {shown(problem)}; please report it")
+    words = f"{where}: {problem}" if where else str(problem)
     if isinstance(problem, (PoolTimeout, TransferTimeout)):
         return EmsTimeout(words)
     if isinstance(problem, PoolUnreachable):
         return EmsIoError(words)
-    if isinstance(problem, LLMException):
-        return EmsInternalError(words)
-    return EmsInternalError(f"{words or 'it failed'}: {problem!r}; please report it")
+    return EmsInternalError(words)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey
 from aiodatadist.cache.table import Entry
+from aiodatadist.counting.callbacks import Raised, attempt
 from aiodatadist.device import Gate, Layering, Program, StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
@@ -229,8 +231,7 @@ class Destination:
     def offer(self, layer: int) -> None:
         """This layer is ready, and all wanted ones before it."""
         if self.is_open and self._device_event is not None and self.link.channels.is_rdma:
-            event = self._device_event
-            self._try(lambda: self._wait_on_host(Program().wait_number(event(layer)), layer, self._seconds))
+            self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), layer, self._seconds))
             self._offered = layer - self.layers.start + 1
         elif self.is_open:
             self._layers_are_ready(layer)
@@ -263,16 +264,26 @@ class Destination:
             raise
         except LLMException as error:
             self.fail(error)
-        except Exception as error:  # a device event of the caller's
+        except Exception as error:
             failure = InternalError(repr(error))
             failure.__cause__ = error
             self.fail(failure)
+
+    def _event(self, layer: int) -> int:
+        """The caller's event behind a layer. Raises TransferError: the caller's code raised, or returned no handle."""
+        find = self._device_event
+        if find is None:
+            raise InternalError("this destination waits for no events")
+        try:
+            return attempt(lambda: index(find(layer)))
+        except Raised as raised:
+            raise TransferError(f"device_event({layer}) {raised}") from raised.__cause__
 
     def _launch(self, first: int, stop: int) -> None:
         link_channel, remote, grid = self._usable()
         program = Program()
         if self._device_event is not None and not link_channel.channel.is_rdma:
-            program.wait_number(self._device_event(self.layers.start + stop - 1))
+            program.wait_number(self._event(self.layers.start + stop - 1))
         link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
         seconds, priority = self._seconds * (stop - first), self._priority
         # What waits for an event holds its stream, so more urgent layers have another one.

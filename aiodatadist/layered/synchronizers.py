@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import anyio
 
+from aiodatadist.counting.callbacks import shown
 from aiodatadist.device import Device, Gate, Stream, open_gates
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
@@ -22,11 +24,23 @@ class LayerSynchronizer(ABC):
 
     @abstractmethod
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
-        """Wait until the layer is final: True. Or give it up: False.
+        """Wait until the layer is final: True. Or give it up: False, or None. Any other answer fails the transfer.
 
         Called with source layers in ascending order, those that some destination wants, one at a time. ``timeout_in_millis``
         is always None: the code that computes knows how long that may take.
         """
+
+
+def check_synchronizer(value: Any) -> None:
+    """Raises TypeError: it cannot say when a layer is final."""
+    method = getattr(value, "synchronize_layer", None)
+    if not callable(method):
+        raise TypeError(f"layer_synchronizer is {shown(value)}: it has to have synchronize_layer()")
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise TypeError(
+            f"layer_synchronizer is {shown(value)}: its synchronize_layer() is a generator function: must return True or"
+            " False, or be async def and return one of them"
+        )
 
 
 @runtime_checkable

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +16,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.completion import too_late
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting.callbacks import Raised, attempt, attempt_awaiting, shown
 from aiodatadist.device import CLEAN_SECONDS, TransferCompletion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.destination import Destination
@@ -172,7 +173,16 @@ class LayeredTransfer(TransferCompletion):
             self.fail(failure)
         finally:
             self._scopes.discard(scope)
+            if walks:
+                self._fail_unjudged()
             self._check_end()
+
+    def _fail_unjudged(self) -> None:
+        """The walk is gone: what it has not looked at will never be ready."""
+        for part in self.parts:
+            layer = next((layer for layer in part.layers if layer not in self._verdicts), None)
+            if part.is_open and layer is not None:
+                part.fail(LinkClosed(f"{self._what()} was stopped before layer {layer} was ready"))
 
     async def _find(self, part: Destination) -> None:
         await part.prepare()
@@ -223,24 +233,36 @@ class LayeredTransfer(TransferCompletion):
         limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
         for layer in sorted({layer for part in self.parts for layer in part.layers}):
             if any(part.is_open and layer in part.layers for part in self.parts):
-                self._judge(layer, await self._synchronize(layer, limiter))
+                error = await self._synchronize(layer, limiter)
+                self._judge(layer, error)
                 self._offer_ready()
+                if error is not None:
+                    self._fail_wanting(layer, error)
+
+    def _fail_wanting(self, layer: int, error: LLMException) -> None:
+        """Also those that are still looked for: no later layer is of use to them."""
+        for part in self.parts:
+            if layer in part.layers:
+                part.fail(error)
 
     async def _synchronize(self, layer: int, limiter: anyio.CapacityLimiter) -> LLMException | None:
-        """Wait until a layer is final; why it will not be."""
-        call: Any = self._synchronizer.synchronize_layer  # type: ignore[attr-defined]
+        """Wait until a layer is final; return why it will not be."""
+        synchronizer: Any = self._synchronizer
         try:
+            call = attempt(lambda: synchronizer.synchronize_layer)
             if inspect.iscoroutinefunction(call):
-                is_ready = await _apart(call(layer, None))
+                said = await attempt_awaiting(lambda: call(layer, None))
             else:
-                is_ready = await anyio.to_thread.run_sync(call, layer, None, abandon_on_cancel=True, limiter=limiter)
-                if inspect.isawaitable(is_ready):
-                    is_ready = await _apart(is_ready)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # of a thread's: not for this event loop
-            failure = TransferError(f"synchronize_layer({layer}) raised {error!r}")
-            failure.__cause__ = error
+                in_thread = partial(attempt, lambda: call(layer, None))
+                said = await anyio.to_thread.run_sync(in_thread, abandon_on_cancel=True, limiter=limiter)
+                if inspect.isawaitable(said):
+                    awaitable = said
+                    said = await attempt_awaiting(lambda: awaitable)
+        except Raised as raised:
+            failure = TransferError(f"synchronize_layer({layer}) {raised}")
+            failure.__cause__ = raised.__cause__
             return failure
-        return None if is_ready else _given_up(layer)
+        return _verdict(layer, said)
 
     # ---- the end ----
 
@@ -325,21 +347,19 @@ class LayeredTransfer(TransferCompletion):
             await self._changed.wait()
 
 
+def _verdict(layer: int, said: object) -> LLMException | None:
+    """What a synchronizer's answer means: None if the layer is final."""
+    if said is True:
+        return None
+    if said is None or said is False:
+        return _given_up(layer)
+    if inspect.iscoroutine(said):
+        said.close()  # else it warns that nothing awaited it
+    return ParamInvalid(
+        f"synchronize_layer({layer}) returned {shown(said)} of type {type(said).__name__}: must be True, False or None, or"
+        " an awaitable of one of them"
+    )
+
+
 def _given_up(layer: int) -> ParamInvalid:
     return ParamInvalid(f"synchronize_layer({layer}) gave the layer up")
-
-
-async def _apart(call: Any) -> Any:
-    """Await the caller's code in a task of its own: what it does with cancellation stays its own affair.
-
-    Raises RuntimeError: it was cancelled, and not by us.
-    """
-    task = asyncio.ensure_future(call)
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if task.cancelled():
-        raise RuntimeError("it was cancelled")
-    return task.result()

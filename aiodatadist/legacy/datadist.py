@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +12,7 @@ import anyio
 from aiodatadist import datadist
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config import llm_config as configuration
+from aiodatadist.counting.callbacks import current_task, is_delivered
 from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, NotLinked, ParamInvalid
 from aiodatadist.legacy.config import LLMConfig, engine_config
 from aiodatadist.legacy.kv_cache_manager import KvCacheManager
@@ -89,16 +89,18 @@ class LLMDataDist(datadist.LLMDataDist):
             logger.error("cluster %d: a model still runs: its memory is never given back", self.cluster_id)
             self._running().registry.keep_pools()
         models, self._models = self._models, []
-        cancelled: asyncio.CancelledError | None = None
+        delivered: BaseException | None = None
+        task = current_task()
         for model in models:
             try:
                 await model.close()
-            except asyncio.CancelledError as error:  # delivered when all have been told
-                cancelled = error
-            except Exception:
-                logger.exception("cluster %d: on_cache_deallocated() failed", self.cluster_id)
-        if cancelled is not None:
-            raise cancelled
+            except BaseException as error:
+                if is_delivered(error, task):
+                    delivered = error  # raised when all have been told
+                else:
+                    logger.exception("cluster %d: on_cache_deallocated() failed", self.cluster_id)
+        if delivered is not None:
+            raise delivered
 
     def _v1(self, what: str) -> KvCacheManager:
         """Raises RuntimeError: not initialised. ParamInvalid: it is in the other mode."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
 from aiodatadist.concurrency.blocking_calls import in_thread
+from aiodatadist.counting.callbacks import shown
 from aiodatadist.legacy.kv_cache import KvCache
 
 
@@ -48,8 +50,11 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def run() -> Any:
         try:
             return function(*args, **kwargs)
-        except StopIteration as error:  # no future can hold one
-            raise RuntimeError(f"{function!r} raised {error!r}") from error
+        except (
+            StopIteration,
+            asyncio.CancelledError,
+        ) as error:  # no future can hold the one, and the other would cancel
+            raise RuntimeError(f"{function!r} raised {shown(error)}") from error
 
     result = await in_thread(copy_context().run, run)
     return await result if inspect.isawaitable(result) else result

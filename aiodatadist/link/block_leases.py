@@ -195,7 +195,7 @@ class BlockLease:
         if self.ended is None:
             self._callbacks.append(callback)
         else:
-            callback(self)
+            self._tell(callback)
 
     # ---- by the peers ----
 
@@ -286,7 +286,10 @@ class BlockLease:
         self._over.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            guarded(partial(callback, self), logger, "%r: a done callback failed", self)
+            self._tell(callback)
+
+    def _tell(self, callback: Callable[[BlockLease], object]) -> None:
+        guarded(partial(callback, self), logger, "%r: a done callback failed", self)
 
     def end(self) -> None:
         """The cluster is finalized."""

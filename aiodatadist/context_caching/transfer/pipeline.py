@@ -39,6 +39,7 @@ from aiodatadist.context_caching.transfer.double_buffer import Sequential, doubl
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
+from aiodatadist.counting.callbacks import current_task, is_delivered, shown
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +169,7 @@ class TransferPipeline:
         Raises:
             PoolTimeout, PoolUnreachable: no answer; also for whatever else a pool raises.
         """
+        task = current_task()
         try:
             if anyio.current_time() < deadline:
                 return await question
@@ -175,9 +177,11 @@ class TransferPipeline:
                 return await question
         except (PoolTimeout, PoolUnreachable):
             raise
-        except Exception as error:
+        except BaseException as error:  # a pool may be the caller's
+            if is_delivered(error, task):
+                raise
             logger.exception("the %s pool failed", self.pool.capabilities.name)
-            raise PoolUnreachable(f"the {self.pool.capabilities.name} pool raised {error!r}") from error
+            raise PoolUnreachable(f"the {self.pool.capabilities.name} pool raised {shown(error)}") from error
         raise PoolTimeout(f"the {self.pool.capabilities.name} pool did not answer in time")
 
     async def is_healthy(self) -> bool:
