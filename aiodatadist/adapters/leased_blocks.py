@@ -3,14 +3,20 @@
 Who owns what
     A request's blocks are a lease in each cache of the worker: one cache where all tensors have blocks of the same size. The
     names of a request's leases follow from the first one's.
+
+What is believed
+    Nothing of an order but this end's own prompt: the rest comes through a router. The owner compares the blocks, and a
+    digest of the prompt, of how its blocks are made up, and of which worker it is among how many. An order that is wrong
+    about any of these would put the right bytes into the wrong places.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from time import perf_counter
 from typing import Annotated
 
@@ -28,6 +34,7 @@ from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
+from aiodatadist.values.digests import DIGEST_BYTES
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.lease_ticket import LeaseTicket
 from aiodatadist.values.selection import BlockParts
@@ -92,11 +99,23 @@ class PullOrder:
 
 @dataclass(frozen=True)
 class _Portion:
-    """What one of the peer's workers has of an order. ``parts``: by cache; None: whole blocks."""
+    """What one of the peer's workers has of an order. ``parts``: by cache; None: whole blocks. ``prompt_digest``: as that
+    worker keeps it."""
 
     source: WorkerAddress
+    prompt_digest: bytes
     parts: tuple[BlockParts, ...] | None
     takers: int
+
+
+def prompt_as_kept(
+    prompt_digest: bytes, layout: Mapping[str, str | int], shape: BlockShape | None, rank: int, ranks: int
+) -> bytes:
+    """Return the digest that a worker compares with a peer's: of the prompt, and of how the worker's blocks hold it."""
+    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks]
+    made = blake2b(prompt_digest, digest_size=DIGEST_BYTES, person=b"adist layout")
+    made.update(json.dumps(parts, sort_keys=True).encode())
+    return made.digest()
 
 
 def lease_name(lease: str, number: int) -> str:
@@ -208,11 +227,12 @@ class LeasedBlocks:
     def keep(self, request: str, lease: str, blocks: list[int], prompt_digest: bytes, seconds: float) -> None:
         """It comes out in ``sent``."""
         millis, limit, leases = max(1, round(1000 * seconds)), max(1, round(1000 * self._pull_seconds)), []
+        digest = prompt_as_kept(prompt_digest, self._layout, self._shape, self._rank, self._ranks)
         try:
             for number, cache in enumerate(self._caches):
                 name = lease_name(lease, number)
                 made = self._manager.lease_blocks(
-                    cache, blocks, millis, name=name, pull_timeout_in_millis=limit, prompt_digest=prompt_digest
+                    cache, blocks, millis, name=name, pull_timeout_in_millis=limit, prompt_digest=digest
                 )
                 leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
@@ -258,8 +278,7 @@ class LeasedBlocks:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
         if outcome != "pull_done":
-            told = [each for each in self._counterparts(order.sources) if each.cluster_id not in untold]
-            await self._release(told, order.lease, order.blocks, order.prompt_digest)
+            await self._release(order.sources, order.lease, order.blocks, order.prompt_digest, untold)
 
     @staticmethod
     def _count(
@@ -273,7 +292,7 @@ class LeasedBlocks:
 
     async def _carry_out(self, order: PullOrder) -> int:
         """How many bytes came. Raises _Failed: some did not, and all have ended; IncompatiblePeer: before anything began."""
-        portions = [self._portion(order, source) for source in self._counterparts(order.sources)]
+        portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
         failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
 
         async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
@@ -289,7 +308,7 @@ class LeasedBlocks:
                     self._caches[number],
                     order.into,
                     first=order.first,
-                    prompt_digest=order.prompt_digest,
+                    prompt_digest=portion.prompt_digest,
                     parts=None if portion.parts is None else portion.parts[number],
                     takers=portion.takers,
                     timeout_in_millis=left,
@@ -320,21 +339,22 @@ class LeasedBlocks:
 
     # ---- who has what ----
 
-    def _counterparts(self, sources: Sequence[WorkerAddress]) -> Sequence[WorkerAddress]:
-        """Those of a peer's workers that have something of this worker's heads."""
+    def _counterparts(self, sources: Sequence[WorkerAddress]) -> range:
+        """Ranks of those of a peer's workers that have something of this worker's heads."""
         theirs, mine = len(sources), self._ranks
         if theirs >= mine:
             each = theirs // mine
-            return sources[self._rank * each : (self._rank + 1) * each]
+            return range(self._rank * each, (self._rank + 1) * each)
         first = self._rank * theirs // mine
-        return sources[first : first + 1]
+        return range(first, min(first + 1, theirs))
 
-    def _portion(self, order: PullOrder, source: WorkerAddress) -> _Portion:
+    def _portion(self, order: PullOrder, rank: int) -> _Portion:
         """Raises IncompatiblePeer: names both values."""
-        mine, theirs = self._ranks, len(order.sources)
+        mine, theirs, source = self._ranks, len(order.sources), order.sources[rank]
+        digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs)
         differing = self._differences(source)
         if not differing and mine == theirs:
-            return _Portion(source, None, 1)
+            return _Portion(source, digest, None, 1)
         here, there = self._shape, source.shape
         if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
             named = differing or {"tensor_parallel_size": (mine, theirs)}
@@ -345,7 +365,6 @@ class LeasedBlocks:
                 f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "
                 f"{source.place}: one number of workers has to be a multiple of the other, and all heads as many"
             )
-        rank = order.sources.index(source)
         target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
         origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
         room = min(len(order.into) * here.tokens, (len(order.blocks) - order.first) * there.tokens - order.skip)
@@ -354,7 +373,7 @@ class LeasedBlocks:
         for cache, axes in zip(self._caches, here.axes, strict=True):
             check_cut(origin, target, axes, source.place, order.skip)
             parts.append(parts_between(origin, target, axes, cache.cache_desc.stride, order.skip, tokens))
-        return _Portion(source, tuple(parts), max(1, mine // theirs))
+        return _Portion(source, digest, tuple(parts), max(1, mine // theirs))
 
     def _differences(self, source: WorkerAddress) -> dict[str, tuple[str | int | None, str | int | None]]:
         """What is not the same here and there."""
@@ -372,33 +391,42 @@ class LeasedBlocks:
         self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
     ) -> None:
         """Tell a peer that its blocks are not needed, as well as that is possible."""
-        self._tasks.start_soon(self._release, self._counterparts(sources), lease, blocks, prompt_digest)
+        self._tasks.start_soon(self._release, sources, lease, blocks, prompt_digest)
 
     async def _release(
-        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
+        self,
+        sources: Sequence[WorkerAddress],
+        lease: str,
+        blocks: Sequence[int],
+        prompt_digest: bytes,
+        untold: Container[int] = (),
     ) -> None:
         """Tell a few workers at a time: what a router says costs no more connections than that.
 
         Workers that are no peers are not told, nor are those that do not answer in time: each gives its blocks back in any
         case, when their time is over.
         """
-        waiting = iter([each for each in sources if self._links.may_dial(each)])
+        ranks = self._counterparts(sources)
+        told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_dial(sources[n])]
+        waiting = iter(told)
 
         async def release() -> None:
-            for source in waiting:
-                await self._release_one(source, lease, blocks, prompt_digest)
+            for rank in waiting:
+                source = sources[rank]
+                digest = prompt_as_kept(prompt_digest, source.layout, source.shape, rank, len(sources))
+                await self._release_one(source, lease, blocks, digest)
 
         with anyio.move_on_after(self._link_seconds, shield=True):
             async with anyio.create_task_group() as group:
-                for _ in range(min(RELEASED_AT_A_TIME, len(sources))):
+                for _ in range(min(RELEASED_AT_A_TIME, len(told))):
                     group.start_soon(release)
 
-    async def _release_one(
-        self, source: WorkerAddress, lease: str, blocks: Sequence[int], prompt_digest: bytes
-    ) -> None:
+    async def _release_one(self, source: WorkerAddress, lease: str, blocks: Sequence[int], digest: bytes) -> None:
         try:
             await self._links.link(source)
             for ticket in tickets(source, lease, blocks):
-                await self._manager.release_lease(ticket, prompt_digest=prompt_digest)
+                await self._manager.release_lease(ticket, prompt_digest=digest)
+        except ValueError as error:
+            logger.warning("lease %s: its blocks are not released: %s", lease, printable(error))
         except LLMException as error:
             logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)

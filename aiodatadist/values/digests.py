@@ -111,7 +111,9 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def _little_endian(code: str, numbers: Sequence[int]) -> bytes:
-    made = array(code, numbers)  # a copy in any case
+    if isinstance(numbers, (bytes, bytearray)):  # an array takes these as its memory, not as numbers
+        numbers = list(numbers)
+    made = array(code, numbers)
     if sys.byteorder == "big":
         made.byteswap()
     return made.tobytes()

@@ -15,6 +15,7 @@ import pytest
 
 from aiodatadist import LLMException, ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.block_shapes import BlockShape
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -27,12 +28,14 @@ PROMPT = prompt_digest([1, 2, 3])
 class End:
     """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
 
-    def __init__(self, number: int, settings: Settings, layout: dict[str, str | int]) -> None:
+    def __init__(
+        self, number: int, settings: Settings, layout: dict[str, str | int], shape: BlockShape | None = None
+    ) -> None:
         self.service = BlockService(settings.model_copy(update={"device_id": number}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(2)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
-        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, layout)
+        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, layout, shape)
 
     def holds(self, block: int) -> set[int]:
         return {int(value) for array in self.arrays for value in np.unique(array[block])}
@@ -150,15 +153,16 @@ def test_an_owner_that_is_gone(ends: tuple[End, End]) -> None:
     assert puller.until("received", "r", 20).failed == {"r": (0, 1)}
 
 
-def test_layouts_that_differ_are_refused_by_name(ends: tuple[End, End], caplog: pytest.LogCaptureFixture) -> None:
-    owner, puller = ends
-    lease = new_lease_name()
-    owner.service.keep("r", lease, [3, 9], PROMPT)
-    other = owner.address.model_copy(update={"layout": {**LAYOUT, "dtype": "float16"}})
-    puller.service.pull(order("r", lease, other))
-    assert puller.until("received", "r").failed == {"r": (0, 1)}
-    assert f"dtype is uint8 here and float16 at 127.0.0.1:{owner.address.port}" in caplog.text
-    assert owner.until("sent", "r").counters == {"lease_released": 1}
+def test_layouts_that_differ_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    owner, puller = End(0, settings, {**LAYOUT, "dtype": "float16"}), End(1, settings, LAYOUT)
+    with closing(owner.service), closing(puller.service):
+        lease = new_lease_name()
+        owner.service.keep("r", lease, [3, 9], PROMPT)
+        puller.service.pull(order("r", lease, owner.address))
+        assert puller.until("received", "r").failed == {"r": (0, 1)}
+        assert f"dtype is uint8 here and float16 at 127.0.0.1:{owner.address.port}" in caplog.text
+        assert owner.until("sent", "r").counters == {"lease_released": 1}
 
 
 def test_tensors_of_two_sizes_in_a_layer() -> None:

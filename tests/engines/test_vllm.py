@@ -110,11 +110,13 @@ def test_engines_that_do_not_fit_name_both_values(alone: Engine, pair: tuple[Eng
     (prompt,) = prompts(1, 5)
     watch = Watch(*pair)
     params = prefill.prefill("m", prompt)
-    params["workers"][0]["layout"]["dtype"] = "torch.float16"
-    assert decode.generate("m", prompt, TOKENS, params)["tokens"] == expected(alone, [prompt])[0]
+    (worker,) = params["workers"]
+    other = {**params, "workers": [{**worker, "layout": {**worker["layout"], "dtype": "torch.float16"}}]}
+    assert decode.generate("m", prompt, TOKENS, other)["tokens"] == expected(alone, [prompt])[0]
     assert "dtype is torch.float32 here and torch.float16 at 127.0.0.1" in decode.log.read_text()
+    assert decode.generate("true", prompt, 1, params)["reason"] == "length"
     watch.nothing_is_kept()
-    assert (watch.counted("pull_failed"), watch.counted("lease_released")) == (1, 1)
+    assert (watch.counted("pull_failed"), watch.counted("lease_released")) == (1, 0), "it says so of another engine"
     assert decode.generate("n", prompt, TOKENS, {"do_remote_prefill": True})["reason"] == "length"
     assert "request n" in decode.log.read_text()
 

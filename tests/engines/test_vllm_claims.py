@@ -135,3 +135,34 @@ def test_a_client_that_aborts_another_prompt_s_request_ends_no_lease(
         pass
     watch.nothing_is_kept()
     assert (watch.counted("lease_taken"), watch.counted("lease_released")) == (1, 0)
+
+
+@pytest.mark.parametrize("size", [2 * BLOCK, BLOCK // 2, 1 << 20])
+def test_an_offer_with_another_block_size(alone: Engine, pair: tuple[Engine, Engine], size: int) -> None:
+    """A decode engine that has the beginning would take the rest from other blocks of the same lease."""
+    prefill, decode = pair
+    (prompt,) = two(108 + size)[:1]
+    (answer,) = expected(alone, [prompt])
+    offers = [prefill.prefill(f"size-{size}-{number}", prompt) for number in range(2)]
+    assert decode.generate(f"size-begin-{size}", prompt[: 2 * BLOCK], 1)["reason"] == "length"
+    watch = Watch(*pair)
+    forged = {**offers[0], "remote_block_size": size, "remote_num_tokens": LONG}
+    assert decode.generate(f"size-forged-{size}", prompt, TOKENS, forged)["tokens"] == answer
+    assert decode.generate(f"size-cached-{size}", prompt, TOKENS)["tokens"] == answer
+    worker = forged["workers"][0]
+    layout, shape = {**worker["layout"], "block_size": size}, {**worker["shape"], "tokens": size}
+    forged = {
+        **offers[1],
+        **forged,
+        "lease": offers[1]["lease"],
+        "workers": [{**worker, "layout": layout, "shape": shape}],
+    }
+    decode.say(op="forget")
+    assert decode.generate(f"size-begins-{size}", prompt[: 2 * BLOCK], 1)["reason"] == "length"
+    assert decode.generate(f"size-layout-{size}", prompt, TOKENS, forged)["tokens"] == answer
+    assert decode.generate(f"size-cached-again-{size}", prompt, TOKENS)["tokens"] == answer
+    assert watch.counted("pulled_blocks") == 0
+    decode.say(op="forget")
+    for number, offer in enumerate(offers):
+        assert decode.generate(f"size-true-{size}-{number}", prompt, TOKENS, offer)["tokens"] == answer
+    watch.nothing_is_kept()

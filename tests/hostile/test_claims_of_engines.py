@@ -11,6 +11,7 @@ import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.block_shapes import BlockShape
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from tests.adapters.test_block_service import FAST, LAYOUT, PROMPT, End, order
 from tests.hostile.vllm_names import both_halves
@@ -53,6 +54,56 @@ def test_a_forged_order_uses_nothing_and_leaves_the_lease(ends: tuple[End, End],
     assert puller.until("received", "true").failed == {}
     assert (puller.holds(6), puller.holds(7)) == ({3}, {9})
     assert owner.until("sent", "r").counters == {"lease_taken": 1, "claims_refused": 1}
+
+
+SHAPE = BlockShape(tokens=16, heads=2, axes=(("heads", "tokens", 8),))
+PLACES: dict[str, dict[str, Any]] = {
+    "the layout of the puller": {"layout": {**LAYOUT, "dtype": "float16"}},
+    "a layout with more": {"layout": {**LAYOUT, "tensor_parallel_size": 1}},
+    "another order of axes": {"shape": SHAPE.model_copy(update={"axes": (("tokens", "heads", 8),)})},
+    "another number of tokens": {"shape": SHAPE.model_copy(update={"tokens": 32})},
+    "no shape": {"shape": None},
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: str) -> None:
+    """The right bytes would come into the wrong places, and count as the prompt's."""
+    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    layout = PLACES[kind].get("layout", LAYOUT)
+    owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, layout, PLACES[kind].get("shape", SHAPE))
+    with closing(owner.service), closing(puller.service):
+        lease = new_lease_name()
+        owner.service.keep("r", lease, [3, 9], PROMPT)
+        forged = WorkerAddress.model_validate({**owner.address.model_dump(), **PLACES[kind]})
+        puller.service.pull(order("forged", lease, forged))
+        ended = puller.until("received", "forged")
+        assert (ended.failed, ended.counters) == ({"forged": (0, 1)}, {"pull_refused": 1})
+        puller.service.release((forged,), lease, (3, 9), PROMPT)
+        true = End(2, settings, LAYOUT, SHAPE)
+        with closing(true.service):
+            true.service.pull(order("true", lease, owner.address))
+            assert true.until("received", "true").failed == {}
+        assert owner.until("sent", "r").counters == {"lease_taken": 1, "claims_refused": 1}
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_a_worker_that_is_named_several_times_gives_nothing(copies: int) -> None:
+    """As if each had a share of the model's heads."""
+    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    shape = SHAPE.model_copy(update={"heads": 2 * copies})
+    owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, LAYOUT, shape)
+    with closing(owner.service), closing(puller.service):
+        lease = new_lease_name()
+        owner.service.keep("r", lease, [3, 9], PROMPT)
+        puller.service.pull(order("forged", lease, owner.address, sources=(owner.address,) * copies))
+        ended = puller.until("received", "forged")
+        assert (ended.failed, ended.counters) == ({"forged": (0, 1)}, {"pull_refused": 1})
+        true = End(2, settings, LAYOUT, SHAPE)
+        with closing(true.service):
+            true.service.pull(order("true", lease, owner.address))
+            assert true.until("received", "true").failed == {}
+        assert owner.until("sent", "r").counters["claims_refused"] == copies
 
 
 def test_blocks_of_one_s_own_lease_that_are_here_already_are_left_out(ends: tuple[End, End]) -> None:
@@ -183,7 +234,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "a further image": {"mm_features": [image("a", 3), image("a", 20)]},
     "fewer tokens said": {"offer": {"remote_num_tokens": 39}},
     "more tokens said": {"tokens": [*TOKENS, *range(8)], "offer": {"remote_num_tokens": 48}},
-    "a larger block said": {"tokens": [*TOKENS, 7], "offer": {"remote_block_size": 17, "remote_num_tokens": 41}},
 }
 
 
@@ -195,6 +245,17 @@ def test_another_prompt_has_another_digest(vllm: SimpleNamespace, kind: str) -> 
     changes = {"tokens": TOKENS, "mm_features": [image("a", 3)], **DIFFERENT[kind]}
     load = decode.decode("d", changes.pop("tokens"), {**offer, **changes.pop("offer", {})}, **changes)
     assert load.prompt_digest != keep.prompt_digest
+
+
+@pytest.mark.parametrize("size", [8, 17, 32])
+def test_an_offer_with_another_block_size_than_its_workers_is_no_offer(
+    vllm: SimpleNamespace, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A decode engine that has the beginning of the prompt would take the rest from other blocks."""
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = {**prefill.prefill("p", TOKENS, [1, 2, 3]), "remote_block_size": size}
+    assert decode.side.matched_tokens(request(vllm, "d", TOKENS, offer), SIZE) == (0, False)
+    assert f"remote_block_size is {size}: a worker has block_size 16" in caplog.text
 
 
 def test_an_image_behind_what_is_offered_does_not_count(vllm: SimpleNamespace) -> None:

@@ -152,7 +152,12 @@ class Offers:
         workers = params.get("workers")
         if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
             raise Unreadable(f"it has {len(workers)} workers: the limit is {self._max_workers}")
-        return _read(params, Offer)
+        offer = _read(params, Offer)
+        sizes = {each.layout.get("block_size", offer.remote_block_size) for each in offer.workers}
+        if sizes != {offer.remote_block_size}:
+            other = max(map(str, sizes - {offer.remote_block_size}))
+            raise Unreadable(f"remote_block_size is {offer.remote_block_size}: a worker has block_size {other}")
+        return offer
 
     def _places_of(self, offer: Offer | PushOffer) -> Sequence[PeerAddress]:
         return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]

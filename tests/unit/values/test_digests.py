@@ -40,6 +40,13 @@ def test_a_digest_of_a_prompt_is_of_texts_with_their_lengths_and_then_of_tokens_
     assert prompt_digest([1, 2**32 - 1, 5], lora="adapter", salt="sält", images=[b"\x00\xff", "hash"]) == made.digest()
 
 
+def test_numbers_are_the_same_in_any_sequence() -> None:
+    """Also in bytes, which an array takes for its memory."""
+    made = prompt_digest([1, 2, 3, 4])
+    for same in (bytes([1, 2, 3, 4]), bytearray([1, 2, 3, 4]), range(1, 5), (1, 2, 3, 4), array("H", [1, 2, 3, 4])):
+        assert prompt_digest(same) == made
+
+
 @given(few_blocks, few_blocks)
 def test_other_blocks_have_another_digest(one: Any, other: Any) -> None:
     assert (blocks_digest(*one) == blocks_digest(*other)) == (one == other)
