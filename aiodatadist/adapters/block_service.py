@@ -40,6 +40,7 @@ from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portio
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config.llm_config import LLMConfig, TransportName
+from aiodatadist.counting import Refusals
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
@@ -352,6 +353,7 @@ class _Life:
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
         self._tasks: OrderTasks
+        self._refusals = Refusals(logger)
         self._links: PeerLinks
         self.broken: LLMException | None = None
         self.leased: LeasedBlocks
@@ -478,7 +480,8 @@ class _Life:
             try:
                 message = push_messages.decode(note.payload)
             except ValueError as error:
-                logger.warning("cluster %d said what is no message: %s", note.cluster_id, error)
+                text = f"cluster {note.cluster_id} said what is no message: {error}"
+                self._refusals.add("message", str(note.cluster_id), text)
             else:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 

@@ -31,6 +31,7 @@ from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Refusals
 from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
@@ -221,6 +222,7 @@ class LeasedBlocks:
         self._tasks = tasks
         self._tell = tell
         self._pulls: dict[str, Scope] = {}
+        self._untold = Refusals(logger)
 
     # ---- keeping ----
 
@@ -429,4 +431,5 @@ class LeasedBlocks:
         except ValueError as error:
             logger.warning("lease %s: its blocks are not released: %s", lease, printable(error))
         except LLMException as error:
-            logger.warning("cluster %d keeps the blocks of lease %s: %s", source.cluster_id, lease, error)
+            text = f"cluster {source.cluster_id} keeps the blocks of lease {lease}: {error}"
+            self._untold.add("release", source.host, text)

@@ -30,7 +30,7 @@ from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
-from aiodatadist.counting import Observer, Totals
+from aiodatadist.counting import Observer, Refusals, Totals
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     LinkClosed,
@@ -102,6 +102,7 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox(resident.check_here)
         self.totals = owner.totals
+        self._refusals = Refusals(logger)
         self.observer = owner.observer
         self.block_leases = BlockLeases(self.totals, resident.check_here)
         self.changes = ChangeFeed(self.totals, resident.check_here)
@@ -283,6 +284,7 @@ class Engine:
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
         client, who = PendingClient(self), _place(sock)
+        host = who.rpartition(":")[0]
         link: Link | None = None
         try:
             first: Message | Unknown | None = None
@@ -301,7 +303,8 @@ class Engine:
         except OwnListener:
             logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
         except LinkError as error:
-            logger.warning("cluster %d: a client was not linked: %s: %s", self.cluster_id, who, error)
+            text = f"cluster {self.cluster_id}: a client was not linked: {who}: {error}"
+            self._refusals.add(type(error).__name__, host, text)
         except Exception:
             logger.exception("cluster %d: a client was not linked: %s", self.cluster_id, who)
         finally:
