@@ -15,6 +15,7 @@ typedef void *aclrtEvent;
 typedef void *aclrtContext;
 typedef void *aclrtNotify;                               /* @since 8.5 */
 typedef void *aclrtDrvMemHandle;
+typedef void *aclmdlRI;                                 /* @since 8.5 */
 typedef void (*aclrtCallback)(void *userData);
 typedef void (*aclrtHostFunc)(void *args);              /* @since 8.5 */
 
@@ -53,6 +54,12 @@ typedef void (*aclrtHostFunc)(void *args);              /* @since 8.5 */
 #define ACL_ERROR_RT_TASK_TIMEOUT                 107020
 #define ACL_ERROR_RT_DEVICE_TASK_ABORT            107022
 #define ACL_ERROR_RT_STREAM_ABORT                 107023
+#define ACL_ERROR_RT_STREAM_UNJOINED              107025 /* @since 8.5 */
+#define ACL_ERROR_RT_STREAM_CAPTURED              107027 /* @since 8.5 */
+#define ACL_ERROR_RT_EVENT_CAPTURED               107028 /* @since 8.5 */
+#define ACL_ERROR_RT_STREAM_NOT_CAPTURED          107029 /* @since 8.5 */
+#define ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT     107030 /* @since 8.5 */
+#define ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED     107036 /* @since 8.5 */
 #define ACL_ERROR_RT_FEATURE_NOT_SUPPORT          207000
 #define ACL_ERROR_RT_MEMORY_ALLOCATION            207001
 #define ACL_ERROR_RT_MEMORY_FREE                  207002
@@ -174,6 +181,17 @@ typedef enum {                                                           /* @sin
 #define ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION     0x1  /* @since 8.5 */
 #define ACL_HOST_REG_MAPPED                       0x2         /* @since 8.5 */
 #define ACL_HOST_REG_PINNED                       0x10000000  /* @since 8.5 */
+
+typedef enum {                                                          /* @since 8.5 */
+    ACL_MODEL_RI_CAPTURE_MODE_GLOBAL       = 0,
+    ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL = 1,
+    ACL_MODEL_RI_CAPTURE_MODE_RELAXED      = 2
+} aclmdlRICaptureMode;
+typedef enum {                                                          /* @since 8.5 */
+    ACL_MODEL_RI_CAPTURE_STATUS_NONE        = 0,
+    ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE      = 1,
+    ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED = 2
+} aclmdlRICaptureStatus;
 
 /* ---- structures ---- */
 typedef struct aclrtMemLocation { uint32_t id; aclrtMemLocationType type; } aclrtMemLocation;
@@ -316,3 +334,9 @@ aclError aclrtUnSubscribeReport(uint64_t threadId, aclrtStream stream);
 aclError aclrtProcessReport(int32_t timeout);
 aclError aclrtLaunchCallback(aclrtCallback fn, void *userData, aclrtCallbackBlockType blockType, aclrtStream stream);
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc fn, void *args);     /* @since 8.5 */
+
+/* ---- graphs: what is submitted to a captured stream becomes part of one ---- */
+aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode); /* @since 8.5 */
+aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus *status, aclmdlRI *modelRI); /* @since 8.5 */
+aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *modelRI); /* @since 8.5 */
+aclError aclmdlRIDestroy(aclmdlRI modelRI); /* @since 8.5 */

@@ -450,9 +450,14 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     return false;
 }
 
+/* Of an event whose record is captured into a graph, the wait would pull this stream into the capture: asking first tells. */
 static aclError wait_for(ring_stream *on, const ring_step *s)
 {
     enum { FOR_EVER = 0 };
+    aclrtEventRecordedStatus unused;
+    aclError code = s->kind == RING_EVENT ? on->driver.query_event(s->handle, &unused) : ACL_SUCCESS;
+    if (code != ACL_SUCCESS && code != ACL_ERROR_RT_FEATURE_NOT_SUPPORT)    /* an event of another process cannot be asked */
+        return code;
     return s->kind == RING_NOTIFY ? on->driver.wait_notify(s->handle, on->stream, FOR_EVER)
                                   : on->driver.wait_event(on->stream, s->handle);
 }

@@ -26,7 +26,8 @@ SOFTNPU = FOLDER / "libsoftnpu.so"
 
 SPELLED = (
     "CommMem *", "HcclComm *", "HcclCommConfig *", "HcclMemDesc *", "HcclMemDescs *", "HcclOneSideOpDesc[]",
-    "HcclPrepareConfig *", "HcclResult", "aclrtContext *", "aclrtEvent *", "aclrtNotify *", "aclrtNotify[]",
+    "HcclPrepareConfig *", "HcclResult", "aclmdlRI *", "aclmdlRICaptureStatus *",
+    "aclrtContext *", "aclrtEvent *", "aclrtNotify *", "aclrtNotify[]",
     "aclrtPtrAttributes *", "aclrtStream *", "aclrtStreamStatus *", "heartbeats **", "heartbeats_news *", "int32_t *",
     "int32_t[3]", "int64_t *", "int64_t[]", "ring **", "ring_blocks", "ring_blocks *", "ring_completion *",
     "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "size_t *", "slots_class[]", "slots_values *",

@@ -68,6 +68,17 @@ ACL_BAD_ARGUMENT = frozenset(
 ACL_UNSUPPORTED = frozenset(
     {ring.ACL_ERROR_API_NOT_SUPPORT, ring.ACL_ERROR_FEATURE_UNSUPPORTED, ring.ACL_ERROR_RT_FEATURE_NOT_SUPPORT}
 )
+ACL_CAPTURED = frozenset(
+    {
+        ring.ACL_ERROR_RT_STREAM_CAPTURED,
+        ring.ACL_ERROR_RT_EVENT_CAPTURED,
+        ring.ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT,
+    }
+)
+OUTSIDE_CAPTURE = (
+    "record and transfer outside the captured region, or report the layer from the host: "
+    "AwaitableLayerSynchronizer.ready()"
+)
 ACL_REPEAT_INITIALIZE = ring.ACL_ERROR_REPEAT_INITIALIZE
 
 FUNCTIONS = tuple(sorted(name for name in DECLARED if name.startswith(("acl", "Hccl"))))
@@ -93,7 +104,7 @@ def acl_error(call: str, code: int, words: str) -> LLMException:
         return FeatureNotEnabled(text)
     if code in (LLMStatusCode.LLM_DEVICE_MEM_ERROR, LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR):
         return TransferError(text, status_code=LLMStatusCode(code))
-    return DeviceError(text, code=code)
+    return DeviceError(text, code=code, hint=OUTSIDE_CAPTURE if code in ACL_CAPTURED else None)
 
 
 def hccl_error(call: str, code: int, words: str) -> LLMException:
@@ -293,6 +304,19 @@ class Runtime:
     def has_notifies(self) -> bool:
         """CANN 8.5 and later, and softnpu."""
         return all(self.acl.has(name) for name in ("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"))
+
+    def is_captured(self, stream: Handle) -> bool:
+        """Return True if what is submitted to the stream becomes part of a graph, to run when that is replayed.
+
+        The stream's context must be current. False if CANN is older than 8.5.
+        """
+        status, graph = ffi.new("aclmdlRICaptureStatus *"), ffi.new("aclmdlRI *")
+        try:
+            code = self.acl.aclmdlRICaptureGetInfo(stream, status, graph)
+        except FeatureNotEnabled:
+            return False
+        self.check("aclmdlRICaptureGetInfo", code)
+        return bool(status[0] != ring.ACL_MODEL_RI_CAPTURE_STATUS_NONE)
 
     def missing_functions(self) -> list[str]:
         """Declared functions that none of the libraries has."""

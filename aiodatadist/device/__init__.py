@@ -5,11 +5,12 @@ interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, p
 thread; streams belong to the event loop they were opened on.
 """
 
+from aiodatadist._native.runtime import OUTSIDE_CAPTURE
 from aiodatadist.concurrency.completion import TransferCompletion, TransferReport, TransferState
 from aiodatadist.concurrency.loop_time import give_way
 from aiodatadist.device.block_run import BlockRun, RanAtOnce
 from aiodatadist.device.device import Device
-from aiodatadist.device.gate import Gate, open_gates
+from aiodatadist.device.gate import Gate, open_gates, refuse_captured
 from aiodatadist.device.memory import Memory, first_unusable
 from aiodatadist.device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
 from aiodatadist.device.shareable import empty, torch_empty
@@ -18,6 +19,7 @@ from aiodatadist.device.stream import CLEAN_SECONDS, Stream, StreamLimits, Strea
 __all__ = [
            "CLEAN_SECONDS",
            "MAX_COPY_SECONDS",
+           "OUTSIDE_CAPTURE",
            "BlockRun",
            "CopyKind",
            "Device",
@@ -36,5 +38,6 @@ __all__ = [
            "first_unusable",
            "give_way",
            "open_gates",
+           "refuse_captured",
            "torch_empty",
 ]  # fmt: skip

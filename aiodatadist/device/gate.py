@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
+from aiodatadist._native.runtime import OUTSIDE_CAPTURE
 from aiodatadist.device.program import Program
 from aiodatadist.device.stream import Stream, StreamTransfer
+from aiodatadist.errors import ParamInvalid
 
 if TYPE_CHECKING:
     from aiodatadist.device.device import Device
@@ -72,6 +74,22 @@ class Gate:
         self._device.destroy_notify(notify)
 
 
+def refuse_captured(device: Device, stream: int) -> None:
+    """Check that a record on a stream of the caller's is made now.
+
+    Raises:
+        ParamInvalid: if the stream is being captured: the record would become part of the graph.
+    """
+    with device.current():
+        is_captured = device.runtime.is_captured(ffi.cast("void *", stream))
+    if is_captured:
+        raise ParamInvalid(
+            f"the stream {stream:#x} is being captured into a graph: a record on it is made when the graph is replayed, or "
+            "never",
+            hint=OUTSIDE_CAPTURE,
+        )
+
+
 def open_gates(device: Device, gates: Sequence[Gate], layer: int, stream: Stream | int) -> None:
     """Open those of a layer that are shut, when everything submitted to the stream so far is done."""
     shut = [gate for gate in gates if gate.is_shut_at(layer)]
@@ -82,8 +100,9 @@ def open_gates(device: Device, gates: Sequence[Gate], layer: int, stream: Stream
         record = stream.submit(program, OPENING_TIMEOUT)
         for gate in shut:
             gate.opened(layer, record)
-    elif shut:
+    elif shut and not isinstance(stream, Stream):
         runtime, handle = device.runtime, ffi.cast("void *", stream)
+        refuse_captured(device, stream)
         with device.current():
             for gate in shut:
                 runtime.check("aclrtRecordNotify", runtime.acl.aclrtRecordNotify(gate.notify(layer), handle))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import anyio
 
 from aiodatadist.counting.callbacks import shown
-from aiodatadist.device import Device, Gate, Stream, open_gates
+from aiodatadist.device import OUTSIDE_CAPTURE, Device, Gate, Stream, open_gates, refuse_captured
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 
@@ -121,6 +122,13 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         return self._said.get(layer_index, False)
 
 
+def _torch_captures() -> bool:
+    """Return True if torch_npu is imported, and captures this thread's current stream."""
+    npu = getattr(sys.modules.get("torch"), "npu", None)
+    is_capturing = getattr(npu, "is_current_stream_capturing", None)
+    return bool(is_capturing is not None and is_capturing())
+
+
 class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
     """Over ``torch.npu.Event`` objects, one per layer: the device waits for them, the host does not.
 
@@ -129,12 +137,24 @@ class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
         events[layer].record()
         synchronizer.ready(layer)
 
+    Both must be outside a captured region: a record inside becomes part of the graph. :meth:`ready` raises ParamInvalid if
+    torch_npu reports that the current stream is being captured, and a transfer fails if the event's record was.
+
     Not run on hardware so far.
     """
 
     def __init__(self, events: Sequence[Any]) -> None:
         super().__init__(len(events))
         self._torch_events = list(events)
+
+    def ready(self, layer_index: int) -> None:
+        if _torch_captures():
+            raise ParamInvalid(
+                "torch.npu's current stream is being captured into a graph: the event is recorded when that is "
+                "replayed, or never",
+                hint=OUTSIDE_CAPTURE,
+            )
+        super().ready(layer_index)
 
     def device_event(self, layer_index: int) -> int:
         return int(self._torch_events[layer_index].npu_event)
@@ -168,7 +188,8 @@ class EventLayerSynchronizer(LayerSynchronizer):
         an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it. It has to stay open until the transfer has
         ended: a destination that waits for its link opens its gates there when it has begun.
 
-        Raises ParamInvalid: there is no such layer, the stream is closed, or this is another thread than the event loop's.
+        Raises ParamInvalid if there is no such layer, if the stream is closed or is being captured into a graph, or if this
+        thread is not the event loop's.
         """
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
@@ -177,6 +198,8 @@ class EventLayerSynchronizer(LayerSynchronizer):
                 "an EventLayerSynchronizer belongs to its event loop, and record was called in another thread",
                 hint="loop.call_soon_threadsafe(synchronizer.record, layer_index, stream)",
             )
+        if not isinstance(stream, Stream):
+            refuse_captured(self._device, stream)
         open_gates(self._device, self._gates, layer_index, stream)
         self._streams[layer_index] = stream
 

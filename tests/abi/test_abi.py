@@ -48,7 +48,7 @@ def test_the_pinned_wheel_has_all_but_the_one_sided_family(headers: HeaderSet) -
         pytest.skip(f"{vendor_headers.VARIABLE} names other headers than those of {vendor_headers.REQUIREMENT}")
     report = check(SOURCES, headers)
     assert report.names(Status.EQUIVALENT) == []
-    assert report.count("functions") == {Status.IDENTICAL: 126, Status.HIDDEN: 14}
+    assert report.count("functions") == {Status.IDENTICAL: 130, Status.HIDDEN: 14}
     assert report.count("structs") == {Status.IDENTICAL: 9, Status.HIDDEN: 5}
     assert report.names(Status.HIDDEN) == HIDDEN_FUNCTIONS
     for name in HIDDEN_FUNCTIONS:
@@ -130,7 +130,7 @@ def test_with_its_header_at_hand_the_one_sided_family_is_checked_too(one_sided: 
     report = check(SOURCES, vendor_headers.locate())
     assert report.failures == [], str(report)
     assert report.names(Status.HIDDEN) == ["HcclCommInitClusterInfoMemConfig"]
-    assert "139 of 140 functions are as the headers declare them" in str(report)
+    assert "143 of 144 functions are as the headers declare them" in str(report)
 
 
 def test_a_change_of_the_one_sided_family_is_found(one_sided: Path) -> None:

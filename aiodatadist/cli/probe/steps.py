@@ -6,7 +6,7 @@ from aiodatadist.cli.probe import expansion, links, memory, order, races, start,
 from aiodatadist.cli.probe.step import Step
 
 STEPS: tuple[Step, ...] = (
-    Step("1", "libraries", "140 functions; aclInit 0, then 100002", start.load),
+    Step("1", "libraries", "144 functions; aclInit 0, then 100002", start.load),
     Step("2", "device", "0; without a context 107002", start.take_device),
     Step("3", "memory", "allocated and freed with 0", memory.allocate),
     Step("4", "copies", "0, and the bytes are equal", memory.copy_around),

@@ -5,6 +5,7 @@
  *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
  *   device, context, primary                who owns streams, and which of them a thread talks to
  *   queue, stream_wait, task, stream        FIFO execution; the stream calls
+ *   capture                                 streams whose tasks become part of a graph
  *   fence, event, event_host, reporter, callback, host_func   waiting for one another
  *   bytes, pointer_kind, copy, batch, fill  tasks that touch memory
  *   share, shared_fetch, ipc, ipc_event, shared_event, notify, physical, vmm, vmm_share    memory and events of other processes
@@ -131,6 +132,7 @@ struct soft_context {
     bool primary;
     atomic_bool closing;                                    /* written under the device's lock */
     atomic_bool stop_on_failure;                            /* the failure mode spreads to all streams of a context */
+    atomic_uint captures;                                   /* global ones, of its streams, under way */
     aclrtStream default_stream;                             /* its handle */
 };
 aclError      soft_context_new(soft_device *device, bool primary, soft_context **out);
@@ -166,6 +168,7 @@ struct soft_stream {
     aclError abort_code;
     atomic_bool abort_running;                              /* the running task shall stop; cleared when it has */
     int abort_fd;                                           /* readable while abort_running; made at the first poll */
+    struct soft_capture *capture;                           /* it is captured: a reference. What is submitted goes there */
     bool mode_set, stopped;
     aclError failure;                                       /* the first one not yet reported */
     char failure_text[SOFT_TEXT + 64];
@@ -187,6 +190,14 @@ aclError soft_queue_await(soft_stream *stream, uint64_t number, uint64_t aborts,
 aclError soft_queue_aborted(const soft_stream *stream);     /* the error of those who waited */
 aclError soft_queue_refuse_inside(const soft_stream *stream);             /* a task cannot wait for its own stream */
 aclError soft_queue_outside(void);                          /* nor may it end a context, a device or the runtime */
+
+/* ---- capture.c ---- */
+typedef struct soft_capture soft_capture;
+void     soft_capture_take(soft_capture *capture, soft_task *task);       /* becomes part of the graph */
+soft_capture *soft_capture_of(soft_stream *stream);         /* a reference, or NULL: it is not captured */
+bool     soft_capture_is_active(soft_capture *capture);     /* or NULL */
+aclError soft_capture_join(soft_capture *capture, soft_stream *stream);   /* by a wait for an event recorded in the capture */
+aclError soft_capture_refuse_stream(soft_stream *stream);   /* 107027, if it is captured: it cannot be waited for, or asked */
 
 /* ---- bytes.c ---- */
 void soft_fill(soft_task *task, void *dst, int value, uint64_t bytes);    /* memset in pieces; stops when aborted */
@@ -236,11 +247,13 @@ typedef struct soft_event {
     pthread_mutex_t lock;
     soft_fence *latest;                                     /* of the last record; NULL: never recorded */
     soft_shared_event *shared;                              /* of an IPC event */
+    soft_capture *capture;                                  /* that its last record is part of: a reference; or NULL */
     bool imported;
     uint64_t key;                                           /* under which it was offered, or 0 */
 } soft_event;
 aclError soft_event_new(uint32_t flags, bool extended, bool imported, soft_shared_event *shared, aclrtEvent *handle);
 soft_event *soft_event_get(aclrtEvent handle, aclError *code);            /* a reference, or NULL: 107000, 107017 */
+soft_capture *soft_event_capture(soft_event *event);        /* of its last record: a reference, or NULL */
 aclError soft_event_latest(soft_event *event, soft_fence **fence);        /* a reference to the fence of the latest record; NULL: none */
 
 /* ---- reporter.c: threads that run callbacks ---- */

@@ -32,7 +32,8 @@ void soft_thread_copies(bool much);                         /* the calling threa
 void soft_thread_stand_back(int nice);                      /* of the calling thread: this much modesty */
 
 /* ---- handle.c: numbers that look like pointers. A stale or foreign handle is not found, it is never followed. ---- */
-typedef enum { SOFT_CONTEXT = 1, SOFT_STREAM, SOFT_EVENT, SOFT_NOTIFY, SOFT_PHYSICAL, SOFT_COMM, SOFT_REGION } soft_kind;
+typedef enum { SOFT_CONTEXT = 1, SOFT_STREAM, SOFT_EVENT, SOFT_NOTIFY, SOFT_PHYSICAL, SOFT_COMM, SOFT_REGION,
+               SOFT_GRAPH } soft_kind;
 typedef struct soft_object {                                /* first member of whatever a handle names */
     atomic_int refs;
     void (*destroy)(struct soft_object *);                  /* after the last reference is gone */
@@ -99,6 +100,7 @@ typedef struct soft_task {
 soft_stream *soft_stream_get(aclrtStream handle);           /* NULL handle = the current context's default stream; a reference, or NULL */
 void         soft_stream_put(soft_stream *stream);
 aclError     soft_submit(soft_stream *stream, soft_task *task); /* takes the task over, also when it returns an error */
+aclError     soft_capture_refuses(void);                    /* a synchronous call in this thread, while a graph is captured: 107030 */
 bool         soft_task_aborted(const soft_task *task);      /* long tasks ask this between pieces of at most 1 MiB */
 int          soft_task_poll(soft_task *task, int fd, short events, int timeout_ms); /* 1 ready, 0 timeout, -1 aborted */
 void         soft_task_half(const soft_task *task, uint64_t end); /* called before its bytes up to `end` move: stands in the fault `half` */

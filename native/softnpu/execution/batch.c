@@ -122,7 +122,7 @@ static aclError check_batch(const batch *all, found *out)
 static aclError copy_now(const batch *all, size_t *fail_index)
 {
     found facts = { .offender = SIZE_MAX };
-    aclError code = soft_context_need();
+    aclError code = soft_capture_refuses();
     if (code == ACL_SUCCESS)
         code = check_batch(all, &facts);
     if (fail_index)

@@ -58,7 +58,7 @@ aclError aclrtMemcpy(void *dst, size_t destMax, const void *src, size_t count, a
     soft_spot to, from;
     SOFT_TRY(soft_fault(__func__, NULL));
     SOFT_TRY(check_sizes(destMax, count));
-    SOFT_TRY(soft_context_need());
+    SOFT_TRY(soft_capture_refuses());
     SOFT_TRY(find_places(dst, src, count, &to, &from));
     soft_copy(NULL, dst, src, count, NULL);
     return ACL_SUCCESS;

@@ -17,6 +17,8 @@ static void destroy(soft_object *object)
         soft_unref(&event->latest->object);
     if (event->shared)
         soft_unref(&event->shared->object);
+    if (event->capture)
+        soft_unref((soft_object *)event->capture);
     pthread_mutex_destroy(&event->lock);
     free(event);
 }
@@ -183,8 +185,31 @@ static aclError with_both(aclrtEvent event, aclrtStream stream, soft_task task,
     return code;
 }
 
+/* Whether the record about to be made is part of a graph. */
+static void set_capture(soft_event *event, soft_stream *stream)
+{
+    soft_capture *capture = soft_capture_of(stream);
+    pthread_mutex_lock(&event->lock);
+    soft_capture *before = event->capture;
+    event->capture = capture;
+    pthread_mutex_unlock(&event->lock);
+    if (before)
+        soft_unref((soft_object *)before);
+}
+
+soft_capture *soft_event_capture(soft_event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    soft_capture *capture = event->capture;
+    if (capture)
+        soft_ref((soft_object *)capture);
+    pthread_mutex_unlock(&event->lock);
+    return capture;
+}
+
 static aclError record(soft_event *event, soft_stream *stream, soft_task task)
 {
+    set_capture(event, stream);
     soft_fence *fence = event->shared ? shared_fence(event, soft_shared_event_number(event->shared)) : soft_fence_new();
     if (!fence)
         return soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for an event");
@@ -254,9 +279,19 @@ static void drop_wait(soft_task *task)
     free(task);
 }
 
+static aclError join(soft_event *event, soft_stream *stream)
+{
+    soft_capture *capture = soft_event_capture(event);
+    aclError code = soft_capture_join(capture, stream);
+    if (capture)
+        soft_unref((soft_object *)capture);
+    return code;
+}
+
 static aclError stream_wait(soft_event *event, soft_stream *stream, soft_task task)
 {
     soft_fence *fence;
+    SOFT_TRY(join(event, stream));
     if (!(event->flags & (ACL_EVENT_SYNC | ACL_EVENT_IPC)))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "event flag %#x: a stream can only wait for an event with ACL_EVENT_SYNC (0x1)",
                           event->flags);

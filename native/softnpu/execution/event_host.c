@@ -1,6 +1,15 @@
 /* event_host.c: what a host thread asks of an event: is it complete, wait for it, how long between two. */
 #include "runtime.h"
 
+static aclError refuse_captured(soft_event *event)
+{
+    soft_capture *capture = soft_event_capture(event);
+    bool active = soft_capture_is_active(capture);
+    if (capture)
+        soft_unref((soft_object *)capture);
+    return active ? soft_error(ACL_ERROR_RT_EVENT_CAPTURED, "the event's record is being captured into a graph") : ACL_SUCCESS;
+}
+
 /* Context checked, the event looked up, the fence of its latest record (NULL: none). */
 static aclError look(aclrtEvent handle, soft_event **event, soft_fence **fence)
 {
@@ -9,7 +18,9 @@ static aclError look(aclrtEvent handle, soft_event **event, soft_fence **fence)
     *event = soft_event_get(handle, &code);
     if (!*event)
         return code;
-    code = soft_event_latest(*event, fence);
+    code = refuse_captured(*event);
+    if (code == ACL_SUCCESS)
+        code = soft_event_latest(*event, fence);
     if (code)
         soft_unref(&(*event)->object);
     return code;

@@ -35,7 +35,7 @@ static aclError check(const void *devPtr, size_t maxCount, size_t count)
 aclError aclrtMemset(void *devPtr, size_t maxCount, int32_t value, size_t count)
 {
     SOFT_TRY(soft_fault(__func__, NULL));
-    SOFT_TRY(soft_context_need());
+    SOFT_TRY(soft_capture_refuses());
     SOFT_TRY(check(devPtr, maxCount, count));
     soft_fill(NULL, devPtr, value, count);
     return ACL_SUCCESS;

@@ -183,6 +183,11 @@ typedef struct ticket { uint64_t number, aborts; bool done, aborted; } ticket;
 static aclError admit(soft_stream *stream, soft_task *task, bool patient, ticket *out)
 {
     SOFT_TRY(refuse(stream));
+    if (stream->capture) {
+        soft_capture_take(stream->capture, task);
+        *out = (ticket){ .done = true };
+        return ACL_SUCCESS;
+    }
     bool here = patient ? !stream->running && !stream->head : runs_here(stream, task);
     if (!here)
         SOFT_TRY(start_worker(stream));

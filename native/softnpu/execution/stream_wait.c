@@ -71,6 +71,7 @@ aclError soft_queue_outside(void)
 aclError soft_queue_wait(soft_stream *stream, const struct timespec *deadline)
 {
     SOFT_TRY(soft_queue_refuse_inside(stream));
+    SOFT_TRY(soft_capture_refuse_stream(stream));
     pthread_mutex_lock(&stream->lock);
     aclError code = soft_queue_await(stream, stream->submitted, stream->aborts, deadline);
     if (code == ACL_SUCCESS)
@@ -88,6 +89,7 @@ static bool query_tells(const soft_stream *stream)
 
 aclError soft_queue_query(soft_stream *stream, aclrtStreamStatus *status)
 {
+    SOFT_TRY(soft_capture_refuse_stream(stream));
     pthread_mutex_lock(&stream->lock);
     *status = stream->finished == stream->submitted ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     aclError code = query_tells(stream) ? take_failure(stream) : ACL_SUCCESS;

@@ -200,6 +200,8 @@ static HcclResult launch(const batch_call *call, hccl_comm *comm, hccl_unfolding
 static HcclResult unfold(const batch_call *call, hccl_comm *comm, soft_stream *stream)
 {
     hccl_unfolding *unfolding = NULL;
+    if (soft_capture_refuses())                             /* its arguments are copied to the device by a synchronous copy */
+        return HCCL_E_RUNTIME;
     HcclResult code = hccl_comm_hold(call->function, comm);  /* while this call lasts, as in post() */
     if (code)
         return code;
