@@ -49,6 +49,9 @@ class Writes(Protocol):
         """It is not waited for any longer."""
 
 
+SMALLER = "make the pool smaller, or raise the limit that is named"
+
+
 class _Pool:
     """A memory pool: one allocation, made known to the transport as a whole."""
 
@@ -115,7 +118,7 @@ class CacheRegistry:
             memory = self._device.allocate(config.memory_size, placement)
         except LLMException as error:
             raise OutOfMemory(
-                f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint="make the pool smaller"
+                f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint=SMALLER
             ) from error
         pages = PagePool(
             f"the {placement.name.lower()} pool",

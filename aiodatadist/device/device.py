@@ -15,6 +15,7 @@ from aiodatadist._native.runtime import Runtime, open_runtime
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.memory import Memory
+from aiodatadist.device.memory_limit import check_memory_limit
 from aiodatadist.device.stream import Stream, StreamLimits
 from aiodatadist.errors import FeatureNotEnabled, ForkError, LLMException, ParamInvalid
 from aiodatadist.values.descriptors import Placement
@@ -76,12 +77,18 @@ class Device:
         """Device memory, or pinned host memory. Contents are undefined. Slow: allocate once, and cut.
 
         Raises:
-            OutOfMemory: there is not enough. The message says how much there is.
+            OutOfMemory: there is not enough. The message says how much there is, or what the container allows.
         """
+        if self._is_of_the_host(placement):
+            others = sum(memory.nbytes for memory in self._memories if self._is_of_the_host(memory.placement))
+            check_memory_limit(nbytes, others)
         with self.current():
             memory = Memory(self.runtime, nbytes, placement, self._memories.discard)
         self._memories.add(memory)
         return memory
+
+    def _is_of_the_host(self, placement: Placement) -> bool:
+        return placement is Placement.HOST or self.runtime.is_soft
 
     def fill(self, ranges: Sequence[tuple[int, int]], value: int) -> None:
         """Set every byte of ``(address, bytes)`` ranges of allocated memory. Blocking; from any thread.
