@@ -113,9 +113,13 @@ class CacheRegistry:
 
         Raises:
             OutOfMemory: the device, or the host, has not got that much.
+            FeatureNotEnabled: this process may not make such memory.
         """
         try:
             memory = self._device.allocate(config.memory_size, placement)
+        except FeatureNotEnabled as error:
+            text = f"the {placement.name.lower()} pool: {error.args[0]}"
+            raise FeatureNotEnabled(text, operation="init", hint="allow the call that is named") from error
         except LLMException as error:
             raise OutOfMemory(
                 f"the {placement.name.lower()} pool: {error.args[0]}", operation="init", hint=SMALLER

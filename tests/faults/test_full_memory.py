@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import mmap
 import os
+import platform
 import resource
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +27,7 @@ from aiodatadist import (
     BlocksCacheKey,
     CacheDesc,
     DataType,
+    FeatureNotEnabled,
     LLMConfig,
     LLMDataDist,
     LLMException,
@@ -36,6 +41,8 @@ from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
 
 MIB = 1 << 20
+MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+PR_SET_NO_NEW_PRIVS = 38
 LOOPS_OWN = ("asyncio_", "ThreadPoolExecutor-")
 """Names of threads, as asyncio and uvloop begin them."""
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
@@ -125,6 +132,26 @@ async def files_of_no_size() -> Any:
     await open_and_close()
     await save_and_close()
     return found
+
+
+async def a_filter_without_memfds() -> Any:
+    """As some containers' profiles are."""
+    await open_and_close()
+    refuse_call(MEMFD_CREATE[platform.machine()])
+    return [await raised(open_and_close)]
+
+
+def refuse_call(number: int) -> None:
+    """From now on this call of the kernel fails with EPERM, in this thread and all that it starts."""
+    load, jump_if_equal, give = 0x20, 0x15, 0x06
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    lines = [(load, 0, 0, 0), (jump_if_equal, 0, 1, number), (give, 0, 0, refuse), (give, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    seccomp, set_filter, all_threads = {"x86_64": 317, "aarch64": 277}[platform.machine()], 1, 1
+    assert libc.syscall(seccomp, set_filter, all_threads, program) == 0, os.strerror(ctypes.get_errno())
 
 
 async def no_addresses() -> Any:
@@ -232,6 +259,7 @@ PROGRAMS = {
     each.__name__: each
     for each in (
         files_of_no_size,
+        a_filter_without_memfds,
         no_addresses,
         no_addresses_from_the_start,
         hardly_any_addresses,
@@ -259,8 +287,19 @@ def test_files_that_may_not_grow_are_told_as_memory_that_is_not_there() -> None:
     (cluster, words), (cache, other) = run(files_of_no_size)
     assert cluster == OutOfMemory.__name__
     assert "sizing a memfd of 1048576 bytes: File too large" in words
+    assert "RLIMIT_FSIZE (ulimit -f) is 4096 bytes" in words
+    assert "raise the limit that is named" in words
     assert cache.startswith("Ems")
-    assert "File too large" in other
+    assert "RLIMIT_FSIZE (ulimit -f) is 4096 bytes" in other
+
+
+@pytest.mark.skipif(platform.machine() not in MEMFD_CREATE, reason="the number of the call is not known")
+def test_a_filter_that_refuses_memfds_is_told_as_what_it_is() -> None:
+    for kind, words in run(a_filter_without_memfds):
+        assert kind == FeatureNotEnabled.__name__, words
+        assert "memfd_create is refused: Operation not permitted" in words
+        assert "seccomp" in words
+        assert "smaller" not in words
 
 
 @pytest.mark.parametrize("program", [no_addresses, no_addresses_from_the_start])

@@ -24,6 +24,12 @@ static aclError failed(const char *what, uint64_t size)
     if (why == EMFILE)
         return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "%s of %llu bytes: every allocation takes a file descriptor, and "
                           "RLIMIT_NOFILE is %llu", what, (unsigned long long)size, (unsigned long long)files.rlim_cur);
+    if (why == EFBIG) {
+        getrlimit(RLIMIT_FSIZE, &files);
+        return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "%s of %llu bytes: %s: memory of softnpu counts as files, and "
+                          "RLIMIT_FSIZE (ulimit -f) is %llu bytes", what, (unsigned long long)size, strerror(why),
+                          (unsigned long long)files.rlim_cur);
+    }
     if (why == ENOMEM)
         return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "%s of %llu bytes: out of host memory, of addresses (RLIMIT_AS) or of "
                           "mappings (vm.max_map_count)", what, (unsigned long long)size);
@@ -33,6 +39,9 @@ static aclError failed(const char *what, uint64_t size)
 aclError soft_backing_new(uint64_t size, int *fd)
 {
     *fd = memfd_create("softnpu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0 && (errno == EPERM || errno == EACCES || errno == ENOSYS))
+        return soft_error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "memfd_create is refused: %s: a filter of the container (seccomp) or "
+                          "a security module forbids it, or the kernel is too old", strerror(errno));
     if (*fd < 0)
         return failed("memfd_create", size);
     if (ftruncate(*fd, (off_t)size) || fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
