@@ -29,6 +29,11 @@ class Refusals:
         self._told: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self.counts: Counter[str] = Counter()
 
+    def take(self) -> Counter[str]:
+        """Return the counts since the last time, and begin again."""
+        taken, self.counts = self.counts, Counter()
+        return taken
+
     def add(self, kind: str, address: str, text: str, *, level: int = logging.WARNING) -> None:
         """Count a refusal, and log its text unless one of the same kind and address was logged within this second.
 

@@ -383,4 +383,5 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
     assert scheduler.log.getvalue().splitlines()[1:] == [
         "request last: offer refused: 10.0.0.9 is none of peers (256 more like this since the last line)"
     ]
-    assert scheduler.side._offers.refused == {"not_a_peer": 258}
+    assert scheduler.side.take_counters() == {"offer_elsewhere": 258}
+    assert scheduler.side.take_counters() == {}

@@ -8,6 +8,7 @@ this engine dial must be one of ``peers``.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -116,10 +117,9 @@ class Offers:
         self._max_workers = max_workers
         self._refusals = Refusals(logger)
 
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """How many there were, by the reason: ``unreadable``, ``not_a_peer``, ``name``."""
-        return self._refusals.counts
+    def take_refused(self) -> Counter[str]:
+        """How many offers were refused since the last time: ``offer_unreadable`` and ``offer_elsewhere``."""
+        return self._refusals.take()
 
     def offer_of(self, request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
         """None: the request brings no blocks, or what it brings is refused, which is logged. It is refused once: from then on
@@ -129,12 +129,12 @@ class Offers:
         try:
             offer = self._read(params)
         except Unreadable as error:
-            self._refuse("unreadable", f"request {printable(request_id, 64)}: kv_transfer_params: {error}")
+            self._refuse("offer_unreadable", f"request {printable(request_id, 64)}: kv_transfer_params: {error}")
         else:
             for peer in self._places_of(offer):
                 why = self._peers.why_not(peer.host, peer.port, peer.cluster_id)
                 if why:
-                    self._refuse("not_a_peer", f"request {printable(request_id, 64)}: offer refused: {why}")
+                    self._refuse("offer_elsewhere", f"request {printable(request_id, 64)}: offer refused: {why}")
                     break
             else:
                 return offer
@@ -169,7 +169,7 @@ class Offers:
         try:
             return read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
         except Unreadable as error:
-            self._refuse("name", f"kv_transfer_params: transfer_id is ignored: {error}")
+            self._refuse("offer_unreadable", f"kv_transfer_params: transfer_id is ignored: {error}")
             return None
 
     def _refuse(self, why: str, text: str) -> None:

@@ -114,7 +114,7 @@ class SchedulerSide:
     def take_counters(self) -> Counter[str]:
         """What this half counted since the last time."""
         taken, self._no_room = Counter(lease_no_room=self._no_room), 0
-        return +taken
+        return +(taken + self._offers.take_refused())
 
     # ---- prefill, and the end of a request ----
 

@@ -37,6 +37,11 @@ COUNTERS = {
     "lease_peer_lost": ("num_kv_lost_reqs", "Finished requests whose decode engine was lost while it pulled."),
     "lease_expired": ("num_kv_expired_reqs", "Finished requests whose blocks no decode engine came for in time."),
     "lease_no_room": ("num_kv_unkept_reqs", "Finished requests whose blocks were not kept: too many others' are."),
+    "offer_unreadable": (
+        "num_unreadable_offers",
+        "Requests whose kv_transfer_params this engine refused: too large, or no offer.",
+    ),
+    "offer_elsewhere": ("num_elsewhere_offers", "Requests that named an engine which is none of this engine's peers."),
     "claims_refused": (
         "num_refused_claims",
         "Pulls of kept blocks that this engine refused: they named other blocks, or another prompt.",

@@ -1,0 +1,114 @@
+"""Rules that say whom an engine dials: what each matches, what is no rule, and which there are without any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.peers import NotAPeer, PeerRule, Peers, is_loopback, is_same_host
+
+
+def peers(*rules: Any) -> Peers:
+    return Peers([PeerRule.model_validate(rule) for rule in rules])
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches", "others"),
+    [
+        (
+            "10.0.0.0/24",
+            ["10.0.0.1", "10.0.0.255", "::ffff:10.0.0.7"],
+            ["10.0.1.0", "h10.0.0.1", "10.0.0.1.example.com"],
+        ),
+        ("10.0.0.7", ["10.0.0.7"], ["10.0.0.8", "10.0.0.70"]),
+        ("2001:db8::/32", ["2001:db8::1", "2001:DB8:0::1"], ["2001:db9::1", "10.0.0.1"]),
+        ("::1", ["::1", "0:0:0:0:0:0:0:1"], ["127.0.0.1", "localhost", "::2"]),
+        ("prefill.svc", ["prefill.svc", "PREFILL.svc", "prefill.svc."], ["a.prefill.svc", "prefill.svc.evil.com"]),
+        ("prefill-*.ns.svc", ["prefill-1.ns.svc", "prefill-.ns.svc"], ["prefill-1.evil.ns.svc", "xprefill-1.ns.svc"]),
+        ("*", ["host"], ["host.name", "10.0.0.1"]),
+        ("a.c", ["a.c"], ["abc"]),
+    ],
+)
+def test_what_a_rule_matches(rule: str, matches: list[str], others: list[str]) -> None:
+    allowed = peers(rule)
+    assert [allowed.why_not(host, 1) for host in matches] == [""] * len(matches)
+    assert [allowed.why_not(host, 1) for host in others] == [f"{host} is none of peers" for host in others]
+
+
+def test_ports_and_cluster_ids_narrow_a_rule() -> None:
+    allowed = peers(
+        {"host": "10.0.0.0/8", "ports": "26000-26007", "cluster_ids": 7}, {"host": "10.0.0.9", "ports": 8998}
+    )
+    assert allowed.why_not("10.0.0.9", 26000, 7) == ""
+    assert allowed.why_not("10.0.0.9", 26007) == "", "a bootstrap server has no cluster id"
+    assert allowed.why_not("10.0.0.9", 8998, 1) == ""
+    assert allowed.why_not("10.0.0.9", 26008, 7) == "port 26008 of 10.0.0.9, cluster 7 is none of peers"
+    assert allowed.why_not("10.0.0.8", 26000, 8) == "port 26000 of 10.0.0.8, cluster 8 is none of peers"
+    with pytest.raises(NotAPeer, match=r"^offer refused: 11\.0\.0\.9 is none of peers.*Settings\.peers"):
+        allowed.check("11.0.0.9", 26000, 7)
+
+
+def test_without_a_rule_nothing_matches() -> None:
+    assert peers().why_not("127.0.0.1", 1) == "127.0.0.1 is none of peers"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "", "10.0.0.1/24", "10.0.0.256", "1.2.3", "a b", "a..b", "-a", "x" * 254, "a/b", 7, None, ["a"],
+        {"ports": 1}, {"host": "a", "port": 1}, {"host": "a", "ports": 0}, {"host": "a", "ports": 65536},
+        {"host": "a", "ports": "7-5"}, {"host": "a", "ports": "x"}, {"host": "a", "ports": True},
+        {"host": "a", "cluster_ids": -1}, {"host": "a", "cluster_ids": 2**64},
+    ],
+)  # fmt: skip
+def test_what_is_no_rule_is_refused(rule: Any) -> None:
+    with pytest.raises(ValidationError):
+        PeerRule.model_validate(rule)
+
+
+def test_settings_take_rules_as_json() -> None:
+    text = json.dumps({"peers": ["10.0.0.0/24", {"host": "p-*.svc", "ports": "1-5", "cluster_ids": "7"}]})
+    settings = Settings.model_validate_json(text)
+    assert settings.peers == (PeerRule(host="10.0.0.0/24"), PeerRule(host="p-*.svc", ports=(1, 5), cluster_ids=(7, 7)))
+    assert Settings.model_validate(json.loads(text)) == settings
+
+
+def test_on_loopback_loopback_is_dialled_and_elsewhere_nothing() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert is_loopback(host)
+        allowed = Settings(host=host).allowed_peers()
+        assert [allowed.why_not(peer, 1) for peer in ("127.0.0.5", "::1", "localhost")] == ["", "", ""]
+        assert allowed.why_not("10.0.0.1", 1) == "10.0.0.1 is none of peers"
+    for host in ("10.0.0.7", "0.0.0.0", "::", "a.name"):
+        assert not is_loopback(host)
+        assert Settings(host=host).allowed_peers().why_not("127.0.0.1", 1) == "127.0.0.1 is none of peers"
+
+
+@pytest.mark.parametrize("peers", [None, [], ["10.0.0.0/24"]], ids=["unset", "none", "some"])
+def test_an_engine_that_dials_none_says_so_unless_it_was_told_to(
+    peers: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist.adapters.block_service.is_loopback", lambda _: False)
+    service = BlockService(Settings.model_validate({"peers": peers}))
+    try:
+        service.open_groups([], [], {})
+    finally:
+        service.close()
+    assert ("peers is not set: this engine dials no other" in caplog.text) == (peers is None)
+
+
+def test_hosts_are_the_same_however_they_are_written() -> None:
+    for one, other in (
+        ("10.0.0.1", "::ffff:10.0.0.1"),
+        ("::1", "0::1"),
+        ("Host.", "host"),
+        ("fe80::1%lo", "fe80::1%lo"),
+    ):
+        assert is_same_host(one, other)
+    for one, other in (("10.0.0.1", "10.0.0.2"), ("a", "b"), ("a", "10.0.0.1"), ("fe80::1%lo", "fe80::1%eth0")):
+        assert not is_same_host(one, other)
