@@ -199,11 +199,9 @@ async def test_a_ticker_ticks_beside_a_tight_loop() -> None:
 
         ticker = asyncio.create_task(tick())
         await asyncio.sleep(0)
-        end = monotonic() + 0.2
-        while monotonic() < end:
+        while ticks < 10:  # for ever, if the tight loop never lets the event loop go round
             await once()
         ticker.cancel()
-        assert ticks >= 10, "the loop goes round once in a millisecond"
 
 
 async def test_two_tight_loops_make_headway_together() -> None:
