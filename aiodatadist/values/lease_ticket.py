@@ -17,8 +17,8 @@ from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.foreign import Unreadable, read_foreign, shown
 
 MAX_TICKET_BLOCKS = 1 << 16
-"""Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 2 ms
-then, which sixteen times as many would for 40."""
+"""Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 4 ms
+then, 1.5 of them for the digest, and sixteen times as many would for 60."""
 MAX_TICKET = 32 * MAX_TICKET_BLOCKS
 """Bytes of a ticket as JSON, with large block numbers and all that stands around them."""
 MAX_TEXT = 256

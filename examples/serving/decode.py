@@ -13,7 +13,7 @@ import anyio
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from aiodatadist import LeaseTicket, LLMClusterInfo, LLMException, LLMRole, ParamInvalid
+from aiodatadist import LeaseTicket, LLMClusterInfo, LLMException, LLMRole, ParamInvalid, prompt_digest
 from aiodatadist.cli.model import blocks_for
 
 from .answer import Answer, Pieces, Refused
@@ -42,13 +42,13 @@ class Decode:
         if len(ticket.blocks) != blocks_for(position):
             raise Refused(400, f"the ticket is for {len(ticket.blocks)} blocks, the prompt has {blocks_for(position)}")
         table: list[int] = []
-        is_here = False
+        prompt, is_here = prompt_digest(job.tokens), False  # of this request, whatever prompt the ticket is for
         try:
             with tracer.start_as_current_span("wait for link"):
                 await self._links.wait_up(ticket.cluster_id)
             with tracer.start_as_current_span("wait for blocks"):
                 table = await self._kv.blocks.take(blocks_for(position + job.max_tokens))
-            await self._pull(ticket, table)
+            await self._pull(ticket, table, prompt)
             is_here = True
             await self._kv.fetch(table[: len(ticket.blocks)])
             token, text = job.kv_transfer_params.first_token, ""
@@ -66,26 +66,27 @@ class Decode:
         finally:
             self._kv.blocks.give(table)
             if not is_here:
-                await self._release(ticket)
+                await self._release(ticket, prompt)
 
-    async def _pull(self, ticket: LeaseTicket, table: list[int]) -> None:
+    async def _pull(self, ticket: LeaseTicket, table: list[int], prompt: bytes) -> None:
         """When it has returned prefill keeps the blocks no longer. Failed or cancelled, no byte lands in ours any more.
 
         Raises:
             Refused: 410, the prompt has to be computed again.
         """
         try:
-            await self._kv.manager.pull_leased(ticket, self._kv.device, table[: len(ticket.blocks)])
+            blocks = table[: len(ticket.blocks)]
+            await self._kv.manager.pull_leased(ticket, self._kv.device, blocks, prompt_digest=prompt)
         except ParamInvalid as error:
             raise Refused(400, str(error)) from error
         except LLMException as error:  # no link, or no such lease: it was started again, or took the blocks back
             raise Refused(410, str(error)) from error
 
-    async def _release(self, ticket: LeaseTicket) -> None:
+    async def _release(self, ticket: LeaseTicket, prompt: bytes) -> None:
         """Prefill may use the blocks for another request at once. Where it cannot be told, the lease ends by itself."""
         with anyio.move_on_after(TELL_SECONDS, shield=True):
             try:
-                await self._kv.manager.release_lease(ticket)
+                await self._kv.manager.release_lease(ticket, prompt_digest=prompt)
             except LLMException:
                 return
 

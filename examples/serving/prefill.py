@@ -14,7 +14,7 @@ import anyio
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from aiodatadist import BlockLease, LLMRole
+from aiodatadist import BlockLease, LLMRole, prompt_digest
 from aiodatadist.cli.model import blocks_for
 
 from .answer import Answer, Pieces, Refused
@@ -52,7 +52,7 @@ class Prefill:
                 table = await blocks.take(blocks_for(len(tokens)))
             stack.callback(blocks.give, table)
             first = await self._kv.first_token(tokens, table, job.seed)
-            lease = self._keep(job.kv_transfer_params.lease, table)
+            lease = self._keep(job.kv_transfer_params.lease, table, prompt_digest(tokens))
             stack.pop_all()  # from here on the lease gives them back
         is_sent = False
         try:
@@ -62,13 +62,17 @@ class Prefill:
             if not is_sent:  # the router has gone, and no decode service will ever know this lease
                 await self._withdraw(lease)
 
-    def _keep(self, name: str, table: list[int]) -> BlockLease:
-        """Raises Refused: the router does not want it any more, or has given its name to another one."""
+    def _keep(self, name: str, table: list[int], prompt: bytes) -> BlockLease:
+        """Keep the blocks for a decode service with the same prompt.
+
+        Raises Refused: the router does not want it any more, or has given its name to another one.
+        """
         if name in self._unwanted:
             raise Refused(410, "the request was taken back")
         if name in self._leases:
             raise Refused(409, f"there is a lease {name} already")
-        lease = self._kv.manager.lease_blocks(self._kv.device, table, round(1000 * self._lease_seconds), name=name)
+        millis = round(1000 * self._lease_seconds)
+        lease = self._kv.manager.lease_blocks(self._kv.device, table, millis, name=name, prompt_digest=prompt)
         self._leases[name] = lease
         span = tracer.start_span("lease", attributes={"serving.blocks": len(table)})  # a child of its request's
 

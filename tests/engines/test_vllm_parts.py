@@ -32,7 +32,7 @@ def vllm() -> SimpleNamespace:
         "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": adapter, "offer": f"{adapter}.offer",
         "model": f"{adapter}.model", "orders": f"{adapter}.orders", "steps": f"{adapter}.steps",
         "worker": f"{adapter}.worker_side", "kinds": "vllm.v1.kv_cache_interface", "request": "vllm.v1.request",
-        "context": f"{adapter}.context_scheduler", "scheduler": f"{adapter}.scheduler_side",
+        "context": f"{adapter}.context_scheduler", "scheduler": f"{adapter}.scheduler_side", "prompts": f"{adapter}.prompts",
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own packages
@@ -305,6 +305,25 @@ def test_more_blocks_than_a_lease_keeps_are_not_offered(
     assert "request long: its 65537 blocks are not kept: a lease keeps at most 65536" in caplog.text
     none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
     assert side.take_orders(SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=none)).keeps == []
+
+
+def test_embeddings_are_part_of_a_prompt(vllm: SimpleNamespace) -> None:
+    torch, digest = vllm.torch, vllm.prompts.digest_of
+    rows = torch.arange(320, dtype=torch.bfloat16).view(40, 8)
+    other = rows.clone()
+    other[20, 3] += 1
+    plain = request(vllm, "plain")
+    embedded = request(vllm, "embedded")
+    embedded.prompt_token_ids, embedded.prompt_embeds = None, rows
+    changed = request(vllm, "changed")
+    changed.prompt_token_ids, changed.prompt_embeds = None, other
+    mixed = request(vllm, "mixed")
+    mixed.prompt_embeds, mixed.prompt_is_token_ids = rows, [True] * 20 + [False] * 20
+    strided = request(vllm, "strided")
+    strided.prompt_token_ids, strided.prompt_embeds = None, torch.stack([rows, rows], 1)[:, 0]
+    assert len({digest(each, 40) for each in (plain, embedded, changed, mixed)}) == 4
+    assert digest(embedded, 20) == digest(changed, 20) != digest(mixed, 20)
+    assert digest(strided, 40) == digest(embedded, 40)
 
 
 @pytest.mark.parametrize("prefill", [{"port": 65535, "cluster_id": 1}, {"port": 99, "cluster_id": 2**64 - 1}])

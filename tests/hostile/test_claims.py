@@ -28,7 +28,7 @@ from aiodatadist.link.responder import Responder
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire import frames, messages
 from aiodatadist.wire.messages import Claim, Pull, Unclaim
-from tests.test_block_leases import BLOCKS, MINUTE, TARGETS, Pair, ended, pair_of
+from tests.test_block_leases import BLOCKS, DESC, MINUTE, TARGETS, Pair, ended, pair_of
 
 PROMPT, ANOTHER = prompt_digest([1, 2, 3]), prompt_digest([1, 2, 4])
 
@@ -140,6 +140,37 @@ async def test_what_was_read_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPat
             await task
         assert failed.value.landed_blocks == 0
         await is_taken(pair, lease)
+
+
+async def test_a_destination_stays_while_the_claim_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In request/response mode nothing has begun then that would hold it."""
+    held: list[Callable[[], None]] = []
+    claim = BlockLeases.claim
+    pool = {"memory_size": 1 << 20}
+    async with pair_of(enable_remote_cache_accessible=False, mem_pool_cfg=pool) as pair:
+        lease, cache = pair.lease(), await pair.puller.allocate_blocks_cache(DESC)
+        monkeypatch.setattr(BlockLeases, "claim", lambda *given: held.append(partial(claim, *given)))
+        task = pair.puller.pull_leased(lease.ticket(), cache, TARGETS)
+        given_up: list[bool] = []
+
+        async def give_up() -> None:
+            await pair.puller.deallocate_blocks_cache(cache)
+            given_up.append(task.done())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(give_up)
+            with anyio.fail_after(10):
+                while not held:
+                    await anyio.lowlevel.checkpoint()
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+            assert given_up == []
+            monkeypatch.undo()
+            for each in held:
+                each()
+        assert given_up == [True]
+        with pytest.raises(CacheNotFound):
+            await task
 
 
 async def test_another_prompt_s_blocks_are_not_used(pair: Pair) -> None:

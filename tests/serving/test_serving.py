@@ -131,6 +131,17 @@ def test_a_ticket_of_another_prompt_or_service_is_refused(services: Three) -> No
     take_back(services, kept)
 
 
+def test_a_ticket_gives_its_own_blocks_to_its_own_prompt_only(services: Three) -> None:
+    kept, theirs = keep(services, "a prompt"), keep(services, "a secret")
+    forged = {**kept, "ticket": {**kept["ticket"], "blocks": theirs["ticket"]["blocks"]}}
+    for prompt, ticket, why in (("a prompt", forged, "other blocks"), ("b prompt", kept, "another prompt")):
+        response = ask(services.decode, {"prompt": prompt, "kv_transfer_params": ticket})
+        assert (response.status_code, why in response.text) == (410, True)
+    response = ask(services.decode, {"prompt": "a prompt", "max_tokens": 3, "kv_transfer_params": kept})
+    assert text_of(response) == expected({"prompt": "a prompt", "max_tokens": 3})
+    take_back(services, theirs)
+
+
 # ---- a client leaves ----
 
 
