@@ -62,6 +62,8 @@ void ring_stream_close(ring_stream *on)
 {
     aclrtContext before;
     enter(on, &before);
+    if (on->gate)
+        on->driver.destroy_event(on->gate);
     on->driver.destroy_event(on->window[1]);
     on->driver.destroy_event(on->window[0]);
     on->driver.destroy_stream(on->stream);
@@ -97,7 +99,7 @@ static bool step_is_valid(const ring_step *s, const ring_stream *on)
 static bool layers_are_valid(const ring_step *s, const ring_stream *on)
 {
     const ring_layers *l = s->layers;
-    if (!l->tensors || !l->group || s->grid.tensors % l->tensors || (l->gates && !on->driver.wait_notify))
+    if (!l->tensors || !l->group || s->grid.tensors % l->tensors || (l->gates && (!on->driver.wait_notify || l->gate_ms <= 0)))
         return false;
     for (uint32_t i = 0; l->gates && i < s->grid.tensors / l->tensors; i++)
         if (!l->gates[i])
@@ -231,12 +233,28 @@ static bool ask_until_complete(ring_stream *on, program *p, aclrtEvent event)
     return true;
 }
 
+/* Waits until the gate has opened. What is behind it has the program's own time limit from then on. */
+static bool await_gate(ring_stream *on, program *p)
+{
+    if (!p->behind_gate)
+        return true;
+    if (p->done.state != RING_DONE || !ask_until_complete(on, p, on->gate))
+        return false;
+    p->behind_gate = false;
+    p->done.gate = 0;
+    if (!p->stopping)
+        p->deadline_ns = ring_after_ns(p->timeout_ms);
+    return true;
+}
+
 /* Waits for the event, or for the whole stream; false: the program ended otherwise. A call that waits can neither be
  * interrupted nor run out of time without an error record at the vendor. So it is made for what should be done in a moment;
  * a program behind a gate, or one that stood still for longer, is asked whether it is complete. */
 static bool await_device(ring_stream *on, program *p, aclrtEvent event)
 {
     enum { MOMENT_MS = 20 };
+    if (!await_gate(on, p))
+        return false;
     while (p->done.state == RING_DONE && ((!p->is_gated && !p->stood_still) || ask_until_complete(on, p, event))) {
         int32_t ms = ms_until(p->deadline_ns, MOMENT_MS);
         aclError code = event ? on->driver.sync_event(event, ms) : on->driver.sync_stream(on->stream, ms);
@@ -468,14 +486,24 @@ static aclError record(ring_stream *on, const ring_step *s)
                                   : on->driver.record_event(s->handle, on->stream);
 }
 
+/* Each gate has its own time, so the next one is put on the stream when this one has opened; what moves goes behind the last one. */
 static bool wait_for_gates(ring_stream *on, program *p, const ring_layers *l, uint32_t first, uint32_t stop)
 {
     enum { FOR_EVER = 0 };
-    p->on_stream |= l->gates != NULL;
-    p->is_gated |= l->gates != NULL;
-    for (uint32_t i = first; l->gates && i < stop; i++)
-        if (!check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)))
+    if (!l->gates)
+        return true;
+    if (!on->gate && !check(on, p, on->driver.create_event(&on->gate, ACL_EVENT_SYNC)))
+        return false;
+    p->on_stream = p->is_gated = true;
+    for (uint32_t i = first; i < stop; i++) {
+        if (!await_gate(on, p) || !check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)) ||
+            !check(on, p, on->driver.record_event(on->gate, on->stream)))
             return false;
+        p->behind_gate = true;
+        p->done.gate = i + 1;
+        if (!p->stopping)
+            p->deadline_ns = ring_after_ns(l->gate_ms);
+    }
     return true;
 }
 

@@ -16,7 +16,7 @@
  * Ranges are handed to the device in windows, two of them at a time, of so many bytes and at most 192 ranges: so a cancelled
  * program stops after at most two windows, and no call has to wait for room in a connection's queue, not behind a shut gate
  * either. A program that misses its time limit is aborted; the limit counts from when the program begins to run, and again
- * from each group of layers that has landed.
+ * from each group of layers that has landed, or that has its last gate behind it. Gates have a limit of their own, each.
  *
  * What is passed keeps a share: when eight times as many bytes passed as the first of a priority moves in a window, it has its turn,
  * and gives way again behind that. So a ninth of all bytes is left for background work, however much is urgent; who is more urgent
@@ -115,6 +115,7 @@ typedef struct ring_layers {
     uint32_t tensors, group;              /* in a layer; layers at a time */
     const aclrtNotify *gates;             /* one per layer, each waited for once; or NULL */
     int64_t *landed_ns;                   /* one per layer, written when it is known to have landed; or NULL */
+    int64_t gate_ms;                      /* that a gate may stay shut, from when the one before it opened or its group landed */
 } ring_layers;
 
 enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
@@ -140,6 +141,7 @@ typedef struct ring_completion {
     uint64_t bytes, ranges;               /* known to have landed; handed to the device */
     uint32_t unclean;                     /* 1: gets or puts may be left in the communicator: over RDMA they are carried out
                                            * whenever it is used again, and until it is destroyed                    */
+    uint32_t gate;                        /* TIMED_OUT: the layer, counted from 1, whose gate stayed shut for too long; 0: none */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
     int64_t  aside_ns;                    /* of the time between the last two: while more urgent programs ran */
     char     message[192];                /* the vendor's own words, or empty */

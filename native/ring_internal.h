@@ -12,6 +12,7 @@ typedef struct ring_stream {
     aclrtContext context;
     aclrtStream stream;
     aclrtEvent window[2];                 /* the ends of the last two windows, in turns */
+    aclrtEvent gate;                      /* behind the gate that is waited for; NULL before the first program with gates */
     int fd;                               /* the ring's: written when layers of a watched program have landed */
     atomic_int wanted;                    /* the most urgent priority in the queue; a hint, as `cancelled` is */
     _Atomic uint64_t next_bytes[RING_PRIORITIES];      /* what the first in each queue moves next, at most; 0: there is none. A hint */
@@ -44,6 +45,7 @@ typedef struct program {
     bool stopping;                        /* the deadline is that of a cancellation */
     bool on_stream;                       /* something of it may be on the device's stream */
     bool requested;                       /* gets or puts of it were handed to a communicator, and are not known to be over */
+    bool behind_gate;                     /* the stream's `gate` is recorded, and not known to be complete */
     bool is_gated;                        /* it waits for others: for a gate, or an event */
     bool stood_still;                     /* something of it took longer than a moment */
     uint64_t issued, window_start;        /* bytes handed over: in all, and before this window */

@@ -32,11 +32,13 @@ from aiodatadist import (
     Placement,
     TransferConfig,
     TransferError,
+    TransferTimeout,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist._native.library import ffi
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import Program
+from aiodatadist.layered import destination
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared
 from aiodatadist.values.grid import Grid
 from tests.strict.marks import any_memory
@@ -425,12 +427,42 @@ async def test_gates_of_a_layer_range() -> None:
         assert made.held(0) == made.after_blocks(0, before, range(1, 3))
 
 
-async def test_a_gate_that_stays_closed_is_a_timeout() -> None:
-    async with fan(sync_kv_timeout=100) as made:
-        task = made.blocks(EventLayerSynchronizer(made.source.datadist.device, LAYERS, 100))
-        assert await task.synchronize() is LLMStatusCode.LLM_TIMEOUT
+@pytest.mark.parametrize("group", [1, 2, LAYERS])
+@pytest.mark.parametrize("opened", [0, 1, LAYERS - 1])
+async def test_a_gate_that_stays_closed_is_a_timeout_of_its_own(
+    opened: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the transfer may take, and however many layers travel together; the layer is named."""
+    monkeypatch.setattr(destination, "group_size", lambda *_: group)
+    async with fan(sync_kv_timeout=3_600_000) as made, computing_stream(made) as compute:
+        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 100)
+        task = made.blocks(synchronizer)
+        for layer in range(opened):
+            compute(layer)
+            synchronizer.record(layer, compute.stream)  # type: ignore[attr-defined]
+        with anyio.fail_after(60):
+            assert await task.synchronize() is LLMStatusCode.LLM_TIMEOUT
+        words = (
+            rf"layer {opened} was not recorded, .* within 100 ms, the timeout_in_millis of its EventLayerSynchronizer"
+        )
+        with pytest.raises(TransferTimeout, match=words) as caught:
+            await task
+        assert caught.value.peer == 2
         assert made.entry.leases == 0
         await made.still_works()
+
+
+async def test_compute_may_take_longer_than_its_transfer() -> None:
+    async with fan(sync_kv_timeout=200) as made, computing_stream(made) as compute:
+        before = made.held(0)
+        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 60_000)
+        task = made.blocks(synchronizer)
+        await asyncio.sleep(0.3)  # longer than sync_kv_timeout
+        for layer in range(LAYERS):
+            compute(layer)
+            synchronizer.record(layer, compute.stream)  # type: ignore[attr-defined]
+        await task
+        assert made.held(0) == made.after_blocks(0, before)
 
 
 async def test_a_synchronizer_of_fewer_layers_is_a_wrong_argument() -> None:

@@ -30,6 +30,7 @@ class Layering:
         layers, tensors: of the grid: so many layers of so many tensors.
         group: layers that travel at a time.
         gates: notifies, one per layer: the stream waits for those of a group before it. None: nothing is waited for.
+        gate_seconds: that a gate may stay shut, from when the one before it opened or its group landed.
 
     Attributes:
         landed_ns: when each layer was known to have landed, on the clock of ``time.monotonic_ns``; 0: it has not.
@@ -37,11 +38,15 @@ class Layering:
 
     __slots__ = ("_gates", "landed_ns", "layers")
 
-    def __init__(self, layers: int, tensors: int, group: int, gates: Sequence[Handle] | None = None) -> None:
+    def __init__(
+        self, layers: int, tensors: int, group: int, gates: Sequence[Handle] | None = None, gate_seconds: float = 0.0
+    ) -> None:
         self.landed_ns = array("q", bytes(8 * layers))
         self._gates = ffi.NULL if gates is None else ffi.new("aclrtNotify[]", list(gates))
         stamps = ffi.from_buffer("int64_t[]", self.landed_ns)
-        self.layers = ffi.new("ring_layers *", [tensors, group, self._gates, stamps])
+        self.layers = ffi.new(
+            "ring_layers *", [tensors, group, self._gates, stamps, max(1, round(1000 * gate_seconds))]
+        )
 
     @property
     def landed(self) -> int:

@@ -89,6 +89,7 @@ class StreamTransfer(TransferCompletion):
     Attributes:
         is_failing: it did not succeed, and ends when requests that it left in its communicator are done away with.
         priority: what goes first on the stream.
+        shut_gate: it ran out of time because the gate of this layer, counted from its first, stayed shut; None: it did not.
     """
 
     __slots__ = (
@@ -101,6 +102,7 @@ class StreamTransfer(TransferCompletion):
         "_watcher",
         "is_failing",
         "priority",
+        "shut_gate",
     )
 
     def __init__(
@@ -117,6 +119,7 @@ class StreamTransfer(TransferCompletion):
         self._clean = clean
         self.is_failing = False
         self.priority = priority
+        self.shut_gate: int | None = None
         self._stream = stream
         self._id = number
         self._program: Program | None = program
@@ -170,6 +173,8 @@ class StreamTransfer(TransferCompletion):
         self.queue_seconds = (completion.started_ns - asked + aside) / 1e9
         self.transfer_seconds = (completion.finished_ns - completion.started_ns - aside) / 1e9
         state = _STATES[completion.state]
+        if completion.gate and completion.state == ring.RING_TIMED_OUT:
+            self.shut_gate = completion.gate - 1
         told = completion.state not in {ring.RING_DONE, ring.RING_CANCELLED}
         error = completion_error(completion) if told else None
         if completion.unclean and self._clean is not None and state is not TransferState.STUCK:

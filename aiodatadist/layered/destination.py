@@ -20,6 +20,7 @@ from aiodatadist.errors import (
     LinkError,
     LLMException,
     TransferError,
+    TransferTimeout,
 )
 from aiodatadist.layered.comparison import LayerComparison
 from aiodatadist.layered.request import Wanted
@@ -98,6 +99,7 @@ class Destination:
         self._passed = 0
         self._is_reaching = False
         self._gate: Gate | None = None
+        self._gate_seconds = 0.0
         self._layering: Layering | None = None
         self._is_watched = False
         self._is_checked = checksum
@@ -321,7 +323,7 @@ class Destination:
             if self.is_open:
                 self._layers_are_ready(layer)
         else:
-            self._close(wait.state, wait.error)
+            self._close(wait.state, self._of_gate(None if self._gate is None else layer, wait.error))
         self._news(self)
 
     def _follow_gates(self, gate: Gate, seconds: float) -> None:
@@ -361,7 +363,7 @@ class Destination:
 
     def launch_gated(self, gate: Gate, seconds: float) -> None:
         """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
-        self._gate = gate
+        self._gate, self._gate_seconds = gate, seconds
         if self.link.channels.is_rdma:
             self._try(lambda: self._follow_gates(gate, seconds))
         else:
@@ -370,9 +372,9 @@ class Destination:
     def _launch_gated(self, gate: Gate, seconds: float) -> None:
         link_channel, remote, grid = self._usable()
         program, count = Program(), len(self.layers)
-        layering = Layering(count, self._wanted.tensors, self.group, gate.notifies)
+        layering = Layering(count, self._wanted.tensors, self.group, gate.notifies, seconds)
         link_channel.channel.add_put(program, grid, layering)
-        limit = (seconds + self._seconds) * self.group
+        limit = self._seconds * self.group  # from when its last gate has opened
         stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
         transfer = self.link.launch(program, "put", link_channel, self._entry, remote, limit, stream, self._priority)
         self._layering = layering
@@ -406,8 +408,19 @@ class Destination:
             if self.is_open:
                 self._send()
         else:
-            self._close(transfer.state, transfer.error)
+            layer = None if transfer.shut_gate is None else self.layers[transfer.shut_gate]
+            self._close(transfer.state, self._of_gate(layer, transfer.error))
         self._news(self)
+
+    def _of_gate(self, layer: int | None, error: LLMException | None) -> LLMException | None:
+        """The error of what waited for this layer's gate, in the caller's words if the gate stayed shut for too long."""
+        if layer is None or not isinstance(error, TransferTimeout):
+            return error
+        return TransferTimeout(
+            f"layer {layer} was not recorded, or its compute did not end, within {1000 * self._gate_seconds:g} ms, the"
+            " timeout_in_millis of its EventLayerSynchronizer",
+            hint="give EventLayerSynchronizer a longer timeout_in_millis",
+        )
 
     def _arrived(self, landed: int) -> None:
         """As the device says."""

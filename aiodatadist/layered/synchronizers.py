@@ -166,7 +166,7 @@ class EventLayerSynchronizer(LayerSynchronizer):
     Args:
         device: ``LLMDataDist.device``.
         num_layers: of the source cache.
-        timeout_in_millis: for each layer to be computed; without it a layer may take ten minutes.
+        timeout_in_millis: for each layer to be computed, from the layer before; without it a layer may take ten minutes.
 
     One synchronizer serves one transfer.
 

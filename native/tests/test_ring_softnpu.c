@@ -157,7 +157,7 @@ TEST(test_notifies_gate_layers_that_are_not_ready_when_they_are_asked_for)
     buffer from = new_buffer(DEVICE, SIZE), to = new_buffer(DEVICE, SIZE);
     uint64_t local[LAYERS], remote[LAYERS], index = 0;
     aclrtNotify gates[LAYERS];
-    const ring_layers layers = { .tensors = 1, .group = 1, .gates = gates };
+    const ring_layers layers = { .tensors = 1, .group = 1, .gates = gates, .gate_ms = 30000 };
     const ring_step send = { .op = RING_COPY, .kind = ACL_MEMCPY_DEVICE_TO_DEVICE, .layers = &layers, .grid = {
         .local = local, .remote = remote, .local_index = &index, .remote_index = &index, .tensors = LAYERS, .blocks = 1,
         .local_stride = LAYER, .remote_stride = LAYER, .bytes = LAYER, .tail = LAYER } };
