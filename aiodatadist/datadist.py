@@ -285,6 +285,7 @@ class LLMDataDist:
             totals.messages_repeated,
             totals.answers_late,
             dict(totals.claims_refused),
+            dict(totals.budget_refusals),
         )
 
     @property

@@ -25,8 +25,9 @@ from aiodatadist import (
 )
 from aiodatadist.device import TransferState
 from aiodatadist.link import block_leases, leased_pull, link
-from aiodatadist.link.block_leases import PeerClaim
+from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.values import peer_budget
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
 from tests.held import held_transfer, there_and_back
@@ -140,7 +141,7 @@ async def test_a_peer_that_names_wrong_takers_and_fails_is_corrected() -> None:
 
 
 async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_leases, "MAX_EARLY", 8)
+    monkeypatch.setattr(peer_budget, "EARLY_CLAIMS", 8)
     async with pair_of() as pair:
         leases = pair.two.datadist._running().block_leases
         liar = object()
@@ -157,7 +158,7 @@ async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(m
 async def test_a_peer_that_releases_what_there_is_not_makes_no_others_word_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(block_leases, "MAX_REMEMBERED", 8)
+    monkeypatch.setattr(peer_budget, "RELEASED_NAMES", 8)
     async with pair_of() as pair:
         leases, liar, names = pair.two.datadist._running().block_leases, object(), [new_lease_name() for _ in range(3)]
         taken = pair.lease()

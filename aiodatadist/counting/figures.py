@@ -73,6 +73,8 @@ class Figures(Generic[Pool]):
             :class:`~aiodatadist.LeaseEnd` has it.
         claims_refused: pulls of leases that this cluster refused, by the reason: ``"other_blocks"``, ``"another_prompt"``, or
             ``"no_digests"`` where the peer's version has none. The leases continued.
+        budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit, as
+            ``aiodatadist.values.peer_budget`` names it.
         caches: caches that are registered or allocated now.
         pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
         failure_causes: transfers that failed for a reason that their status does not tell: ``"checksum"``, bytes changed on
@@ -97,3 +99,4 @@ class Figures(Generic[Pool]):
     messages_repeated: int = 0
     answers_late: int = 0
     claims_refused: Mapping[str, int] = field(default_factory=dict)
+    budget_refusals: Mapping[str, int] = field(default_factory=dict)

@@ -47,6 +47,7 @@ class Totals:
         self.leases_opened = 0
         self.leases_ended: Counter[str] = Counter()
         self.claims_refused: Counter[str] = Counter()
+        self.budget_refusals: Counter[str] = Counter()
 
     def linked(self, cluster_id: int) -> int:
         """The link to this peer was made once more: how many times by now."""

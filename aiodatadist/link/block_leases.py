@@ -38,10 +38,13 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Totals, guarded
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
+from aiodatadist.link.early_claims import EarlyClaims, ReleasedNames
 from aiodatadist.link.leases import SLACK_SECONDS
+from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.values.digests import UNSAID, LeaseDigests, Refusal
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
+from aiodatadist.values.peer_budget import Budget
 
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
@@ -51,9 +54,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_REMEMBERED = 4096
-"""Leases that ended, whose claims are refused at once; and as many of each peer that it released before they came to be."""
-MAX_EARLY = 4096
-"""One peer's claims of leases that are not known yet: further ones are refused at once."""
+"""Leases that ended, whose claims are refused at once."""
 
 
 class LeaseEnd(StrEnum):
@@ -69,50 +70,6 @@ class LeaseEnd(StrEnum):
     PEER_LOST = "peer_lost"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
-
-
-class PeerClaim:
-    """A peer that pulls, or wants to.
-
-    Args:
-        peer, call: its link, and its number for this.
-        seconds: that its pull may take; the owner's limit, from when that is known and less.
-        answer: is told whether the blocks are kept for it.
-        takers: peers that share the blocks.
-        is_limited: it can be told that they are not kept as long as it asked.
-        digests: of the blocks that it was told of, and of its prompt.
-
-    Attributes:
-        why: set before the answer if the digests are not the lease's.
-    """
-
-    def __init__(
-        self,
-        peer: object,
-        call: int,
-        seconds: float,
-        answer: Callable[[bool], object],
-        takers: int = 1,
-        is_limited: bool = True,
-        digests: LeaseDigests = UNSAID,
-    ) -> None:
-        self.peer, self.call, self.seconds, self.answer, self.takers = peer, call, seconds, answer, takers
-        self.is_limited = is_limited
-        self.digests = digests
-        self.why: Refusal | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    def is_of(self, peer: object, call: int) -> bool:
-        return self.peer is peer and self.call == call
-
-    def within(self, seconds: float, then: Callable[[], object]) -> None:
-        """``then`` is called after so long, unless it is settled, or there is another limit."""
-        self.settled()
-        self.timer = asyncio.get_running_loop().call_later(seconds, then)
-
-    def settled(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
 
 
 class BlockLease:
@@ -150,7 +107,7 @@ class BlockLease:
         self._deadline = loop.time() + seconds
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
         self._pull_seconds = pull_seconds
-        self._claims: list[PeerClaim] = []
+        self._claims: dict[tuple[object, int], PeerClaim] = {}
         self._past: dict[tuple[object, int], None] = {}  # claims whose pull is over, by peer and number
         self._takers = self._taken = 0
         self._closed: LeaseEnd | None = None
@@ -209,10 +166,10 @@ class BlockLease:
                 self._count_refusal(claim.why)
             claim.answer(False)
             return
-        for known in self._claims:
-            if known.is_of(claim.peer, claim.call):
-                known.answer(True)  # with its limit
-                return
+        known = self._claims.get((claim.peer, claim.call))
+        if known is not None:
+            known.answer(True)  # with its limit
+            return
         if (claim.peer, claim.call) in self._past:
             claim.answer(False)
             return
@@ -222,17 +179,17 @@ class BlockLease:
         if is_kept:
             claim.seconds = min(claim.seconds, self._pull_seconds)
             self._takers = takers
-            self._claims.append(claim)
+            self._claims[claim.peer, claim.call] = claim
             claim.within(claim.seconds + SLACK_SECONDS, lambda: self._drop(claim, LeaseEnd.EXPIRED))
         claim.answer(is_kept)
 
     def unclaim(self, peer: object, call: int, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
         """A peer has what it wants, or wants nothing. None: it failed, and may try again. One that does not pull may not end
         what another one pulls, and only one with the lease's digests may end it."""
-        for claim in self._claims:
-            if claim.is_of(peer, call):
-                self._drop(claim, why)
-                return
+        claim = self._claims.get((peer, call))
+        if claim is not None:
+            self._drop(claim, why)
+            return
         if call and not self._is_first(peer, call):
             return  # it says so again
         if self.digests.refusal(digests) is not None:
@@ -249,13 +206,13 @@ class BlockLease:
         return is_first
 
     def peer_gone(self, peer: object) -> None:
-        for claim in [claim for claim in self._claims if claim.peer is peer]:
+        for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
             self._drop(claim, LeaseEnd.PEER_LOST)
 
     def _drop(self, claim: PeerClaim, why: LeaseEnd | None) -> None:
         """A pull is over. None: it failed, and may try again."""
         claim.settled()
-        self._claims.remove(claim)
+        del self._claims[claim.peer, claim.call]
         self._is_first(claim.peer, claim.call)
         if why is LeaseEnd.TAKEN:
             self._taken += 1
@@ -280,7 +237,7 @@ class BlockLease:
         self.ended = why
         self._closed = self._closed or why
         self._timer.cancel()
-        for claim in self._claims:
+        for claim in self._claims.values():
             claim.settled()
         self._claims.clear()
         self._over.set()
@@ -308,11 +265,9 @@ class BlockLeases:
         self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
-        self._released: dict[
-            object, OrderedDict[tuple[str, LeaseDigests], None]
-        ] = {}  # by peer, before they came to be; None: by those gone
+        self._released: ReleasedNames[tuple[str, LeaseDigests]] = ReleasedNames()
         self._warned: OrderedDict[int, None] = OrderedDict()  # of peers of older versions
-        self._early: dict[object, dict[PeerClaim, str]] = {}  # by peer
+        self._early = EarlyClaims()
 
     def __len__(self) -> int:
         return len(self._lasting)
@@ -339,10 +294,9 @@ class BlockLeases:
         if name in self._past:
             lease.unclaim(None, 0, LeaseEnd.RELEASED, lease.digests)
         for digests in (lease.digests, UNSAID):
-            if self._was_released(name, digests):  # by its peer, before it came to be
+            if (name, digests) in self._released:  # by its peer, before it came to be
                 lease.unclaim(None, 0, LeaseEnd.RELEASED, digests)
-        for claim in [claim for each in self._early.values() for claim, wanted in each.items() if wanted == name]:
-            self._forget(claim)
+        for claim in self._early.take(name):
             lease.claim(claim)
         return lease
 
@@ -355,9 +309,6 @@ class BlockLeases:
     def _count(self, why: Refusal) -> None:
         self._totals.claims_refused[why.name.lower()] += 1
 
-    def _was_released(self, name: str, digests: LeaseDigests) -> bool:
-        return any((name, digests) in known for known in self._released.values())
-
     def warn_of(self, cluster_id: int, version: str) -> None:
         """A peer of an older version cannot tell which blocks it pulls, or keeps. Say so once for each peer."""
         if cluster_id not in self._warned:
@@ -366,66 +317,40 @@ class BlockLeases:
         _remember(self._warned, cluster_id)
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
-        """``patience``: seconds in which a lease that is not known may come to be."""
+        """``patience``: seconds in which a lease that is not known may come to be, as the peer wishes; this end's limit is
+        ``EARLY_CLAIM_SECONDS``."""
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
-        elif any(
-            wanted == name and known.is_of(claim.peer, claim.call) for known, wanted in self._early_of(claim.peer)
-        ):
+        elif self._early.is_known(claim):
             return  # it comes again, and the first one waits
-        elif (
-            name in self._past
-            or self._was_released(name, claim.digests)
-            or not patience
-            or len(self._early.get(claim.peer, ())) >= MAX_EARLY
-        ):
+        elif name in self._past or (name, claim.digests) in self._released or not patience:
+            claim.answer(False)
+        elif not self._early.has_room(claim.peer):
+            self._totals.budget_refusals[Budget.EARLY_CLAIMS.value] += 1
             claim.answer(False)
         else:
-            self._early.setdefault(claim.peer, {})[claim] = name
-            claim.within(patience, lambda: self._too_early(claim))
-
-    def _early_of(self, peer: object) -> list[tuple[PeerClaim, str]]:
-        return list(self._early.get(peer, {}).items())
-
-    def _too_early(self, claim: PeerClaim) -> None:
-        self._forget(claim)
-        claim.answer(False)
+            self._early.add(name, claim, patience)
 
     def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
         """See :meth:`BlockLease.unclaim`."""
-        for claim in [claim for claim in self._early.get(peer, ()) if claim.is_of(peer, call)]:
-            self._forget(claim)
+        self._early.drop(peer, call)
         lease = self._lasting.get(name)
         if lease is not None:
             lease.unclaim(peer, call, why, digests)
         elif why is not None:
-            _remember(self._released.setdefault(peer, OrderedDict()), (name, digests))
+            self._released.add(peer, (name, digests))
 
     def peer_gone(self, peer: object) -> None:
         """Nothing of that peer's pulls any more."""
-        self._forget_all(peer)
-        for known in self._released.pop(peer, ()):
-            _remember(self._released.setdefault(None, OrderedDict()), known)
+        self._early.peer_gone(peer)
+        self._released.peer_gone(peer)
         for lease in list(self._lasting.values()):
             lease.peer_gone(peer)
 
-    def _forget(self, claim: PeerClaim) -> None:
-        """It waits no more for its lease."""
-        claim.settled()
-        claims = self._early[claim.peer]
-        del claims[claim]
-        if not claims:
-            del self._early[claim.peer]
-
-    def _forget_all(self, peer: object) -> None:
-        for claim in list(self._early.get(peer, ())):
-            self._forget(claim)
-
     def end(self) -> None:
         """The cluster is finalized: nothing is kept."""
-        for peer in list(self._early):
-            self._forget_all(peer)
+        self._early.end()
         for lease in list(self._lasting.values()):
             lease.end()
 

@@ -27,12 +27,13 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.block_leases import LeaseEnd, PeerClaim
+from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
+from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester

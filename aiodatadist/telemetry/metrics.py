@@ -57,6 +57,9 @@ CLUSTER: Final = {
     "aiodatadist_claims_refused": Metric(
         "counter", "Pulls of leases that named other blocks or another prompt.", ("reason",)
     ),
+    "aiodatadist_budget_refusals": Metric(
+        "counter", "Requests that were refused because their peer had too much under way.", ("limit",)
+    ),
     "aiodatadist_caches": Metric("gauge", "Caches that are registered or allocated."),
     "aiodatadist_pool_bytes": Metric("gauge", "Memory pools: used and free add up to all.", ("placement", "state")),
     "aiodatadist_pool_pinned_bytes": Metric("gauge", "Used bytes that transfers or peers may touch.", ("placement",)),

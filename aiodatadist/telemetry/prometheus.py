@@ -25,6 +25,7 @@ from aiodatadist.link.session import LINK_CAUSES
 from aiodatadist.link.state import LinkState
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
 from aiodatadist.values.digests import Refusal
+from aiodatadist.values.peer_budget import Budget
 
 try:
     from prometheus_client.metrics_core import (
@@ -218,6 +219,7 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.add_each("aiodatadist_leases_ended", figures.leases_ended, [end.value for end in LeaseEnd], *which)
     refusals = [why.name.lower() for why in Refusal]
     sheet.add_each("aiodatadist_claims_refused", figures.claims_refused, refusals, *which)
+    sheet.add_each("aiodatadist_budget_refusals", figures.budget_refusals, [limit.value for limit in Budget], *which)
     sheet.add("aiodatadist_caches", figures.caches, *which)
     for placement, usage in figures.pools.items():
         sheet.add("aiodatadist_pool_bytes", usage.total - usage.free, *which, placement, "used")

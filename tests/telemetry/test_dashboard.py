@@ -97,6 +97,7 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
     """What is not asked for is said here, so that a new metric is either shown or listed."""
     asked = {SAMPLES[name][0] for _, query in QUERIES for name, _ in selectors(query)}
     assert METRICS.keys() - asked == NIXL.keys() | {
+        "aiodatadist_budget_refusals",
         "aiodatadist_caches",
         "aiodatadist_claims_refused",
         "aiodatadist_leases_opened",

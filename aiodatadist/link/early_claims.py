@@ -1,0 +1,106 @@
+"""What peers say of leases that do not exist yet: each peer has its own share, and everything is found by key.
+
+A message costs the same whatever its peer, and others, sent before: no walk over what is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.values import peer_budget
+
+Known = TypeVar("Known", bound=Hashable)
+
+
+class EarlyClaims:
+    """Claims that wait for their lease. ``len()`` is how many."""
+
+    def __init__(self) -> None:
+        self._claims: dict[object, dict[int, tuple[str, PeerClaim]]] = {}  # by peer and number
+        self._by_name: dict[str, dict[PeerClaim, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._claims.values()))
+
+    def is_known(self, claim: PeerClaim) -> bool:
+        """A claim of this peer and number waits."""
+        return claim.call in self._claims.get(claim.peer, ())
+
+    def has_room(self, peer: object) -> bool:
+        return len(self._claims.get(peer, ())) < peer_budget.EARLY_CLAIMS
+
+    def add(self, name: str, claim: PeerClaim, patience: float) -> None:
+        """Keep a claim for ``patience`` seconds, at most ``EARLY_CLAIM_SECONDS``; then answer that there is no lease."""
+
+        def too_early() -> None:
+            self.drop(claim.peer, claim.call)
+            claim.answer(False)
+
+        self._claims.setdefault(claim.peer, {})[claim.call] = name, claim
+        self._by_name.setdefault(name, {})[claim] = None
+        claim.within(min(patience, peer_budget.EARLY_CLAIM_SECONDS), too_early)
+
+    def take(self, name: str) -> list[PeerClaim]:
+        """The claims that waited for a lease of this name, in the order in which they came."""
+        claims = list(self._by_name.get(name, ()))
+        for claim in claims:
+            self.drop(claim.peer, claim.call)
+        return claims
+
+    def drop(self, peer: object, call: int) -> None:
+        """Forget a claim, if there is one, without an answer."""
+        claims = self._claims.get(peer)
+        if claims is None or call not in claims:
+            return
+        name, claim = claims.pop(call)
+        claim.settled()
+        if not claims:
+            del self._claims[peer]
+        del self._by_name[name][claim]
+        if not self._by_name[name]:
+            del self._by_name[name]
+
+    def peer_gone(self, peer: object) -> None:
+        for call in list(self._claims.get(peer, ())):
+            self.drop(peer, call)
+
+    def end(self) -> None:
+        for peer in list(self._claims):
+            self.peer_gone(peer)
+
+
+class ReleasedNames(Generic[Known]):
+    """What peers released before it came to be. Of each peer the youngest ``RELEASED_NAMES`` are kept, and of all peers that
+    are gone together ``RELEASED_BY_GONE``. ``len()`` is how many."""
+
+    def __init__(self) -> None:
+        self._of_peers: dict[object, OrderedDict[Known, None]] = {}  # None: of those gone
+        self._times: Counter[Known] = Counter()  # how many peers released it
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __contains__(self, known: Known) -> bool:
+        return known in self._times
+
+    def add(self, peer: object, known: Known) -> None:
+        names = self._of_peers.setdefault(peer, OrderedDict())
+        if known not in names:
+            names[known] = None
+            self._times[known] += 1
+        if len(names) > (peer_budget.RELEASED_BY_GONE if peer is None else peer_budget.RELEASED_NAMES):
+            self._forget(names.popitem(last=False)[0])
+
+    def _forget(self, known: Known) -> None:
+        self._times[known] -= 1
+        if not self._times[known]:
+            del self._times[known]
+
+    def peer_gone(self, peer: object) -> None:
+        """Keep its names among those of peers that are gone."""
+        for known in self._of_peers.pop(peer, ()):
+            self.add(None, known)
+            self._forget(known)

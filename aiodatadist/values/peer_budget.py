@@ -1,0 +1,40 @@
+"""What one proved peer may have under way, or have kept for it: one table, with the reason for each number.
+
+Each limit is a peer's own. A peer that is at a limit is refused, or waits for its own earlier requests; others are
+unaffected. Refusals are counted under the limit's name, in ``Figures.budget_refusals``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Budget(StrEnum):
+    """The limits that refuse, by the names under which refusals are counted."""
+
+    EARLY_CLAIMS = "early_claims"
+    WANTS = "wants"
+    WANT_BLOCKS = "want_blocks"
+    CHECKSUM_BYTES = "checksum_bytes"
+
+
+EARLY_CLAIMS = 256
+"""Claims of leases that are not known yet: as many as a decode engine begins requests in one step. Each keeps a timer."""
+EARLY_CLAIM_SECONDS = 60.0
+"""Seconds for which such a claim is kept at most, whatever patience the peer asks for. A prefill engine finishes a request
+within that, or its peer claims once more."""
+RELEASED_NAMES = 256
+"""Leases that a peer released before they came to be, and that are refused when they do: as many as it may claim early."""
+RELEASED_BY_GONE = 4096
+"""The same of all peers together whose links have ended: of sixteen such peers."""
+WANTS = 1024
+"""Pushes that a peer may ask for at a time, and others that it has begun to ask for: four times the requests of a step."""
+WANT_BLOCKS = 1 << 20
+"""Numbers of blocks in them, 32 MiB of Python's integers: 1024 for each."""
+CHECKSUM_CACHES = 4
+"""Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
+compared while two more arrive."""
+LOOK_UPS = 8
+"""Look-ups of host names for a peer at a time. It has one address at a time: the others are of earlier attempts."""
+ALL_LOOK_UPS = 64
+"""Look-ups for all peers: each takes a thread."""
