@@ -16,6 +16,7 @@ from typing import Any
 
 from aiodatadist.concurrency.threads import DaemonThread
 from aiodatadist.values.addresses import is_address
+from aiodatadist.values.foreign import printable
 
 AT_A_TIME = 64
 """Names that are looked up: each takes a thread."""
@@ -112,5 +113,5 @@ def _looked_up(host: str) -> list[str] | OSError:
     except OSError as error:
         return error
     except Exception as error:
-        return socket.gaierror(socket.EAI_FAIL, f"the name service failed with {error!r}")
+        return socket.gaierror(socket.EAI_FAIL, f"the name service failed with {printable(repr(error))}")
     return list(dict.fromkeys(addresses)) or socket.gaierror(socket.EAI_NONAME, "the name has no address")

@@ -26,6 +26,7 @@ from aiodatadist.cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist.errors import AuthError, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
 from aiodatadist.link import DRAIN_TIMEOUT, Connection, Link, channel_name
 from aiodatadist.values.addresses import host_port
+from aiodatadist.values.foreign import printable
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import Connect, Ping, Pong
 
@@ -204,7 +205,7 @@ class LinkInitiator:
                 attempt.error = error
         except Exception as error:
             logger.debug("cluster %d: cluster %d was not linked", self._engine.cluster_id, cluster_id, exc_info=True)
-            attempt.error = LinkError(f"cluster {cluster_id} was not linked: {error!r}")
+            attempt.error = LinkError(f"cluster {cluster_id} was not linked: {printable(repr(error))}")
             attempt.error.__cause__ = error
         finally:
             if not is_linked and attempt.error is None:  # out of time, or the engine stops

@@ -13,6 +13,7 @@ from aiodatadist.link.leased_pull import KeptBlocks
 from aiodatadist.link.link import Link
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.values.foreign import printable
 
 Begin = Callable[[Link], TransferCompletion]
 
@@ -147,7 +148,7 @@ class AwaitedLink:
         except LLMException as error:
             waiting.fail(error)
         except Exception as error:
-            failure = InternalError(f"it could not begin: {error!r}", peer=link.cluster_id)
+            failure = InternalError(f"it could not begin: {printable(repr(error))}", peer=link.cluster_id)
             failure.__cause__ = error
             waiting.fail(failure)
 

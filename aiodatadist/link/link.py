@@ -458,7 +458,10 @@ class Link(Session):
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:
-                self._end(LinkError(f"the link to cluster {self.cluster_id} failed: {error!r}"), LinkState.BROKEN)
+                self._end(
+                    LinkError(f"the link to cluster {self.cluster_id} failed: {printable(repr(error))}"),
+                    LinkState.BROKEN,
+                )
             raise
         finally:
             self._tasks = None

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from aiodatadist.adapters.lmcache.buffers import bytes_of
 from aiodatadist.adapters.value_service import ValueService, ValueSettings, short
+from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
             told = RemoteMetadata.deserialize(bytes(header))
             made = self._allocator.allocate(told.shapes, told.dtypes, told.fmt)
         except (ValueError, KeyError) as error:
-            logger.warning("a chunk's header is not understood: %s", error)
+            logger.warning("a chunk's header is not understood: %s", printable(error))
             return None
         if made is not None and len(bytes_of(made)) != told.length:
             made.ref_count_down()

@@ -52,7 +52,7 @@ from aiodatadist.context_caching.pools.mooncake.store import (
     WRONG_LENGTH,
 )
 from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
-from aiodatadist.values.foreign import read_foreign
+from aiodatadist.values.foreign import printable, read_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -386,7 +386,7 @@ class MooncakePool(KVPool):
         try:
             await self._calls.run(batch.peer, called, partial(self._over, batch), partial(self._ask, "/health"), WATCH)
         except Refused as refused:
-            logger.debug("%s", refused)
+            logger.debug("%s", printable(refused))
             batch.codes = [REFUSED] * len(batch.keys)
 
     # ---- what becomes of keys ----

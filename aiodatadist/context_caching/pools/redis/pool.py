@@ -442,7 +442,9 @@ class RedisPool(KVPool):
             try:
                 self._view = parse_nodes(text.decode(), node.host)
             except (AttributeError, IndexError, ValueError) as error:
-                raise PoolUnreachable(f"redis at {node.name} does not say who is in its cluster: {error}") from error
+                raise PoolUnreachable(
+                    printable(f"redis at {node.name} does not say who is in its cluster: {error}")
+                ) from error
             owners = set(self._view.owners)
             self._seen, self._is_doubtful = anyio.current_time(), owners == {None}
             for address in self._nodes.keys() - owners:
