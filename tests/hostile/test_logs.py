@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
+import anyio
 import pytest
 
 from aiodatadist import LeaseTicket, LLMClusterInfo, LLMConfig, LLMException, ParamInvalid, new_lease_name
@@ -22,6 +23,8 @@ from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.cluster import host_names
+from aiodatadist.context_caching import open_pool
+from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.testing import linked_pair, open_cluster
 from aiodatadist.values.foreign import SHOWN
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, encode, sealed
@@ -177,6 +180,33 @@ async def test_what_a_name_service_says_is_printable(log: Log, monkeypatch: pyte
         results = await cluster.datadist.link_clusters([info], 5000)
     assert results.errors[0] is not None
     assert all(" " <= char <= "~" for char in str(results.errors[0]))
+
+
+@pytest.mark.parametrize("reply", [b"-ERR ", b"-NOAUTH ", b"-MOVED 1 ", b"$", b"*", b"", b"-LOADING "], ids=repr)
+async def test_what_a_pools_server_says_is_printable(log: Log, reply: bytes) -> None:
+    pytest.importorskip("redis")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            writer.write(reply + LINES.replace("\r\n", " ").encode() * 20 + b"\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises((PoolUnreachable, PoolTimeout)) as refused:
+            await asked(f"redis://127.0.0.1:{port}")
+    assert all(" " <= char <= "~" for char in str(refused.value)), str(refused.value)
+    assert len(str(refused.value)) <= LONGEST
+
+
+async def asked(url: str) -> None:
+    """Raises what a context cache makes of a pool that cannot be opened, or does not answer."""
+    pool = await open_pool(url)
+    try:
+        await pool.exists_many([PoolKey("space", "node", "key")], deadline=anyio.current_time() + 5)
+    finally:
+        await pool.aclose()
 
 
 # ---- an adapter's engine ----

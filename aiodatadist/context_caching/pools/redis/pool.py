@@ -169,7 +169,7 @@ class RedisPool(KVPool):
             raise PoolRefused(str(error)) from error
         except NodeDown as error:
             raise (PoolRefused if isinstance(error.__cause__, REFUSALS) else PoolUnreachable)(str(error)) from error
-        refusal = None if isinstance(info, bytes) else str(info)
+        refusal = None if isinstance(info, bytes) else printable(info)
         is_cluster = isinstance(info, bytes) and b"cluster_enabled:1" in info
         if refusal is None and wanted is not None and wanted != is_cluster:
             refusal = f"it is {'' if is_cluster else 'not '}part of a cluster: see ?cluster="

@@ -47,7 +47,7 @@ class OtherLength(NamedTuple):
 
 
 class ResponseError(Exception):
-    """The server's refusal, in its own words."""
+    """The server's refusal, in its own words, as far as they are printable and short."""
 
 
 class Request(NamedTuple):
@@ -284,7 +284,7 @@ class Exchange(asyncio.BufferedProtocol):
 
     def _reply(self, reply: Reply) -> None:
         if not self._places and isinstance(reply, ResponseError):
-            self._farewell = printable(reply)
+            self._farewell = str(reply)
             self._transport.abort()
             return
         self._places.popleft()
@@ -302,7 +302,7 @@ def _simple(line: bytes) -> Reply:
     if kind == b":":
         return int(rest)
     if kind == b"-":
-        return ResponseError(rest.decode(errors="replace"))
+        return ResponseError(printable(rest.decode(errors="replace")))
     if line == b"$-1":
         return None
     raise ValueError(f"a line that begins with {line[:16]!r}")
