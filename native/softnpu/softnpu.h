@@ -32,7 +32,7 @@
  *                          roce: HcclBatchGet and HcclBatchPut post their items into the connection's queue at once, the stream
  *                          only rings a doorbell, which starts whatever was posted before it. One flag per connection
  *                          tells that a batch ended; an abort takes nothing back that was posted; a failed request ends
- *                          the connection; 510 unanswered requests make the next call wait (HCCL_CONNECT_TIMEOUT)
+ *                          the connection, and wakes no stream that waits (HCCL_EXEC_TIMEOUT); 510 unanswered requests make the next call wait (HCCL_CONNECT_TIMEOUT)
  *   SOFTNPU_COPIERS        threads that share a copy of some hundred KiB and more: 1 to 64; without it four, or the processors
  *                            that this process may use, if they are fewer
  *   SOFTNPU_RENDEZVOUS     a folder of at most 50 characters in which processes meet that are in several network namespaces,

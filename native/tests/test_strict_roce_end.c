@@ -48,6 +48,12 @@ TEST(test_nothing_lands_after_the_communicator_was_destroyed)
         run_roce(nothing_lands);
 }
 
+/* [src transport_roce_mem.cc:606-620, heartbeat.cc:1636: only HCCL's heartbeat thread reads error completions] */
+static bool is_silent(aclrtStream stream)
+{
+    return aclrtSynchronizeStreamWithTimeout(stream, 50) == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT;
+}
+
 static void freed(uint32_t rank, int other)
 {
     roce_end end = open_end(rank, other);
@@ -61,15 +67,15 @@ static void freed(uint32_t rank, int other)
         CHECK_OK(aclrtFree(end.spare));
         end.spare = NULL;
         CHECK_OK(get(&end, end.free, 0, 0, 64));            /* rings the doorbell for it */
-        CHECK_ERR(aclrtSynchronizeStream(end.free), ACL_ERROR_RT_PARAM_INVALID);
+        CHECK(is_silent(end.free));
         CHECK_OK(get(&end, end.free, 0, 0, 64));            /* its own memory is fine, the connection is not */
-        CHECK_ERR(aclrtSynchronizeStream(end.free), ACL_ERROR_RT_PARAM_INVALID);
+        CHECK(is_silent(end.free));
         CHECK(all_are(end.mine, 64, 0));
     }
     close_end(&end);
 }
 
-TEST(test_memory_freed_meanwhile_fails_the_request_and_that_ends_the_connection)
+TEST(test_memory_freed_meanwhile_fails_the_request_and_that_ends_the_connection_silently)
 {
     run_roce(freed);
 }
@@ -82,9 +88,9 @@ static void peer_dies(uint32_t rank, int other)
         raise(SIGKILL);
     CHECK_EQ(recv(other, &token, 1, 0), 0);                 /* it is gone */
     CHECK_OK(get(&end, end.free, 0, 0, 64));
-    CHECK_ERR(aclrtSynchronizeStream(end.free), ACL_ERROR_RT_SUSPECT_REMOTE_ERROR);
+    CHECK(is_silent(end.free));
     CHECK_OK(put(&end, end.gated, 0, 0, 64));
-    CHECK_ERR(aclrtSynchronizeStream(end.gated), ACL_ERROR_RT_SUSPECT_REMOTE_ERROR);
+    CHECK(is_silent(end.gated));
     CHECK_OK(HcclCommDestroy(end.comm));
     CHECK_OK(HcclDeregisterGlobalMem(end.handle));
     CHECK_OK(aclrtDestroyStream(end.gated));
@@ -93,7 +99,7 @@ static void peer_dies(uint32_t rank, int other)
     CHECK_OK(aclrtFree(end.mine));
 }
 
-TEST(test_a_peer_that_died_ends_every_wait)
+TEST(test_a_peer_that_died_wakes_no_stream)
 {
     setenv("SOFTNPU_STRICT", "roce", 1);
     run_mortals(peer_dies);
@@ -103,7 +109,7 @@ int main(void)
 {
     RUN(test_a_destroyed_communicators_requests_are_gone);
     RUN(test_nothing_lands_after_the_communicator_was_destroyed);
-    RUN(test_memory_freed_meanwhile_fails_the_request_and_that_ends_the_connection);
-    RUN(test_a_peer_that_died_ends_every_wait);
+    RUN(test_memory_freed_meanwhile_fails_the_request_and_that_ends_the_connection_silently);
+    RUN(test_a_peer_that_died_wakes_no_stream);
     return check_done();
 }

@@ -160,7 +160,7 @@ async def layer_behind_a_failed_one() -> None:
         first = channels.current
         synchronizer = AwaitableLayerSynchronizer(2)
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=1500@1;HcclBatchPut:exec=507053@1")
+            soft_fault("HcclBatchGet:delay=1500@1;HcclBatchPut:fail=4@1")
             other = manager_there.pull_blocks(BlocksCacheKey(1), theirs, [3], [3])  # keeps the channel open
             config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
             task = manager.transfer_cache_async(mine, synchronizer, [config], [5], [5])
@@ -170,7 +170,7 @@ async def layer_behind_a_failed_one() -> None:
                     await anyio.sleep(0.001)
                 assert not other.done()
                 synchronizer.ready(1)
-                assert await task.get_results() == [LLMStatusCode.LLM_DEVICE_MEM_ERROR]
+                assert await task.get_results() == [LLMStatusCode.LLM_FAILED]
                 await other
         assert [done.layer_index async for done in task.progress()] == []
 

@@ -58,7 +58,7 @@ class StepReport(_Model):
 
     Attributes:
         step: its number; a letter follows where a step has two children.
-        decides: the prediction (B1 to B19 in docs/npu.md) that it decides; empty: none.
+        decides: the prediction (B1 to B20 in docs/npu.md) that it decides; empty: none.
         ending: how its child process ended, and ``status`` with which exit code, or by which signal if negative.
         said: the last words of the child on stderr where it did not finish.
     """

@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         alone: what is done with one device; ``together``: with two. One of them.
-        decides: the prediction (B1 to B19) that it decides.
+        decides: the prediction (B1 to B20) that it decides.
         limit: seconds after which its processes are killed.
     """
 

@@ -22,13 +22,14 @@ static hccl_request *request_at(hccl_queue_pair *pair, uint64_t number)
     return &pair->ring[number % HCCL_QUEUE_DEPTH];
 }
 
-/* Locked. The first failure is the connection's: what is in the queue, and what comes, is answered without being done. */
+/* Locked. The first failure is the connection's: what is in the queue, and what comes, is answered without being done. No fence
+ * sets the flag any more, and nothing else wakes a stream that waits for it: a request's error is seen by HCCL's heartbeat thread
+ * alone. [src transport_roce_mem.cc:606-620, heartbeat.cc:1636] */
 static void fail(hccl_queue_pair *pair, aclError code, const char *text)
 {
     if (!pair->failure) {
         pair->failure = code;
         snprintf(pair->failure_text, sizeof pair->failure_text, "%s", text);
-        hccl_flag_break(pair->flag);
     }
     pair->done = pair->started = pair->posted;
     pthread_cond_broadcast(&pair->room);
@@ -132,6 +133,7 @@ void hccl_queue_pair_end(hccl_queue_pair *pair)
     bool first = !pair->ended;
     pair->ended = true;
     fail(pair, ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "the communicator was destroyed, or its link replaced");
+    hccl_flag_break(pair->flag);
     pthread_cond_broadcast(&pair->work);
     pthread_mutex_unlock(&pair->lock);
     if (first)

@@ -8,7 +8,7 @@
  *   hccl_doorbell.c     the two tasks that a stream gets                    hccl_post.c       a batch, item by item
  *
  * Its lock comes after the communicator's. Where a failed request leaves the connection: nothing of it is carried out any
- * more, and every wait for its flag ends with that failure.                                                             */
+ * more, and every wait for its flag lasts until HCCL_EXEC_TIMEOUT, an abort, or the end of the communicator.                                                             */
 #pragma once
 #include "hccl_soft.h"
 #include "runtime.h"
