@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aiodatadist.concurrency.byte_budget import ByteBudget
+from aiodatadist.context_caching.pools.turns import Turns
 
 HEAD: Final = 256
 BEHIND: Final = 16
@@ -69,6 +70,7 @@ class Buffers:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._budget = ByteBudget(capacity)
+        self._turns = Turns()
         self._kept: dict[int, list[Any]] = {}  # by size; no list is empty
         self._kept_bytes = 0
 
@@ -85,8 +87,7 @@ class Buffers:
         await self._budget.take(nbytes)
         lent: list[Buffer] = []
         try:
-            for size in sizes:
-                lent.append(Buffer(self, self._memory(size), size))
+            await self._turns.make(lambda size: Buffer(self, self._memory(size), size), sizes, lent, at_once=1)
         except BaseException:
             self._budget.give(sum(sizes[len(lent) :]))
             for buffer in lent:

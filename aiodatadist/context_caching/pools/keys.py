@@ -16,14 +16,18 @@ except ImportError as missing:
 _ESCAPES: Final = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 
 
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES) if "%" in text or "{" in text or "}" in text else text  # most need no escape
+
+
 def tag(key: PoolKey) -> str:
     """A distribute key between braces. Never empty, since Redis does not take an empty one for a hash tag."""
-    return f"{{{key.distribute_key.translate(_ESCAPES) or '%'}}}"  # nothing else is escaped to a lone percent sign
+    return f"{{{_escaped(key.distribute_key) or '%'}}}"  # nothing else is escaped to a lone percent sign
 
 
 def group(key: PoolKey) -> str:
     """What all attribute keys of one distribute key and namespace have in common."""
-    return f"{key.namespace.translate(_ESCAPES)}:{tag(key)}"
+    return f"{_escaped(key.namespace)}:{tag(key)}"
 
 
 def flat(key: PoolKey) -> str:

@@ -61,11 +61,17 @@ class Account:
     options: Mapping[str, Any]
     is_tls: bool
     connections: int
+    _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
 
     def wire(self, host: str, port: int) -> Wire:
         """Raises TypeError: redis-py does not know an option."""
+        if (host, port) not in self._settings:  # to make them takes some milliseconds
+            self._settings[host, port] = self._new_settings(host, port)
+        return Wire(self._settings[host, port])
+
+    def _new_settings(self, host: str, port: int) -> Connection:
         kind = SSLConnection if self.is_tls else Connection
-        settings = kind(
+        return kind(
             host=host,
             port=port,
             **self.options,
@@ -75,7 +81,6 @@ class Account:
             health_check_interval=0,
             retry=Retry(NoBackoff(), 0),
         )
-        return Wire(settings)
 
 
 class Node:

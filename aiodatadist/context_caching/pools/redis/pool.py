@@ -14,10 +14,9 @@ import logging
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -64,10 +63,13 @@ from aiodatadist.context_caching.pools.redis.resp import (
     request,
     storing,
 )
-from aiodatadist.context_caching.pools.redis.tls_port import SpeaksTLS, or_tls
+from aiodatadist.context_caching.pools.redis.tls_port import SpeaksTLS, check_tls_options, or_tls
+from aiodatadist.context_caching.pools.turns import Turns
 from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
 
 OPTIONS: Final = frozenset({"cluster", "connections", "memory"})
 SILENT: Final = frozenset(
@@ -88,8 +90,6 @@ SILENT: Final = frozenset(
     }
 )
 """Options of redis-py that are ours to decide."""
-TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""Options of redis-py that name a file. If there is none, it says so without the name, and only when it connects."""
 LEAST: Final = 1 << 20
 """Bytes of memory that a pool needs for values on their way."""
 ASKED: Final = 4
@@ -138,6 +138,7 @@ class RedisPool(KVPool):
         self._is_doubtful = is_cluster
         self._learning = anyio.Lock(fast_acquire=True)
         self._buffers = Buffers(memory)
+        self._turns = Turns()
         self._is_closed = False
         self.refusals = Refusals()
         self._refusing: dict[str, str] = {}  # servers that refused to write, each with a key that it refused
@@ -197,7 +198,8 @@ class RedisPool(KVPool):
         try:
             lending.same_length(keys, stages, "stages")
             buffers = [_buffer(stage) for stage in stages]
-            requests = [storing(flat(key), buffer) for key, buffer in zip(keys, buffers, strict=True)]
+            pairs = zip(keys, buffers, strict=True)
+            requests = await self._prepared(lambda pair: storing(flat(pair[0]), pair[1]), pairs, deadline, "put")
             for buffer in buffers:
                 buffer.is_idle = False
             replies = await self._run(requests, deadline, "put")
@@ -219,7 +221,8 @@ class RedisPool(KVPool):
             buffers = await self._buffers.lend([size for size, fit in zip(sizes, fits, strict=True) if fit])
         wanted = [key for key, fit in zip(keys, fits, strict=True) if fit]
         try:
-            requests = [reading(flat(key), buffer) for key, buffer in zip(wanted, buffers, strict=True)]
+            pairs = zip(wanted, buffers, strict=True)
+            requests = await self._prepared(lambda pair: reading(flat(pair[0]), pair[1]), pairs, deadline, "get")
             replies = await self._run(requests, deadline, "get")
             self._note_refusals("get", requests, replies)
         except BaseException:
@@ -231,14 +234,16 @@ class RedisPool(KVPool):
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
         exists = keyed("EXISTS")
-        replies = await self._run([exists(flat(key)) for key in keys], deadline, "exists", at_once=True)
+        requests = await self._prepared(lambda key: exists(flat(key)), keys, deadline, "exists")
+        replies = await self._run(requests, deadline, "exists", at_once=True)
         if refused := [reply for reply in replies if isinstance(reply, ResponseError)]:
             logger.warning("%d of %d keys count as absent: %s", len(refused), len(keys), _in_words(refused))
         return [reply == 1 for reply in replies]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         unlink = keyed("UNLINK")
-        replies = await self._run([unlink(flat(key)) for key in keys], deadline, "remove", at_once=True)
+        requests = await self._prepared(lambda key: unlink(flat(key)), keys, deadline, "remove")
+        replies = await self._run(requests, deadline, "remove", at_once=True)
         if failed := [reply for reply in replies if not isinstance(reply, int)]:  # they may be found again
             raise PoolUnreachable(f"{len(failed)} of {len(keys)} keys were not removed: {_in_words(failed)}")
         return sum(reply == 1 for reply in replies)
@@ -313,6 +318,15 @@ class RedisPool(KVPool):
             await node.aclose()
 
     # ---- requests to where their keys are ----
+
+    async def _prepared(
+        self, make: Callable[[S], Request], items: Iterable[S], deadline: float, what: str
+    ) -> list[Request]:
+        """Make the requests of a call when its turn has come. Raises PoolTimeout."""
+        made: list[Request] = []
+        with lending.until(deadline, f"redis: preparing {what}"):
+            await self._turns.make(make, items, made)
+        return made
 
     async def _run(self, requests: list[Request], deadline: float, what: str, *, at_once: bool = False) -> list[Any]:
         """A reply for each request; a ``NodeDown`` where its server is gone, a ``ResponseError`` where it refused.
@@ -501,7 +515,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
         raise ValueError(
             f"option {name} is not for the URL: deadlines, retries, bytes and what is said on a connection are the pool's"
         )
-    _check_tls(options, is_tls=is_tls)
+    check_tls_options(options, is_tls=is_tls)
     cluster = address.options.get("cluster")
     if cluster not in {None, "yes", "no", "true", "false"}:
         raise ValueError(f"cluster is {cluster!r}: it has to be yes or no")
@@ -519,20 +533,6 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
             raise ValueError(f"option {unknown[1]} is unknown: the options are {known}") from error
         raise ValueError(f"redis-py refuses an option of the URL: {error}") from error
     return account, address.host, address.port, memory, wanted
-
-
-def _check_tls(options: Mapping[str, Any], *, is_tls: bool) -> None:
-    """Raises ValueError: options of TLS without it, or a file that is none."""
-    for name, value in options.items():
-        if name.startswith("ssl_") and not is_tls:
-            raise ValueError(f"option {name} is of TLS: the URL has to begin with rediss://")
-        if name in TLS_FILES:
-            try:
-                Path(value).open("rb").close()
-            except OSError as error:
-                raise ValueError(
-                    f"{name} is {value!r}: it has to be a file that can be read ({error.strerror})"
-                ) from error
 
 
 def _buffer(stage: Stage) -> Buffer:

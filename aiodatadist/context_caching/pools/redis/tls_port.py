@@ -1,15 +1,16 @@
-"""Recognise a port that expects TLS when a URL without TLS names it.
+"""TLS in a URL: options that belong to it, and a port that expects it although the URL does not.
 
-Such a server takes the first command for the beginning of a TLS record. Some reset the connection, some send an alert, and
-some wait for the rest of the record, until the caller's time is over.
+Without TLS such a server takes the first command for the beginning of a TLS record. Some reset the connection, some send
+an alert, and some wait for the rest of the record, until the caller's time is over.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -22,6 +23,8 @@ QUIET_SECONDS: Final = 1.0
 """Seconds without an answer after which a server is asked whether it speaks TLS."""
 HELLO_SECONDS: Final = 2.0
 """Seconds that it has for the answer to that."""
+TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Options of redis-py that name a file. If there is none, it says so without the name, and only when it connects."""
 RECORDS: Final = (b"\x16\x03", b"\x15\x03")
 """How a record of TLS begins: a handshake, or an alert."""
 
@@ -80,3 +83,17 @@ async def speaks_tls(host: str, port: int) -> bool:
                     said += await stream.receive(len(RECORDS[0]))
                 return said.startswith(RECORDS)
     return False
+
+
+def check_tls_options(options: Mapping[str, Any], *, is_tls: bool) -> None:
+    """Raises ValueError: options of TLS without it, or a file that is none."""
+    for name, value in options.items():
+        if name.startswith("ssl_") and not is_tls:
+            raise ValueError(f"option {name} is of TLS: the URL has to begin with rediss://")
+        if name in TLS_FILES:
+            try:
+                Path(value).open("rb").close()
+            except OSError as error:
+                raise ValueError(
+                    f"{name} is {value!r}: it has to be a file that can be read ({error.strerror})"
+                ) from error
