@@ -18,13 +18,13 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodatadist import new_lease_name, prompt_digest
+from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.cluster import dial, host_names
-from tests.hostile.vllm_names import both_halves
+from tests.hostile.vllm_names import both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
@@ -385,3 +385,40 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
     ]
     assert scheduler.side.take_counters() == {"offer_elsewhere": 258}
     assert scheduler.side.take_counters() == {}
+
+
+# ---- SGLang's requests ----
+
+
+@pytest.mark.parametrize(
+    ("address", "is_asked"),
+    [
+        ("127.0.0.1:8998", True),
+        ("[::1]:8998", True),
+        ("localhost:8998", True),
+        *((f"{host}:{port}", False) for host, port in ELSEWHERE),
+        ("127.0.0.1", False),
+        (f"127.0.0.1:{LINES}", False),
+        (f"{LINES}:8998", False),
+        (":8998", False),
+        ("", False),
+    ],
+)
+def test_a_request_sends_no_engine_to_a_bootstrap_server_that_is_none_of_peers(
+    address: str, is_asked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[tuple[str, int]] = []
+    with sglang_manager() as module:
+        manager = object.__new__(module.AioDataDistKVManager)
+
+        def ask(host: str, port: int, *_: Any) -> Any:
+            asked.append((host, port))
+            raise ParamInvalid("not from a test")
+
+        manager._peers, manager._asks = Settings().allowed_peers(), SimpleNamespace(ask=ask)
+        manager.prefill_info_table = {}
+        assert manager.try_ensure_parallel_info(address) is False
+    assert bool(asked) == is_asked
+    (line,) = caplog.messages
+    assert len(line) <= 400
+    assert all(" " <= char <= "~" for char in line)

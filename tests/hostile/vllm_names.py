@@ -1,6 +1,7 @@
-"""The names of vLLM's that the scheduler's half and its orders use, where vLLM is not installed.
+"""The names of engines' that adapters use, where the engines are not installed.
 
-What is tested is this project's own code: of vLLM it takes two base classes and the ends of a request.
+What is tested is this project's own code: it takes two base classes and the ends of a request of vLLM's, and a base class of
+SGLang's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 
 import aiodatadist.adapters
 
+SGLANG, SGLANG_BASE = "aiodatadist.adapters.sglang", "sglang.srt.disaggregation.base.conn"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 ADAPTER = "aiodatadist.adapters.vllm"
 
@@ -45,4 +47,23 @@ def both_halves() -> Iterator[SimpleNamespace]:
     finally:
         for name in set(sys.modules) - before:
             if name.startswith((ADAPTER, "vllm.")):
+                del sys.modules[name]
+
+
+@contextmanager
+def sglang_manager() -> Iterator[ModuleType]:
+    """The module of SGLang's manager, likewise."""
+    before = set(sys.modules)
+    if importlib.util.find_spec("sglang") is None:
+        base = ModuleType(SGLANG_BASE)
+        base.BaseKVManager = type("BaseKVManager", (), {})  # type: ignore[attr-defined]
+        sys.modules[SGLANG_BASE] = base
+    package = ModuleType(SGLANG)
+    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "sglang")]
+    sys.modules.setdefault(SGLANG, package)
+    try:
+        yield import_module(f"{SGLANG}.manager")
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith((SGLANG, "sglang.")):
                 del sys.modules[name]
