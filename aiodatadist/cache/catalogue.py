@@ -7,14 +7,17 @@ from array import array
 import anyio
 
 from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist.concurrency.byte_budget import ByteBudget
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex, Placement
+from aiodatadist.values.peer_budget import CHECKSUM_CACHES
 from aiodatadist.wire.messages import CacheEntry
 
 
 class RemoteCache:
     """One of the peer's caches, which we hold: the peer does not give its memory on meanwhile.
 
-    ``uses`` counts our transfers that touch it.
+    ``uses`` counts our transfers that touch it. ``summing``: bytes whose checksums the peer is asked for now; it refuses more
+    than its limit.
     """
 
     __slots__ = (
@@ -30,6 +33,7 @@ class RemoteCache:
         "pieces",
         "placement",
         "stride",
+        "summing",
         "uses",
     )
 
@@ -42,6 +46,7 @@ class RemoteCache:
         self.epoch = entry.epoch
         self.placement = Placement(entry.placement)
         self.addresses = array("Q", entry.addresses)
+        self.summing = ByteBudget(CHECKSUM_CACHES * len(self.addresses) * self.pieces * self.stride)
         self.names: set[Name] = set()
         self.uses = 0
         self.is_withdrawn = False

@@ -1,13 +1,14 @@
 """Checksums of pieces of this cluster's caches, beside the event loop and in bounded memory.
 
 Host memory is read where it is. Device memory is copied to the host through two windows of pinned memory, one of which is
-copied into while the other is summed; all transfers of a cluster share them, and take turns window by window.
+copied into while the other is summed; all transfers of a cluster share them, and the threads that sum. Peers take turns,
+window by window and slice by slice: the questions of one that asks for too much wait behind each other.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -64,11 +65,13 @@ class Digester:
         self._memory: Memory | None = None
         self._opening = anyio.Lock()
         self._free: list[int] = []  # windows, by their addresses
-        self._line = FairQueue()
+        self._line = FairQueue()  # for windows
+        self._idle = THREADS
+        self._thread_line = FairQueue()
         self._stuck: StuckError | None = None
 
-    async def digests(self, entry: Entry, side: Side) -> array[int]:
-        """CRC-32C of each block of a side of this cache, over all its tensors in their order.
+    async def digests(self, entry: Entry, side: Side, peer: Hashable = None) -> array[int]:
+        """CRC-32C of each block of a side of this cache, over all its tensors in their order. ``peer``: in whose line.
 
         The caller has leased the cache. If cancelled, this ends when nothing reads the memory any more.
 
@@ -79,19 +82,31 @@ class Digester:
         sums = array("I", bytes(4 * len(side.index)))
         if entry.placement is Placement.HOST:
             for first, part in side.parts(SLICE_BYTES):
-                await self._add(sums, first, part)
+                await self._add(sums, first, part, peer)
         else:
             await self._open()
-            await self._add_staged(sums, entry, side.parts(WINDOW_BYTES))
+            await self._add_staged(sums, entry, side.parts(WINDOW_BYTES), peer)
         return sums
 
-    async def _add(self, sums: array[int], first: int, side: Side) -> None:
+    async def _add(self, sums: array[int], first: int, side: Side, peer: Hashable) -> None:
         if len(side.addresses) * side.tensor_bytes <= SMALL_BYTES:
             add_checksums(sums, first, side)
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "aiodatadist checksums")
-        await in_thread(add_checksums, sums, first, side, threads=self._threads)
+        await self._thread_line.take(self._thread, line=peer)
+        try:
+            await in_thread(add_checksums, sums, first, side, threads=self._threads)
+        finally:
+            self._idle += 1
+            self._thread_line.call()
+
+    def _thread(self) -> bool | None:
+        """One of the threads, if one is idle."""
+        if not self._idle:
+            return None
+        self._idle -= 1
+        return True
 
     # ---- memory that the host cannot read ----
 
@@ -109,16 +124,18 @@ class Digester:
         with self._device.current():
             memory.free()
 
-    async def _add_staged(self, sums: array[int], entry: Entry, parts: Iterator[tuple[int, Side]]) -> None:
+    async def _add_staged(
+        self, sums: array[int], entry: Entry, parts: Iterator[tuple[int, Side]], peer: Hashable
+    ) -> None:
         """While one part is summed, the next one is copied, if there is a window that no other transfer waits for."""
         ahead: _Staged | None = None
         try:
-            while (staged := ahead or await self._stage_next(entry, parts)) is not None:
+            while (staged := ahead or await self._stage_next(entry, parts, peer)) is not None:
                 ahead = None
                 try:
                     await staged.transfer.wait()
                     ahead = self._stage_ahead(entry, parts)
-                    await self._add(sums, staged.first, staged.side)
+                    await self._add(sums, staged.first, staged.side, peer)
                 finally:
                     self._give_back(staged)
         finally:
@@ -126,9 +143,9 @@ class Digester:
                 ahead.transfer.cancel()
                 self._give_back(ahead)
 
-    async def _stage_next(self, entry: Entry, parts: Iterator[tuple[int, Side]]) -> _Staged | None:
+    async def _stage_next(self, entry: Entry, parts: Iterator[tuple[int, Side]], peer: Hashable) -> _Staged | None:
         part = next(parts, None)
-        return None if part is None else self._stage(await self._line.take(self._window), entry, *part)
+        return None if part is None else self._stage(await self._line.take(self._window, line=peer), entry, *part)
 
     def _stage_ahead(self, entry: Entry, parts: Iterator[tuple[int, Side]]) -> _Staged | None:
         if len(self._line) or not self._free or (part := next(parts, None)) is None:

@@ -1,10 +1,14 @@
-"""A line of tasks that want something of which there may not be enough. First come, first served: no large wish starves.
+"""Lines of tasks that want something of which there may not be enough. First come, first served: no large wish starves.
 
 Who owns what
     The owner of the scarce thing owns a :class:`FairQueue`, and calls :meth:`FairQueue.call` whenever there may be more of
     it. A task brings an *attempt*: a plain function that takes what the task wants and returns it, or returns None and takes
     nothing. Only the first in the line attempts, in its own task, so what it takes is never on its way to a task that does
     not want it any more.
+
+Who has a line
+    Without a name there is one line for all. Where tasks work for several peers, each peer has its own line, and the lines
+    take turns: a peer that has a thousand tasks waiting delays another one's by one turn.
 
 What cancellation means
     A task that is cancelled, or out of time, leaves the line with nothing, and the next one attempts: it may have stood in
@@ -25,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import anyio
@@ -43,19 +47,21 @@ class _Turn:
 
 
 class FairQueue:
-    """The line. ``len()`` is how many wait."""
+    """The lines. ``len()`` is how many tasks wait, in all of them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Turn] = deque()
+        self._lines: dict[Hashable, deque[_Turn]] = {}  # the first one's first turn is the next
+        self._waiting = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting
 
-    async def take(self, attempt: Callable[[], T | None], deadline: float = math.inf) -> T:
+    async def take(self, attempt: Callable[[], T | None], deadline: float = math.inf, line: Hashable = None) -> T:
         """What ``attempt`` returns, as soon as it returns something. Does not wait, nor yield, if it does so at once.
 
         Args:
             deadline: by the loop's clock. One that has passed means: now or never.
+            line: in which the task waits, for instance its peer's.
 
         Raises:
             TimeoutError: the deadline has passed, and nothing was taken.
@@ -65,22 +71,39 @@ class FairQueue:
             return taken
         loop = asyncio.get_running_loop()
         turn = _Turn(loop)
-        self._waiting.append(turn)
+        self._lines.setdefault(line, deque()).append(turn)
+        self._waiting += 1
+        has_taken = False
         try:
             with anyio.CancelScope(deadline=deadline):
                 while True:
                     await turn.called
                     if (taken := attempt()) is not None:
+                        has_taken = True
                         return taken
                     turn.called = loop.create_future()
-            if self._waiting[0] is turn and (taken := attempt()) is not None:  # it came with the deadline
+            if self._next() is turn and (taken := attempt()) is not None:  # it came with the deadline
+                has_taken = True
                 return taken
             raise TimeoutError("the deadline has passed")
         finally:
-            self._waiting.remove(turn)
+            self._leave(line, turn, has_taken)
             self.call()
 
+    def _next(self) -> _Turn:
+        return next(iter(self._lines.values()))[0]
+
+    def _leave(self, line: Hashable, turn: _Turn, has_taken: bool) -> None:
+        """A line whose first task got what it wanted goes behind the others."""
+        self._waiting -= 1
+        turns = self._lines[line]
+        turns.remove(turn)
+        if has_taken or not turns:
+            del self._lines[line]
+        if has_taken and turns:
+            self._lines[line] = turns
+
     def call(self) -> None:
-        """There may be more than before: the first in the line attempts again. Nothing happens where none waits."""
-        if self._waiting and not self._waiting[0].called.done():
-            self._waiting[0].called.set_result(None)
+        """There may be more than before: the next task attempts again. Nothing happens where none waits."""
+        if self._waiting and not (turn := self._next()).called.done():
+            turn.called.set_result(None)

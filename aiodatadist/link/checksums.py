@@ -109,7 +109,7 @@ class Checks:
                     here, there = grid.local_side.tensors(tensors), grid.remote_side.tensors(tensors)
                     first = remote.tensor_at(there.addresses[0])
                     question = partial(_question, remote, range(first, first + len(tensors)), seconds)
-                    await self._add(mine, theirs, entry, here, there, question)
+                    await self._add(mine, theirs, entry, (remote, here, there), question)
         if limit.cancelled_caught:
             raise self._too_slow(seconds)
         self._judge(remote, grid.remote_side, mine, theirs, name=f"{name}: ")
@@ -119,7 +119,7 @@ class Checks:
         arrived = array("I")
         async with self._turns:
             with anyio.move_on_after(spec.seconds) as limit:
-                arrived = await self._session.digester.digests(spec.entry, side)
+                arrived = await self._session.digester.digests(spec.entry, side, self._session.cluster_id)
         if limit.cancelled_caught:
             raise self._too_slow(spec.seconds)
         self._judge(spec.entry, side, array("I", sent), arrived, has_parts=spec.selection.parts is not None)
@@ -139,7 +139,7 @@ class Checks:
         tensors = layers.of_source(remote) if spec.direction == "get" else layers.of_target(remote)
         mine, theirs = array("I"), array("I")
         question = partial(_question, remote, tensors, spec.seconds)
-        await self._add(mine, theirs, spec.entry, here, there, question)
+        await self._add(mine, theirs, spec.entry, (remote, here, there), question)
         return mine, theirs
 
     async def _add(
@@ -147,14 +147,22 @@ class Checks:
         mine: array[int],
         theirs: array[int],
         entry: Entry,
-        here: Side,
-        there: Side,
+        what: tuple[RemoteCache, Side, Side],
         question: Callable[[Side], Callable[[int], Digest]],
     ) -> None:
-        """As many blocks at a time as a question names."""
-        for first in range(0, len(here.index), MAX_INDEXES):
-            message = question(there.blocks(first, MAX_INDEXES))
-            asked = await self._ask(message, entry, here.blocks(first, MAX_INDEXES))
+        """As many blocks at a time as a question names, and as the peer sums up for one link. ``what``: the peer's cache, and
+        the pieces here and there."""
+        remote, here, there = what
+        nbytes = len(there.addresses) * there.nbytes
+        count = min(MAX_INDEXES, max(1, remote.summing.limit // nbytes))
+        for first in range(0, len(here.index), count):
+            part = there.blocks(first, count)
+            wanted = nbytes * len(part.index)
+            await remote.summing.take(wanted)
+            try:
+                asked = await self._ask(question(part), entry, here.blocks(first, count))
+            finally:
+                remote.summing.give(wanted)
             mine.extend(asked[0])
             theirs.extend(asked[1])
 
@@ -162,7 +170,7 @@ class Checks:
         session = self._session
         with session.questions.open(message, Digests, checksums=len(side.index)) as question:
             try:
-                mine = await session.digester.digests(entry, side)
+                mine = await session.digester.digests(entry, side, session.cluster_id)
                 await question.answered.wait()
             finally:
                 if question.answer is None and session.is_open:
@@ -192,7 +200,7 @@ class Checks:
         for i in wrong:
             block = side.index[i % len(side.index)]
             blocks.setdefault(block * side.stride // target.stride, (sent[i], arrived[i]))
-        self._session.count_failure(*FAILURE_CAUSES)
+        self._session.totals.failure_causes[FAILURE_CAUSES[0]] += 1
         error = DataCorrupted(
             f"{name}{len(wrong)} of {len(sent)} pieces are not what was sent: {_named(blocks)}",
             peer=self._session.cluster_id,

@@ -20,6 +20,9 @@ before, it is asked once more: what was said, or its answer, may have been lost.
 class PeerLeases:
     """The peer's leases on our caches.
 
+    Attributes:
+        held_bytes: the size of those caches.
+
     Args:
         holder: stands for the peer in ``Entry.holders``.
         seconds: how long transfers of the peer's may go on after a cache is revoked.
@@ -43,6 +46,7 @@ class PeerLeases:
         self._spawn = spawn
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
+        self.held_bytes = 0
         self._revoked: dict[int, tuple[Signal, int]] = {}
         self._numbers = itertools.count(1)
 
@@ -61,6 +65,7 @@ class PeerLeases:
     def told(self, entry: Entry) -> bool:
         """The peer is being told where it is; True if it did not know."""
         is_new = entry.cache_id not in self._held
+        self.held_bytes += _size(entry) if is_new else 0
         self._held[entry.cache_id] = entry
         entry.hold(self._holder)
         return is_new
@@ -92,6 +97,7 @@ class PeerLeases:
         if event is not None and number in (0, asked):
             del self._revoked[cache_id]
             entry = self._held.pop(cache_id)
+            self.held_bytes -= _size(entry)
             event.set()
             entry.drop_holder(self._holder)
 
@@ -103,6 +109,11 @@ class PeerLeases:
             else:
                 settle(entry)
         self._held.clear()
+        self.held_bytes = 0
         for event, _ in self._revoked.values():
             event.set()
         self._revoked.clear()
+
+
+def _size(entry: Entry) -> int:
+    return entry.nbytes * len(entry.addresses)

@@ -23,6 +23,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.values.grid import Side
+from aiodatadist.values.peer_budget import CHECKSUM_CACHES, Budget
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
@@ -62,6 +63,8 @@ class Responder:
         self._running: dict[int, anyio.CancelScope] = {}
         self._served = ServedRequests()
         self._digested = 0
+        self._summing: dict[int, int] = {}  # bytes, by question; those that were stopped are not among them
+        self._summing_bytes = 0
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is, but not while it is being taken back."""
@@ -119,6 +122,7 @@ class Responder:
         it is not served when it does."""
         scope = self._running.get(call)
         if scope is not None:
+            self._summed(call)  # now: the peer counts it no longer, and asks the next one
             scope.cancel()
             return
         self._served.is_new(call)
@@ -176,6 +180,24 @@ class Responder:
         if message.call not in self._running:
             self._session.spawn(self._sum_up(message))
 
+    def _admit(self, message: Digest) -> None:
+        """Count its bytes. Raises ParamInvalid: too many are under way for this peer."""
+        nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
+        limit = CHECKSUM_CACHES * self._session.peer_leases.held_bytes
+        if self._summing_bytes + nbytes > limit:
+            self._session.totals.budget_refusals[Budget.CHECKSUM_BYTES.value] += 1
+            raise ParamInvalid(
+                f"{nbytes} bytes are to be summed up beside {self._summing_bytes}: the limit is {limit}, {CHECKSUM_CACHES} "
+                "times the size of the caches that the peer was told of",
+                hint="ask for fewer at a time",
+            )
+        self._summing[message.call] = nbytes
+        self._summing_bytes += nbytes
+
+    def _summed(self, call: int) -> None:
+        """Its bytes are no longer under way."""
+        self._summing_bytes -= self._summing.pop(call, 0)
+
     def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = anyio.CancelScope()
         self._digested += 1
@@ -189,6 +211,7 @@ class Responder:
             finally:
                 self._running.pop(message.call, None)
                 self._digested -= 1
+                self._summed(message.call)
             self._session.post(answer or _undigested(message.call, TransferError("it was stopped")))
 
         return run
@@ -198,6 +221,7 @@ class Responder:
             if entry is None:
                 raise CacheNotFound(f"cache {message.cache_id} was never announced, or taken back")
             side = _side(message, entry)
+            self._admit(message)
             entry.lease()
             try:
                 sums = await self._sum(entry, side, message.seconds)
@@ -210,7 +234,7 @@ class Responder:
     async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
         """The caller leased the cache. Raises LLMException: it cannot be read; TransferTimeout: not within the time."""
         with anyio.move_on_after(seconds):
-            return (await self._session.digester.digests(entry, side)).tolist()
+            return (await self._session.digester.digests(entry, side, self._session.cluster_id)).tolist()
         raise TransferTimeout(f"the checksums were not there within {seconds:g} s")
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aiodatadist.cache.digester import Digester
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
+    from aiodatadist.counting import Totals
     from aiodatadist.device import Device
     from aiodatadist.transport import Transport
     from aiodatadist.values.grid import Grid
@@ -218,9 +219,10 @@ class Session:
         """The peer numbers notifications and revocations, and so may this end."""
         return self.peer_minor >= 1
 
-    def count_failure(self, cause: str) -> None:
-        """A transfer fails for this reason, which its status does not tell."""
-        self._host.totals.failure_causes[cause] += 1
+    @property
+    def totals(self) -> Totals:
+        """What this end counts, over all its links."""
+        return self._host.totals
 
     def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""

@@ -5,19 +5,29 @@ Everything is counted: steps of the interpreter, claims, bytes and turns. Nothin
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio.lowlevel
 import pytest
 
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement
+from aiodatadist.cache import digester as digesting
+from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.counting import Totals
+from aiodatadist.device.checksums import add_checksums
 from aiodatadist.link.block_leases import BlockLeases, LeaseEnd
 from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.testing import Cluster, linked_pair, open_cluster
 from aiodatadist.values import peer_budget
+from aiodatadist.values.grid import Side
 from aiodatadist.values.lease_ticket import new_lease_name
+from aiodatadist.wire.messages import Digest, Digests
 
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
@@ -114,3 +124,87 @@ async def test_a_peer_releases_so_many_leases_that_do_not_exist(monkeypatch: pyt
     assert answers == [False]
     assert len(leases._released) == peer_budget.RELEASED_NAMES + 1
     leases.end()
+
+
+# ---- checksums ----
+
+
+@pytest.mark.parametrize("placement", [Placement.HOST, Placement.DEVICE], ids=str)
+async def test_peers_take_turns_with_what_sums_up(placement: Placement, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer with 63 questions delays each slice of another peer's question by a turn."""
+    for name, value in (("SMALL_BYTES", 0), ("SLICE_BYTES", 64), ("WINDOW_BYTES", 64), ("THREADS", 1), ("WINDOWS", 1)):
+        monkeypatch.setattr(digesting, name, value)
+    slices = list[int]()
+
+    async def counted(call: Any, *args: Any, **how: Any) -> Any:
+        if call is add_checksums:
+            slices.append(len(slices))
+        return await in_thread(call, *args, **how)
+
+    monkeypatch.setattr(digesting, "in_thread", counted)
+    async with open_cluster(1) as one:
+        cache = await one.blocks(CacheDesc(1, [8, 64], DataType.DT_UINT8, placement))
+        entry, digester = (
+            one.datadist._running().registry.table.find(cache.cache_id),
+            one.datadist._running().digester,
+        )
+        assert entry is not None
+
+        def sums(peer: int) -> Coroutine[Any, Any, array[int]]:
+            return digester.digests(entry, Side(entry.addresses, array("Q", range(8)), entry.stride, 64, 64), peer)
+
+        await sums(1)  # the stream and the windows are open from now on
+        async with asyncio.TaskGroup() as group:
+            for _ in range(63):
+                group.create_task(sums(2))
+            await anyio.lowlevel.checkpoint()
+            before = len(slices)
+            assert len(await sums(3)) == 8
+            assert len(slices) - before <= 2 * 8 + 2
+
+
+@pytest.fixture
+async def linked() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
+    async with linked_pair(CacheDesc(2, [16, 64], DataType.DT_UINT8), sync_kv_timeout=20_000) as pair:
+        yield pair
+
+
+async def test_a_peer_may_ask_for_checksums_of_four_times_its_caches(
+    linked: tuple[Cluster, Cluster, Cache, Cache],
+) -> None:
+    owner, peer, _, cache = linked
+    await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+    session = peer.datadist._running().links.find(1)
+
+    async def asked(pieces: int) -> Digests:
+        question = partial(
+            Digest, cache_id=1, first_tensor=0, tensors=2, offset=0, step=64, nbytes=64, tail=64, seconds=5.0
+        )
+        indexes = [0] * pieces
+        with session.questions.open(
+            lambda call: question(call=call, indexes=indexes), Digests, checksums=pieces
+        ) as asking:
+            await asking.answered.wait()
+        assert isinstance(asking.answer, Digests)
+        return asking.answer
+
+    assert (await asked(64)).status == LLMStatusCode.LLM_SUCCESS
+    answer = await asked(65)
+    assert answer.status == LLMStatusCode.LLM_PARAM_INVALID
+    assert "8320 bytes are to be summed up beside 0: the limit is 8192" in answer.reason
+    assert (await asked(64)).status == LLMStatusCode.LLM_SUCCESS
+    assert owner.datadist.figures().budget_refusals == {"checksum_bytes": 1}
+    assert session.is_ready
+
+
+async def test_honest_pulls_of_repeated_blocks_stay_within_that(
+    linked: tuple[Cluster, Cluster, Cache, Cache],
+) -> None:
+    """One source block into many: more bytes than four caches. They are asked for in parts, and one after the other."""
+    owner, peer, _, _ = linked
+    large = await peer.blocks(CacheDesc(2, [512, 64], DataType.DT_UINT8), 1)
+    pull = peer.datadist.cache_manager.pull_blocks
+    tasks = [pull(BlocksCacheKey(1), large, [3] * 512, range(512), checksum=True) for _ in range(4)]
+    for task in tasks:
+        await task
+    assert owner.datadist.figures().budget_refusals == {}
