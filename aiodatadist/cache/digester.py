@@ -84,7 +84,8 @@ class Digester:
             for first, part in side.parts(SLICE_BYTES):
                 await self._add(sums, first, part, peer)
         else:
-            await self._open()
+            if self._memory is None:  # else there is nothing to wait for: the lock would be a line for all peers
+                await self._open()
             await self._add_staged(sums, entry, side.parts(WINDOW_BYTES), peer)
         return sums
 
