@@ -28,11 +28,11 @@ FAST: dict[str, Any] = {"heartbeat_interval": 100, "patience_seconds": 2, "link_
 class Worker:
     """Rank ``rank`` of ``ranks``, whose tokens are elements of ``kv[layer][block]`` in the order of ``axes``."""
 
-    def __init__(self, engine: int, rank: int, ranks: int, tokens: int, axes: Axes) -> None:
+    def __init__(self, device: int, rank: int, ranks: int, tokens: int, axes: Axes) -> None:
         sizes = {"tokens": tokens, "heads": HEADS // ranks}
         self.axes, self.tokens, self.first_head = axes, tokens, HEADS // ranks * rank
         self.kv = np.full((LAYERS, BLOCKS, *(sizes.get(str(axis)) or int(axis) for axis in axes)), -1, np.int32)
-        self.service = BlockService(Settings(device_id=4 * engine, **FAST), rank, ranks)
+        self.service = BlockService(Settings(device_id=device, **FAST), rank, ranks)
         self.address = self.service.open(
             [[layer] for layer in self.kv],
             BLOCKS,
@@ -81,7 +81,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def engine(stack: ExitStack, number: int, ranks: int, tokens: int, axes: Axes) -> list[Worker]:
-    workers = [Worker(number, rank, ranks, tokens, axes) for rank in range(ranks)]
+    workers = [Worker(4 * number, rank, ranks, tokens, axes) for rank in range(ranks)]
     for worker in workers:
         stack.enter_context(closing(worker.service))
     return workers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.engines import BLOCK, Answer, Engine, prompts
+from tests.engines.conftest import SMALL
+from tests.engines.engines import BLOCK, Answer, Engine, eventually, opened, prompts
 from tests.engines.test_vllm import TOKENS, Watch, expected
 
 LONG = 4 * BLOCK + 10
@@ -166,3 +168,22 @@ def test_an_offer_with_another_block_size(alone: Engine, pair: tuple[Engine, Eng
     for number, offer in enumerate(offers):
         assert decode.generate(f"size-true-{size}-{number}", prompt, TOKENS, offer)["tokens"] == answer
     watch.nothing_is_kept()
+
+
+def test_requests_whose_blocks_no_engine_fetches_take_no_more_than_their_share(model: Path) -> None:
+    """They took the whole KV cache for as long as leases last."""
+    settings = {"device_id": 6, "max_leased": 0.3, "lease_seconds": 8}
+    prefill = Engine(model, model / "leased.log", settings, **SMALL)
+    with opened(prefill):
+        prefill.generate("ready", prompts(1, 110)[0], 1)
+        watch = Watch(prefill)
+        first, second, third = (two(111 + number)[0] for number in range(3))  # of five blocks each, of 41
+        assert prefill.prefill("leased-0", first) is not None
+        assert prefill.prefill("leased-1", second) is not None
+        answer = prefill.generate("leased-2", third, 1, {"do_remote_decode": True})
+        assert (answer["reason"], answer["params"]) == ("length", None)
+        assert prefill.prefill("leased-again", first) is not None, "all but its last block are kept already"
+        eventually(lambda: watch.counted("lease_no_room"), 1)
+        eventually(lambda: watch.counted("lease_expired"), 3)
+        assert prefill.prefill("leased-3", third) is not None
+        watch.nothing_is_kept()
