@@ -11,6 +11,7 @@ STOPPED_WRITERS = "tests/faults/test_stopped_writers.py"
 LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
+OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 
 MUTANTS = (
     # ---- the end of a transfer ----
@@ -274,5 +275,70 @@ MUTANTS = (
         '        self._thread = shared_loop.separate("aiodatadist rendezvous")\n',
         "        self._thread = shared_loop.acquire()\n",
         (f"{BOOTSTRAP}::test_the_kv_caches_loop_runs_while_the_servers_is_held",),
+    ),
+    # ---- what a router carries, and what is shown of it ----
+    Mutant(
+        "anyone-dialled",
+        "a worker dials only peers",
+        "aiodatadist/adapters/peer_links.py",
+        "        self._peers.check(peer.host, peer.port, peer.cluster_id)\n",
+        "",
+        (OFFERS,),
+    ),
+    Mutant(
+        "offer-of-anywhere",
+        "an offer that names an engine which is none of peers is refused by the scheduler",
+        "aiodatadist/adapters/vllm/offer.py",
+        "            for peer in self._places_of(offer):\n",
+        "            for peer in self._places_of(offer)[:0]:\n",
+        (OFFERS,),
+    ),
+    Mutant(
+        "link-of-anywhere",
+        "a link is used only if it leads to the offer's address",
+        "aiodatadist/adapters/peer_links.py",
+        "        await self._check_place(link, peer)\n",
+        "",
+        (f"{OFFERS}::test_a_link_that_leads_elsewhere_is_not_used",),
+    ),
+    Mutant(
+        "all-released-at-once",
+        "eight workers are told at a time that their blocks are not needed",
+        "aiodatadist/adapters/leased_blocks.py",
+        "RELEASED_AT_A_TIME = 8\n",
+        "RELEASED_AT_A_TIME = 64\n",
+        (f"{OFFERS}::test_of_many_workers_few_are_told_at_a_time",),
+    ),
+    Mutant(
+        "read-before-scanned",
+        "objects are scanned before they are validated",
+        "aiodatadist/values/foreign.py",
+        "        _Scan(limit_chars, None if content is not data else limit_bytes).walk(content)\n",
+        "",
+        (FOREIGN,),
+    ),
+    Mutant(
+        "signs-not-counted",
+        "JSON that becomes too many objects is refused before it is parsed",
+        "aiodatadist/values/foreign.py",
+        "        if (count := data.count(sign)) > limit:\n",
+        "        if (count := data.count(sign)) > 10**9:\n",
+        (FOREIGN, "tests/hostile/test_frames.py"),
+    ),
+    Mutant(
+        "control-characters-shown",
+        "texts of others are printable ASCII",
+        "aiodatadist/values/foreign.py",
+        'char if " " <= char <= "~" else ascii(char)[1:-1]',
+        "char",
+        (LOGS,),
+    ),
+    Mutant(
+        "every-refusal-logged",
+        "refusals of one kind and address are one line a second",
+        "aiodatadist/counting/refusals.py",
+        "        if now - last < SECONDS:\n",
+        "        if now - last < 0:\n",
+        (LOGS,),
     ),
 )
