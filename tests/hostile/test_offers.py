@@ -387,6 +387,40 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
     assert scheduler.side.take_counters() == {}
 
 
+def computed(vllm: SimpleNamespace, side: Any, name: str, blocks: int) -> tuple[bool, Any]:
+    """A request that was computed whole, for another engine."""
+    request = SimpleNamespace(
+        request_id=name, kv_transfer_params={"do_remote_decode": True}, num_prompt_tokens=16 * blocks,
+        num_computed_tokens=16 * blocks, status=vllm.scheduler_side.RequestStatus.FINISHED_LENGTH_CAPPED,
+        prompt_token_ids=[0] * 16 * blocks, lora_request=None, cache_salt=None, mm_features=[], prompt_embeds=None,
+    )  # fmt: skip
+    found: tuple[bool, Any] = side.finished(request, range(10_000, 10_000 + blocks))
+    return found
+
+
+@pytest.mark.parametrize("name", ["r", LINES, "x" * 100_000, "\ud800"], ids=["plain", "lines", "long", "surrogate"])
+def test_whatever_a_client_calls_its_request_the_offer_can_be_read(vllm: SimpleNamespace, name: str) -> None:
+    side = vllm.scheduler_side.SchedulerSide(Settings(), 16, 1 << 20)
+    side.meet({0: WorkerAddress.model_validate(worker())})
+    is_kept, params = computed(vllm, side, name, 3)
+    assert is_kept
+    read = vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params)
+    assert read.remote_block_ids == (10_000, 10_001, 10_002)
+
+
+def test_blocks_whose_offer_no_engine_would_read_are_not_kept(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = vllm.scheduler_side.SchedulerSide(Settings(), 16, 1 << 20)
+    side.meet({0: WorkerAddress.model_validate(worker())})
+    is_kept, params = computed(vllm, side, "long", 40_000)
+    assert is_kept
+    assert vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params) is not None
+    assert computed(vllm, side, "longer", 50_000) == (False, None)
+    words = "request longer: its blocks are not kept: the offer of them: it has more than 262144 bytes"
+    assert words in caplog.messages
+
+
 # ---- SGLang's requests ----
 
 

@@ -13,7 +13,7 @@ from aiodatadist.adapters.block_service import Settings
 from aiodatadist.adapters.lease_room import LeaseRoom
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
-from aiodatadist.adapters.vllm.offer import Offer, Offers, PushOffer
+from aiodatadist.adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
 from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push, Release
 from aiodatadist.adapters.vllm.prompts import digest_of
 from aiodatadist.values.foreign import Unreadable, printable
@@ -140,7 +140,7 @@ class SchedulerSide:
             logger.warning(words, printable(request_id), len(blocks), MAX_TICKET_BLOCKS)
             return False, None
         made = Offer(
-            remote_request_id=request_id,
+            remote_request_id=printable(request_id, MAX_OFFER_TEXT),
             remote_block_ids=blocks,
             remote_num_tokens=tokens,
             remote_block_size=self._block_size,
