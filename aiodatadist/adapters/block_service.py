@@ -30,6 +30,7 @@ from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.meaning import Meaning
 from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
@@ -58,6 +59,10 @@ class Settings(BaseModel):
         auth_key_file: a secret that all workers have; needed for any ``host`` but a loopback address.
         peers: whom this engine dials: :class:`~aiodatadist.adapters.peers.PeerRule`, or their hosts. What a router carries is
             refused if it names another place. None: loopback addresses if ``host`` is one, else no address.
+        model_id: names the model's weights, instead of what the engine calls them: for engines that have the same weights in
+            different folders.
+        accept_differences: names of what may differ from another engine although it decides what the numbers mean:
+            :data:`~aiodatadist.adapters.meaning.Meaning`.
         cluster_id: of rank 0; rank r has ``cluster_id + r``. None: at random. Peers to which requests are pushed have to be
             told it.
         device_id: the device of rank 0; rank r has ``device_id + r``.
@@ -83,6 +88,8 @@ class Settings(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)
     auth_key_file: Path | None = None
     peers: Annotated[tuple[PeerRule, ...], Field(max_length=MAX_RULES)] | None = None
+    model_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    accept_differences: tuple[Meaning, ...] = ()
     cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
     device_id: int = Field(default=0, ge=0)
     transport: TransportName = "hccl"
@@ -433,9 +440,17 @@ class _Life:
             tasks,
             tell,
             self._break,
+            settings.accept_differences,
         )
         self.outgoing = OutgoingPushes(
-            sending, layout, settings.lease_seconds, tasks, self._links.current, self._post, tell
+            sending,
+            layout,
+            settings.lease_seconds,
+            tasks,
+            self._links.current,
+            self._post,
+            tell,
+            settings.accept_differences,
         )
         self.incoming = IncomingPushes(
             self._first_name,

@@ -25,6 +25,7 @@ from pydantic import FailFast, Field, Strict
 
 from aiodatadist.adapters.block_shapes import MAX_CACHES, BlockShape, End, Layout, check_cut, parts_between
 from aiodatadist.adapters.ended import Ended, Tell
+from aiodatadist.adapters.meaning import Difference, differences
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import NotAPeer
 from aiodatadist.cache.task import CacheTask
@@ -191,6 +192,7 @@ class LeasedBlocks:
         patience_seconds: in which a peer may hear of its own finished request.
         link_seconds: that telling a peer may take that its blocks are not needed.
         lose: is told why the caches must not be used any more.
+        accepted: names of what may differ from a peer's layout.
     """
 
     def __init__(
@@ -208,9 +210,11 @@ class LeasedBlocks:
         tasks: Spawner,
         tell: Tell,
         lose: Callable[[LLMException], object],
+        accepted: Container[str] = (),
     ) -> None:
         self._manager = manager
         self._lose = lose
+        self._accepted = accepted
         self._caches = list(caches)
         self._layout = layout
         self._shape = shape
@@ -377,15 +381,10 @@ class LeasedBlocks:
             parts.append(parts_between(origin, target, axes, cache.cache_desc.stride, order.skip, tokens))
         return _Portion(source, digest, tuple(parts), max(1, mine // theirs))
 
-    def _differences(self, source: WorkerAddress) -> dict[str, tuple[str | int | None, str | int | None]]:
+    def _differences(self, source: WorkerAddress) -> dict[str, Difference]:
         """What is not the same here and there."""
-        mine_of = {**self._layout, "caches": len(self._caches)}
-        theirs_of = {**source.layout, "caches": len(source.cache_ids)}
-        return {
-            name: (mine_of.get(name), theirs_of.get(name))
-            for name in mine_of.keys() | theirs_of.keys()
-            if mine_of.get(name) != theirs_of.get(name)
-        }
+        mine = {**self._layout, "caches": len(self._caches)}
+        return differences(mine, {**source.layout, "caches": len(source.cache_ids)}, self._accepted)
 
     # ---- what is not needed ----
 

@@ -15,10 +15,11 @@ import asyncio
 import logging
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
 from aiodatadist.adapters.ended import Tell
+from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_messages import More, PushMessage, Refused, Sent, Want
 from aiodatadist.adapters.sendings import Portion, Sending
@@ -80,6 +81,7 @@ class OutgoingPushes:
         sending: how portions travel.
         layout: what a peer's cache has to be like.
         seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
+        accepted: names of what may differ from a peer's layout.
         check: raises LLMException: the peer's link is over, and its blocks may be another request's.
     """
 
@@ -92,8 +94,10 @@ class OutgoingPushes:
         check: Callable[[LinkedPeer], object],
         post: Post,
         tell: Tell,
+        accepted: Container[str] = (),
     ) -> None:
         self._sending = sending
+        self._accepted = accepted
         self._layout = layout
         self._seconds = seconds
         self._tasks = tasks
@@ -266,11 +270,9 @@ class OutgoingPushes:
 
     def _check(self, want: Want) -> None:
         """Raises IncompatiblePeer: names both values."""
-        for name in self._layout.keys() | want.layout.keys():
-            mine, theirs = self._layout.get(name), want.layout.get(name)
-            if mine != theirs:
-                text = f"{name} is {mine} at the prefill engine and {theirs} at the decode engine"
-                raise IncompatiblePeer(printable(text))
+        for name, (mine, theirs) in differences(self._layout, want.layout, self._accepted).items():
+            text = f"{name} is {mine} at the prefill engine and {theirs} at the decode engine"
+            raise IncompatiblePeer(printable(text))
 
     async def _send(self, push: _Push, want: Want, portion: Portion) -> None:
         """Each layer when it is computed."""

@@ -43,7 +43,9 @@ class Worker:
     """A worker's half over a KV cache, whose block ``b`` of layer ``l`` holds ``100 * number + 10 * l + b``."""
 
     def __init__(self, vllm: SimpleNamespace, number: int, cache: Callable[[Any], Any]) -> None:
-        self.side = vllm.worker.WorkerSide(Settings(device_id=number, **FAST), vllm.model.Model(0, 1, BLOCKS, 16, 2))
+        self.side = vllm.worker.WorkerSide(
+            Settings(device_id=number, **FAST), vllm.model.Model(0, 1, BLOCKS, 16, 2), {}
+        )
         self.layers = {f"layer.{i}": cache(vllm.torch) for i in range(LAYERS)}
         for i, layer in enumerate(self.layers.values()):
             for part in self.parts(layer):
@@ -139,7 +141,7 @@ def test_keys_and_values_packed_and_apart_are_pushed(vllm: SimpleNamespace, pair
 
 
 def test_a_cache_of_another_shape_is_refused(vllm: SimpleNamespace) -> None:
-    with closing(vllm.worker.WorkerSide(Settings(), vllm.model.Model(0, 1, BLOCKS, 16, 2))) as side:
+    with closing(vllm.worker.WorkerSide(Settings(), vllm.model.Model(0, 1, BLOCKS, 16, 2), {})) as side:
         with pytest.raises(ParamInvalid, match=r"KV cache of layer has the shape \(4, 4, 8\)"):
             side.register({"layer": vllm.torch.zeros(4, 4, BLOCKS)})
         with pytest.raises(ParamInvalid, match="is not contiguous"):

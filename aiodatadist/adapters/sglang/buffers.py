@@ -37,7 +37,6 @@ def layout_of(args: Any, ranks: int) -> dict[str, str | int]:
         "page_size": int(args.page_size),
         "kv_item_lens": _short(args.kv_item_lens),
         "aux_item_lens": _short(args.aux_item_lens),
-        "kv_cache_dtype": str(getattr(args, "kv_cache_dtype_str", "")),
         "kv_layout": str(getattr(args, "kv_layout", None) or ""),
         "tensor_parallel_size": ranks,
     }

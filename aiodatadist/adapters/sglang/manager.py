@@ -11,10 +11,12 @@ from sglang.srt.disaggregation.base.conn import BaseKVManager
 
 from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.block_service import BlockService
+from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Ranks, Registered
 from aiodatadist.adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layout_of
+from aiodatadist.adapters.sglang.identity import meaning_of
 from aiodatadist.adapters.sglang.settings import from_environment, on_device
 from aiodatadist.blocking import shared_loop
 from aiodatadist.errors import IncompatiblePeer, LLMException
@@ -54,7 +56,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.rank = int(args.engine_rank)
         self.settings = on_device(from_environment(), int(args.gpu_id) - self.rank)
         self._ranks = int(getattr(server_args, "tp_size", 1))
-        self._layout = layout_of(args, self._ranks)
+        self._layout = {**layout_of(args, self._ranks), **meaning_of(args, server_args, self.settings.model_id)}
         self._peers = self.settings.allowed_peers()
         self._key = self.settings.auth_key()
         self.prefill_info_table: dict[str, PrefillInfo] = {}
@@ -119,12 +121,11 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             return None
 
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
-        for name in self._layout.keys() | theirs.keys():
-            if self._layout.get(name) != theirs.get(name):
-                ours, other = shown(self._layout.get(name)), shown(theirs.get(name))
-                raise IncompatiblePeer(
-                    f"{printable(name)} is {ours} here and {other} at the engine of {printable(bootstrap_addr)}"
-                )
+        found = differences(self._layout, theirs, self.settings.accept_differences)
+        for name, (ours, other) in found.items():
+            raise IncompatiblePeer(
+                f"{printable(name)} is {shown(ours)} here and {shown(other)} at the engine of {printable(bootstrap_addr)}"
+            )
 
     def forget_prefill(self, bootstrap_addr: str) -> None:
         """Ask anew next time: it may have been started again."""

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from aiodatadist.adapters.block_service import Settings
+from aiodatadist.adapters.vllm.identity import meaning_of, with_layers
 from aiodatadist.adapters.vllm.model import Model, settings_of
 from aiodatadist.adapters.vllm.orders import Address, Orders, address_of
 from aiodatadist.adapters.vllm.scheduler_side import SchedulerSide
@@ -41,7 +42,8 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(settings, model.block_size, model.blocks, model.ranks)
         else:
-            self._worker = WorkerSide(settings, model)
+            said = with_layers(meaning_of(vllm_config, settings.model_id), vllm_config)
+            self._worker = WorkerSide(settings, model, said)
 
     @property
     def _deciding(self) -> SchedulerSide:

@@ -16,6 +16,7 @@ from aiodatadist.adapters.cache_service import CacheService, CacheSettings, chec
 from aiodatadist.adapters.vllm.context_orders import ContextOrders
 from aiodatadist.adapters.vllm.context_scheduler import ContextScheduler
 from aiodatadist.adapters.vllm.context_worker import ContextWorker, config_of
+from aiodatadist.adapters.vllm.identity import meaning_of
 from aiodatadist.adapters.vllm.model import Model, settings_of
 from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
 
@@ -78,10 +79,9 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
     @staticmethod
     def _identity(vllm_config: Any, settings: CacheSettings, model: Model) -> str:
         """All that decides the contents of a block beside its tokens."""
-        config = vllm_config.model_config
-        name = settings.model_id or f"{config.model}@{config.revision}"
-        kinds = f"{config.dtype} {vllm_config.cache_config.cache_dtype}"
-        return f"{name} {kinds} {model.block_size} {model.ranks} {vllm_config.cache_config.prefix_caching_hash_algo}"
+        said = meaning_of(vllm_config, settings.model_id)
+        words = " ".join(f"{name}={said[name]}" for name in sorted(said))
+        return f"{words} {model.block_size} {model.ranks} {vllm_config.cache_config.prefix_caching_hash_algo}"
 
     @property
     def _deciding(self) -> ContextScheduler:

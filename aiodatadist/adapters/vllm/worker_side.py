@@ -25,11 +25,13 @@ class WorkerSide:
 
     Args:
         model: what it has of the model.
+        meaning: what the numbers in its blocks mean.
     """
 
-    def __init__(self, settings: Settings, model: Model) -> None:
+    def __init__(self, settings: Settings, model: Model, meaning: Mapping[str, str]) -> None:
         self._service = BlockService(settings, model.rank, model.ranks)
         self._model = model
+        self._meaning = meaning
         self._address: WorkerAddress | None = None
         self._steps = LayerSteps(())
         self._failed = FailedBlocks()
@@ -50,7 +52,7 @@ class WorkerSide:
         layers = layers_of(kv_caches, model.blocks)
         self._steps = LayerSteps(tuple(kv_caches), str(getattr(layers[0][0], "device", "cpu")))
         shape = shape_of(layers, model.block_size, model.heads)
-        layout = layout_of(layers, shape, model.ranks)
+        layout = {**layout_of(layers, shape, model.ranks), **self._meaning}
         self._address = self._service.open(layers, model.blocks, layout, shape)
 
     # ---- each step ----
