@@ -12,6 +12,7 @@ LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
+CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
     # ---- the end of a transfer ----
@@ -340,5 +341,70 @@ MUTANTS = (
         "        if now - last < SECONDS:\n",
         "        if now - last < 0:\n",
         (LOGS,),
+    ),
+    # ---- whose blocks, and for which prompt ----
+    Mutant(
+        "other-blocks-pulled",
+        "the owner of a lease refuses a pull of other blocks",
+        "aiodatadist/values/digests.py",
+        "        if theirs.blocks != self.blocks:\n            return Refusal.OTHER_BLOCKS\n",
+        "",
+        (CLAIMS, CLAIMS_OF_ENGINES),
+    ),
+    Mutant(
+        "another-prompt-pulled",
+        "the owner of a lease refuses a pull for another prompt",
+        "aiodatadist/values/digests.py",
+        "        return None if theirs.prompt == self.prompt else Refusal.ANOTHER_PROMPT\n",
+        "        return None\n",
+        (CLAIMS, CLAIMS_OF_ENGINES),
+    ),
+    Mutant(
+        "released-by-name",
+        "a lease is released only with its digests",
+        "aiodatadist/link/block_leases.py",
+        "        if self.digests.refusal(digests) is not None:\n            return\n",
+        "",
+        (f"{CLAIMS}::test_a_stranger_ends_no_lease",),
+    ),
+    Mutant(
+        "released-after-a-refusal",
+        "the end of a refused claim ends no lease",
+        "aiodatadist/link/block_leases.py",
+        "            if self._is_first(claim.peer, claim.call):\n                self.refused += 1\n",
+        "            if True:\n                self.refused += 1\n",
+        (f"{CLAIMS}::test_a_refused_pull_that_is_cancelled_ends_no_lease",),
+    ),
+    Mutant(
+        "layout-believed",
+        "the owner of a lease compares how its blocks are made up",
+        "aiodatadist/adapters/leased_blocks.py",
+        '    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks]\n',
+        "    parts: list[object] = []\n",
+        (CLAIMS_OF_ENGINES, "tests/hostile/test_forged_offers.py"),
+    ),
+    Mutant(
+        "block-size-believed",
+        "an offer with another block size than its workers is refused",
+        "aiodatadist/adapters/vllm/offer.py",
+        "        if sizes != {offer.remote_block_size}:\n",
+        "        if not sizes:\n",
+        (f"{CLAIMS_OF_ENGINES}::test_an_offer_with_another_block_size_than_its_workers_is_no_offer",),
+    ),
+    Mutant(
+        "asked-before-claimed",
+        "an owner that writes is asked only once it has confirmed the claim",
+        "aiodatadist/link/link.py",
+        "        if spec.is_request:  # the destination stays until then\n            spec.entry.lease()\n",
+        "        if spec.is_request:\n            pull.begin()\n            spec.entry.lease()\n",
+        (f"{CLAIMS}::test_an_owner_that_writes_is_asked_for_nothing_before_it_confirmed",),
+    ),
+    Mutant(
+        "leased-without-limit",
+        "max_leased limits what is kept for peers",
+        "aiodatadist/adapters/lease_room.py",
+        "        if _with(self._kept, numbers) > self._most:\n            return False\n",
+        "",
+        ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
     ),
 )

@@ -198,6 +198,7 @@ def started(monkeypatch: pytest.MonkeyPatch, main: Any, *options: str) -> tuple[
 
 
 def test_a_prefill_service_becomes_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: tuple[str, ...]
     options = "--vllm", "MODEL", "--kv-listen", "10.0.0.7:26001", "--auth-key-file", "/key", "--dtype", "float32"
     options = *options[:4], "--kv-peers", "10.0.0.0/24", "decode-*.svc", *options[4:]
     command, settings = started(monkeypatch, prefill.main, *options)
