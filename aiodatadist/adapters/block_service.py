@@ -45,7 +45,9 @@ from aiodatadist.counting import Refusals
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
+from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
+from aiodatadist.values.digests import check_prompt_digest
 
 logger = logging.getLogger(__name__)
 
@@ -253,12 +255,16 @@ class BlockService:
         Args:
             prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. Only a peer
                 with the same prompt gets the blocks, or ends the lease.
+
+        Raises TypeError or ValueError if it is no digest.
         """
+        check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
         self._thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
 
     def pull(self, order: PullOrder) -> None:
-        """Begin. It comes out in ``received``."""
+        """Begin. It comes out in ``received``. Raises TypeError or ValueError if the order's prompt digest is none."""
+        check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
         life = self._running()
         self._thread.post(lambda: life.leased.pull(order))
 
@@ -270,7 +276,10 @@ class BlockService:
 
         Args:
             blocks, prompt_digest: as of :class:`PullOrder`. The peer ignores the call if its lease has others.
+
+        Raises TypeError or ValueError if the prompt digest is none.
         """
+        check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life = self._running()
         self._thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -207,6 +207,21 @@ def test_what_cannot_be_kept_or_pulled_comes_out_all_the_same(ends: tuple[End, E
         assert owner.until("sent", f"k{number}").counters == {"lease_failed": 1}
     puller.service.pull(order("r", new_lease_name(), owner.address, into=(0, BLOCKS)))
     assert puller.until("received", "r").failed == {"r": (0, BLOCKS)}
+
+
+@pytest.mark.parametrize(("digest", "error"), [(None, TypeError), ("0" * 16, TypeError), (b"prompt", ValueError)])
+def test_a_digest_that_is_none_is_refused_at_once(ends: tuple[End, End], digest: Any, error: type[Exception]) -> None:
+    owner, _ = ends
+    lease = new_lease_name()
+    calls: list[Callable[[], None]] = [
+        lambda: owner.service.keep("r", lease, [3], digest),
+        lambda: owner.service.pull(order("r", lease, owner.address, prompt_digest=digest)),
+        lambda: owner.service.release((owner.address,), lease, (3,), digest),
+    ]
+    for call in calls:
+        with pytest.raises(error, match="prompt_digest"):
+            call()
+    assert owner.service.take() == Ended()
 
 
 def test_many_requests(ends: tuple[End, End]) -> None:
