@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +26,14 @@ BACKLOG = 65536
 """Clients that may wait to be accepted; the system lowers it to its own limit."""
 ACCEPT_PAUSE = 0.1
 """Seconds before accepting is tried again when the process has run out of file descriptors."""
+
+
+def _is_any_ipv6(host: str) -> bool:
+    """Return True for ``::``, however it is written."""
+    try:
+        return ipaddress.ip_address(host) == ipaddress.IPv6Address(ANY_IPV6)
+    except ValueError:  # a name
+        return False
 
 
 def _of_both_families(port: int) -> socket.socket | None:
@@ -67,7 +76,7 @@ class Listener:
     async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listener:
         """Port 0 is any free one. Raises LLMException: it cannot be had."""
         try:
-            if host == ANY_IPV6 and (sock := _of_both_families(port)) is not None:
+            if _is_any_ipv6(host) and (sock := _of_both_families(port)) is not None:
                 owner = contextlib.AsyncExitStack()
                 owner.callback(sock.close)
                 return cls([sock], owner, host, key)

@@ -78,24 +78,26 @@ async def test_a_cluster_that_listens_on_ipv6_says_so() -> None:
             await LLMDataDist(LLMRole.MIX, 2, LLMConfig(listen=f"[::1]:{port}")).init()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(("everywhere", "host"), [("::", "127.0.0.1"), ("::", "::1"), ("0::0", "127.0.0.1")])
 async def test_a_cluster_that_listens_on_all_addresses_takes_peers_of_both_families(
-    host: str, caplog: pytest.LogCaptureFixture
+    everywhere: str, host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "aiodatadist")
     async with (
-        open_cluster(1, listen_ip_info="[::]:0", auth_key="a secret of 16 bytes") as owner,
+        open_cluster(1, listen_ip_info=f"[{everywhere}]:0", auth_key="a secret of 16 bytes") as owner,
         open_cluster(2, device_id=1, auth_key="a secret of 16 bytes") as cluster,
     ):
         assert owner.datadist.listen_address is not None
         any_address, port = owner.datadist.listen_address
-        assert any_address == "::"
+        assert any_address == everywhere
         info = LLMClusterInfo(1)
         info.append_remote_ip_info(host, port)
         status, _ = await cluster.datadist.link_clusters([info], 10_000)
         assert status is LLMStatusCode.LLM_SUCCESS
-        with pytest.raises(LLMException, match=rf"^init: \[::\]:{port} is in use"):
-            await LLMDataDist(LLMRole.MIX, 3, LLMConfig(listen=f"[::]:{port}", auth_key="a secret of 16 bytes")).init()
+        with pytest.raises(LLMException, match=rf"^init: \[{everywhere}\]:{port} is in use"):
+            await LLMDataDist(
+                LLMRole.MIX, 3, LLMConfig(listen=f"[{everywhere}]:{port}", auth_key="a secret of 16 bytes")
+            ).init()
     assert "::ffff:" not in caplog.text
 
 
