@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import product
 from math import gcd, prod
 from typing import Annotated, Literal
@@ -31,13 +30,6 @@ Axes = Annotated[tuple[Axis, ...], Field(max_length=MAX_AXES), FailFast()]
 Word = Annotated[str, Field(max_length=MAX_WORD)]
 Layout = Annotated[dict[Word, Word | Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(max_length=MAX_LAYOUT)]
 """What has to be the same at both ends of a transfer."""
-
-
-def as_word(text: str) -> str:
-    """Return a text that a layout can have: this one, or its beginning and a digest that stands for all of it."""
-    if len(text) <= MAX_WORD:
-        return text
-    return f"{text[: MAX_WORD - 36]}... {blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 class BlockShape(BaseModel):

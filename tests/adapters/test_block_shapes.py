@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import IncompatiblePeer
-from aiodatadist.adapters.block_shapes import MAX_WORD, Axes, Axis, End, as_word, axes_of, check_cut, parts_between
+from aiodatadist.adapters.block_shapes import Axes, Axis, End, axes_of, check_cut, parts_between
 
 EMPTY = -1
 
@@ -115,11 +115,3 @@ def test_numbers_of_a_long_prompts_units_are_made_at_once() -> None:
     assert list(parts.src) == [2 * token + 1 for token in range(16 << 10)]
     assert list(parts.dst) == list(range(16 << 10))
     assert len(divisions) < 100
-
-
-def test_a_word_of_a_layout_is_short_and_stands_for_the_whole_text() -> None:
-    assert as_word("x" * MAX_WORD) == "x" * MAX_WORD
-    one, other = as_word("x" * 1000), as_word("x" * 1001)
-    assert len(one) == len(other) == MAX_WORD
-    assert one != other
-    assert one == as_word("x" * 1000)

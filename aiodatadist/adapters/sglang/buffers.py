@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from aiodatadist.adapters.block_service import TensorGroup
-from aiodatadist.adapters.block_shapes import as_word
+from aiodatadist.adapters.meaning import word
 
 
 def groups_of(
@@ -37,7 +37,7 @@ def layout_of(args: Any, ranks: int) -> dict[str, str | int]:
         "page_size": int(args.page_size),
         "kv_item_lens": _short(args.kv_item_lens),
         "aux_item_lens": _short(args.aux_item_lens),
-        "kv_layout": as_word(str(getattr(args, "kv_layout", None) or "")),
+        "kv_layout": word(str(getattr(args, "kv_layout", None) or "")),
         "tensor_parallel_size": ranks,
     }
 
@@ -45,7 +45,7 @@ def layout_of(args: Any, ranks: int) -> dict[str, str | int]:
 def _short(lengths: Sequence[int]) -> str:
     """Return a text of at most 64 characters that is the same for the same lengths only: ``2048x4,64``, or a digest."""
     runs = [(int(length), len(list(same))) for length, same in groupby(lengths)]
-    return as_word(",".join(f"{length}x{count}" if count > 1 else str(length) for length, count in runs))
+    return word(",".join(f"{length}x{count}" if count > 1 else str(length) for length, count in runs))
 
 
 def check_no_state(args: Any) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from aiodatadist.adapters.block_shapes import Axes, BlockShape, as_word, axes_of
+from aiodatadist.adapters.block_shapes import Axes, BlockShape, axes_of
+from aiodatadist.adapters.meaning import word
 from aiodatadist.errors import ParamInvalid
 
 
@@ -55,6 +56,6 @@ def layout_of(layers: list[list[Any]], shape: BlockShape, ranks: int) -> dict[st
         "layers": len(layers),
         "tensors": sum(map(len, layers)),
         "dtype": str(first.dtype),
-        "block_shape": as_word(", ".join("x".join(map(str, each)) for each in sizes)),
+        "block_shape": word(", ".join("x".join(map(str, each)) for each in sizes)),
         "tensor_parallel_size": ranks,
     }
