@@ -130,12 +130,14 @@ static bool mixes(const roce_end *end, aclrtContext context)
     CHECK_OK(get_many(end, end->gated, 0));
     atomic_store(&beside.over, true);
     pthread_join(thread, NULL);
-    CHECK_OK(get(end, end->gated, LENT - 64, 0, 64));       /* behind all of them on the communicator's own stream */
+    aclrtStream last = new_stream();                        /* the others may wait for a notify that one of them has taken */
+    CHECK_OK(get(end, last, LENT - 64, 0, 64));             /* behind this call's batch on the communicator's own stream */
     await_change(end->mine + LENT - 64, 0);
     for (uint64_t i = 0; i < ITEMS; i++)
         mixed |= all_are(end->mine + i * 2 * SIZE, SIZE, 0);
     CHECK_OK(aclrtStreamAbort(end->gated));                 /* of several ends the notify tells one */
     CHECK_OK(aclrtStreamAbort(end->free));
+    CHECK_OK(aclrtDestroyStreamForce(last));
     return mixed;
 }
 
