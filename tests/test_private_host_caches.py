@@ -18,7 +18,7 @@ from aiodatadist import (
     ParamInvalid,
     Placement,
 )
-from aiodatadist.testing import cluster_info, open_cluster, pattern
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern
 from tests.strict.marks import IS_HCCS, any_memory
 
 HOST = CacheDesc(2, [4, 4096], DataType.DT_UINT8, Placement.HOST)
@@ -30,8 +30,12 @@ modes = pytest.mark.parametrize(
 )
 
 
-def host_tensors() -> list[Any]:
-    return [np.zeros(HOST.size, np.uint8) for _ in range(HOST.num_tensors)]
+def host_tensors(cluster: Cluster) -> list[Any]:
+    """Memory of numpy's; where links are over HCCS, pinned memory, because other memory is refused there."""
+    if not IS_HCCS:
+        return [np.zeros(HOST.size, np.uint8) for _ in range(HOST.num_tensors)]
+    pinned = [cluster.datadist.device.allocate(HOST.size, Placement.HOST) for _ in range(HOST.num_tensors)]
+    return [np.frombuffer(memory.view(), np.uint8) for memory in pinned]
 
 
 @modes
@@ -41,7 +45,7 @@ async def test_it_is_pulled_into_whether_it_was_registered_before_the_link_or_be
         manager = decoder.datadist.cache_manager
         await prompt.blocks(DEVICE)
         await prompt.contiguous(DEVICE, [CacheKey(1, i) for i in range(4)])
-        first, slots, second = host_tensors(), host_tensors(), host_tensors()
+        first, slots, second = host_tensors(decoder), host_tensors(decoder), host_tensors(decoder)
         blocks = await manager.register_blocks_cache(HOST, first)
         contiguous = await manager.register_cache(HOST, slots)
         await decoder.datadist.link_clusters([cluster_info(prompt)])
@@ -72,8 +76,8 @@ async def test_peers_do_not_see_it_and_it_is_pushed_to_no_peer() -> None:
         await prompt.blocks(DEVICE)
         theirs = await prompt.blocks(DEVICE, 1)
         manager = decoder.datadist.cache_manager
-        cache = await manager.register_blocks_cache(HOST, host_tensors(), BlocksCacheKey(2))
-        refused = await manager.register_blocks_cache(HOST, host_tensors(), remote_accessible=False)
+        cache = await manager.register_blocks_cache(HOST, host_tensors(decoder), BlocksCacheKey(2))
+        refused = await manager.register_blocks_cache(HOST, host_tensors(decoder), remote_accessible=False)
         await decoder.datadist.link_clusters([cluster_info(prompt)])
         await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
         with pytest.raises(ParamInvalid, match="not remote accessible"):

@@ -129,6 +129,8 @@ class Caches:
         Args:
             addrs: for each tensor a torch or torch_npu tensor, a numpy array, another writable buffer, or the address of
                 ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is not.
+                On an NPU host memory should be pinned, and has to be where links may be over HCCS: take it from
+                :meth:`allocate_cache`, ``tensor.pin_memory()`` of torch_npu, or ``aclrtMallocHost``.
             cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
             remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
                 memory does; host memory takes part as the destination of this cluster's own pulls alone.

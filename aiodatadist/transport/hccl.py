@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUFFER_MIB = 200  # the vendor's default
+PINNED = "allocate it with allocate_cache, or pin it: tensor.pin_memory() of torch_npu, or aclrtMallocHost"
 HUGE_PAGE = 2 << 20  # bytes; where the runtime does not say, and a multiple of any other
 
 
@@ -117,8 +118,8 @@ class HcclTransport(Transport):
                     raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
         if may_use_hccs(self._runtime):
             self._check_pages([region for region in fresh if region.placement is Placement.DEVICE])
-        if not self._runtime.is_soft:
-            self._look_at_host([region for region in fresh if region.placement is Placement.HOST])
+        if may_use_hccs(self._runtime) or not self._runtime.is_soft:
+            self._check_pinned([region for region in fresh if region.placement is Placement.HOST])
         handles = await in_thread(self._register_all, fresh, undo=self._deregister_all)
         self._regions.update({region: (handle, 0) for region, handle in handles.items()})
         self.epoch += bool(handles) or not all(map(self._is_offered, set(regions) - set(fresh)))
@@ -142,16 +143,31 @@ class HcclTransport(Transport):
                     hint="align each tensor to 2 MiB, take memory of a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
                 )
 
-    def _look_at_host(self, regions: list[Region]) -> None:
-        """Whether the driver registers ordinary memory of the host is not known: say so while the caller is here."""
+    def _check_pinned(self, regions: list[Region]) -> None:
+        """HCCL maps HOST memory for the device on every channel that it is bound to, over HCCS, too, although no peer sees it
+        there. The vendor's manual wants it pinned; elsewhere it may make every link fail.
+
+        Over RoCE the driver's answer is not known: say so while the caller is here.
+
+        Raises:
+            ParamInvalid: if a region is not pinned and a link may be over HCCS.
+        """
         places = self.device.placements_of(region.address for region in regions)
         for region, place in zip(regions, places, strict=True):
-            if place is not Placement.HOST:
-                logger.warning(
-                    "%d bytes of HOST memory at %#x are not from aclrtMallocHost: because of them links over RoCE may fail",
-                    region.nbytes,
-                    region.address,
+            if place is Placement.HOST:
+                continue
+            if may_use_hccs(self._runtime):
+                raise ParamInvalid(
+                    f"{region.nbytes} bytes of HOST memory at {region.address:#x} are not pinned: where links may be over "
+                    "HCCS, HOST memory has to be from aclrtMallocHost",
+                    hint=PINNED,
                 )
+            logger.warning(
+                "%d bytes of HOST memory at %#x are not from aclrtMallocHost: because of them links over RoCE may fail; %s",
+                region.nbytes,
+                region.address,
+                PINNED,
+            )
 
     def _register_all(self, regions: list[Region]) -> dict[Region, Handle]:
         handles: dict[Region, Handle] = {}

@@ -25,6 +25,7 @@
  *                          hccs: - HOST memory of a peer is out of reach (HCCL_E_INTERNAL)
  *                                - a DEVICE region starts on a page: of 2 MiB, or of its aclrtMalloc allocation
  *                                  (HcclCommPrepare: HCCL_E_RUNTIME)
+ *                                - bound HOST memory is from aclrtMallocHost (HcclCommPrepare: HCCL_E_RUNTIME)
  *                          aicpu: as hccs, but a batch is unfolded on the device (hccl_unfold.h) unless hcclOpExpansionMode is 1
  *                          or HCCL_OP_EXPANSION_MODE is HOST: its copies run on the communicator's own stream, an abort
  *                          stops none of them, one notify of the communicator reports all ends, two calls at once mix their

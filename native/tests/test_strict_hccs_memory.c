@@ -134,6 +134,33 @@ static void starts(uint32_t rank, int other)
     free(ordinary);
 }
 
+static void pinned(uint32_t rank, int other)
+{
+    bool hccs = strcmp(getenv("SOFTNPU_STRICT"), "roce") != 0;
+    void *ordinary = malloc(SIZE), *memory;
+    CHECK_OK(aclrtMallocHost(&memory, SIZE));
+    for (int i = 0; i < 2; i++) {
+        HcclComm comm = new_one_sided("pinned", rank);
+        CommMem mem = { COMM_MEM_TYPE_HOST, i ? ordinary : memory, SIZE };
+        void *handle = NULL;
+        CHECK_OK(HcclRegisterGlobalMem(&mem, &handle));
+        CHECK_OK(HcclCommBindMem(comm, handle));
+        CHECK_EQ(prepare(comm, 10), i && hccs ? HCCL_E_RUNTIME : HCCL_SUCCESS);
+        CHECK_OK(HcclCommDestroy(comm));
+        CHECK_OK(HcclDeregisterGlobalMem(handle));
+        in_step(other);
+    }
+    CHECK_OK(aclrtFreeHost(memory));
+    free(ordinary);
+}
+
+TEST(test_host_memory_is_pinned_over_hccs)
+{
+    run_strict("hccs", pinned);
+    run_strict("aicpu", pinned);
+    run_strict("roce", pinned);
+}
+
 TEST(test_a_region_starts_on_a_page_over_hccs)
 {
     run_strict("hccs", starts);
@@ -149,6 +176,7 @@ int main(void)
     RUN(test_host_memory_of_a_peer_is_out_of_reach_over_hccs);
     RUN(test_host_memory_of_a_peer_is_in_reach_over_roce);
     RUN(test_host_memory_of_this_side_is_as_good_as_any_over_hccs);
+    RUN(test_host_memory_is_pinned_over_hccs);
     RUN(test_a_region_starts_on_a_page_over_hccs);
     RUN(test_a_region_starts_anywhere_over_roce);
     return check_done();

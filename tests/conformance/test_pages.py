@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from typing import Any
 
@@ -22,6 +23,8 @@ from aiodatadist import (
 )
 from aiodatadist.device import Device
 from aiodatadist.transport import Region, open_transport
+from aiodatadist.transport.hccl import PINNED
+from tests.strict.marks import any_memory
 
 PAGE = 2 << 20
 DESC = CacheDesc(1, [4, 1024], DataType.DT_UINT8)
@@ -81,6 +84,7 @@ async def test_memory_that_does_not_start_with_a_page(strict: str, refused: set[
     assert out.decode().splitlines() == [REFUSED if i in refused else "taken" for i in range(9)]
 
 
+@any_memory
 @pytest.mark.usefixtures("no_leaks")
 async def test_host_memory_that_is_not_the_runtimes_is_warned_of_on_an_npu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -96,9 +100,47 @@ async def test_host_memory_that_is_not_the_runtimes_is_warned_of_on_an_npu(
             await transport.aclose()
     assert caplog.messages == [
         f"65536 bytes of HOST memory at {ordinary.ctypes.data:#x} are not from aclrtMallocHost: because of them links over "
-        "RoCE may fail"
+        f"RoCE may fail; {PINNED}"
     ]
 
 
+async def host() -> None:
+    """Pinned memory, then ordinary memory: as a transport takes it, and then behind its back, as HCCL takes it."""
+    ordinary = np.zeros(65536, np.uint8)
+    async with await Device.open(0) as device:
+        transport = open_transport("hccl", device)
+        pinned = device.allocate(65536, Placement.HOST)
+        for address in (pinned.address, ordinary.ctypes.data):
+            try:
+                await transport.register([Region(address, 65536, Placement.HOST)])
+                print("taken")
+            except ParamInvalid as error:
+                print(re.sub("0x[0-9a-f]+", "ADDRESS", f"{error.args[0]} ({error.hint})"))
+        await transport.aclose()
+
+
+UNPINNED = (
+    "65536 bytes of HOST memory at ADDRESS are not pinned: where links may be over HCCS, HOST memory has to be from "
+    f"aclrtMallocHost ({PINNED})"
+)
+
+
+@pytest.mark.parametrize(
+    ("strict", "said"), [("", "taken"), ("roce", "taken"), ("hccs", UNPINNED), ("aicpu", UNPINNED)]
+)
+async def test_host_memory_that_is_not_pinned(strict: str, said: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__,
+        "host",
+        env={**os.environ, "SOFTNPU_STRICT": strict},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert out.decode().splitlines() == ["taken", said]
+
+
 if __name__ == "__main__":
-    asyncio.run(program())
+    asyncio.run(host() if sys.argv[1:] == ["host"] else program())

@@ -91,6 +91,7 @@ aclError    soft_map_add(const soft_range *range);          /* 107000 when it ov
 bool        soft_map_take(const void *base, soft_origin origin, soft_range *out);   /* finds by exact start and removes */
 bool        soft_map_find(const void *addr, soft_range *out);             /* the range that holds addr */
 soft_where  soft_map_where(const void *addr, uint64_t size, soft_span *span);
+bool        soft_map_is_ordinary(const void *addr);         /* with SOFTNPU_STRICT: adopted HOST memory, which no call pinned */
 aclError    soft_map_retain(const soft_range *range);       /* adds an adopted range, or counts one more reference to it */
 aclError    soft_map_release(const void *base, uint64_t size);
 

@@ -7,6 +7,8 @@ static HcclResult connect_and_swap(hccl_comm *comm, const hccl_wait *wait, const
     HcclResult code = hccl_mesh_connect(comm, wait, -1);
     if (!code)
         code = hccl_strict_pages(wait->function, bound);
+    if (!code)
+        code = hccl_strict_pinned(wait->function, bound);
     for (uint32_t rank = 0; !code && rank < comm->size; rank++)       /* all ranks in one order: no circle of waiting */
         if (rank != comm->rank)
             code = hccl_swap(comm, wait, rank, bound, HCCL_PREPARE);

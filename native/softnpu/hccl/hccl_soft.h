@@ -115,6 +115,7 @@ HcclResult hccl_strict_destroy_enter(const char *function);            /* likewi
 void       hccl_strict_destroy_leave(void);
 bool       hccl_strict_hides(const hccl_region *region);
 HcclResult hccl_strict_pages(const char *function, const hccl_regions *bound);
+HcclResult hccl_strict_pinned(const char *function, const hccl_regions *bound);
 
 /* ---- hccl_remote.c: memory of a peer. The table is changed under the communicator's lock. ---- */
 typedef struct hccl_remote {

@@ -26,6 +26,20 @@ static uint64_t page_at(const void *addr)
     return attributes.pageSize;
 }
 
+/* HOST memory is mapped for the device at Prepare, over HCCS, too, although no peer is told of it; the vendor's manual wants it
+ * from aclrtMallocHost. What the driver answers for ordinary memory over RoCE is not known, so there it is taken.
+ * [src local_ipc_rma_buffer_impl.cc:62, hccl_one_sided_service.cc:878-905; doc hixl CacheManager] */
+HcclResult hccl_strict_pinned(const char *function, const hccl_regions *bound)
+{
+    for (size_t i = 0; soft_is_hccs() && i < bound->count; i++) {
+        const hccl_region *region = bound->item[i];
+        if (region->mem.type == COMM_MEM_TYPE_HOST && soft_map_is_ordinary(region->mem.addr))
+            return soft_hccl_error(HCCL_E_RUNTIME, "%s: the registered %llu bytes of HOST memory at %p are not pinned: they are not "
+                                   "from aclrtMallocHost", function, (unsigned long long)region->mem.size, region->mem.addr);
+    }
+    return HCCL_SUCCESS;
+}
+
 HcclResult hccl_strict_pages(const char *function, const hccl_regions *bound)
 {
     for (size_t i = 0; soft_is_hccs() && i < bound->count; i++) {

@@ -150,3 +150,9 @@ bool soft_span_of(const void *addr, uint64_t size, soft_span *span)
         *span = found;
     return true;
 }
+
+bool soft_map_is_ordinary(const void *addr)
+{
+    soft_range range;
+    return soft_is_strict() && soft_map_find(addr, &range) && range.origin == SOFT_ADOPTED && range.span.placement == 0;
+}

@@ -169,6 +169,8 @@ aclError aclrtPointerGetAttributes(const void *ptr, aclrtPtrAttributes *attribut
         return soft_null(ptr ? "attributes" : "ptr");
     soft_span span;
     *attributes = (aclrtPtrAttributes){ .location = { .id = 0, .type = (aclrtMemLocationType)2 } };   /* 2: unregistered */
+    if (soft_map_is_ordinary(ptr))                          /* the vendor's driver knows nothing of it */
+        return ACL_SUCCESS;
     if (soft_span_of(ptr, 1, &span)) {
         attributes->location.id = (uint32_t)span.device;
         attributes->location.type = span.placement == 1 ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_HOST;
