@@ -27,18 +27,16 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import BlocksCacheKey
 from aiodatadist.values.foreign import printable
+from aiodatadist.values.peer_budget import Budget
 from aiodatadist.wire.reasons import reason_of
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 4096
 """Ends of transfers that are kept for those who ask late."""
-MAX_PUSHES = 16384
-"""Transfers that peers may ask for at a time."""
-MAX_BEGUN = 1 << 22
-"""Numbers of blocks in wants, whole ones and others, that are under way."""
 MAX_ANSWERS = 4096
 """To one peer, that wait until it takes those before them; further ones it does not get."""
 Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
@@ -107,7 +105,8 @@ class OutgoingPushes:
         self._pushes: dict[str, _Push] = {}
         self._over: OrderedDict[str, str] = OrderedDict()
         self._begun: dict[tuple[LinkedPeer, str], list[int]] = {}
-        self._numbers = 0  # in those, and in wants
+        self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
+        self._numbers: Counter[int] = Counter()  # of blocks in them
         self._answers: Counter[int] = Counter()  # under way, by cluster
 
     # ---- what the engine says ----
@@ -147,25 +146,42 @@ class OutgoingPushes:
     def more(self, peer: LinkedPeer, more: More) -> None:
         """Of a want that follows."""
         key = peer, more.transfer
-        has_room = key in self._begun or len(self._begun) < MAX_PUSHES
-        if has_room and self._numbers + len(more.into) <= MAX_BEGUN:
+        if self._refusal(peer, int(key not in self._begun), len(more.into)) is None:  # else its want is not whole
+            self._count(peer, int(key not in self._begun), len(more.into))
             self._begun.setdefault(key, []).extend(more.into)
-            self._numbers += len(more.into)
+
+    def _refusal(self, peer: LinkedPeer, wants: int, numbers: int) -> str | None:
+        """Why a peer may not ask for so many more; None: it may. What other peers ask for does not matter."""
+        if wants and self._asked[peer.cluster_id] >= peer_budget.WANTS:
+            limit, most = Budget.WANTS, peer_budget.WANTS
+        elif self._numbers[peer.cluster_id] + numbers > peer_budget.WANT_BLOCKS:
+            limit, most = Budget.WANT_BLOCKS, peer_budget.WANT_BLOCKS
+        else:
+            return None
+        self._tell(lambda ended: ended.counters.update(wants_refused=1))
+        return f"too many are under way: the limit of a peer's {limit.value} is {most}"
+
+    def _count(self, peer: LinkedPeer, wants: int, numbers: int) -> None:
+        """Under way from now on; no longer, if negative."""
+        for counter, change in ((self._asked, wants), (self._numbers, numbers)):
+            counter[peer.cluster_id] += change
+            if not counter[peer.cluster_id]:
+                del counter[peer.cluster_id]
 
     def _take_begun(self, key: tuple[LinkedPeer, str]) -> list[int]:
-        begun = self._begun.pop(key, [])
-        self._numbers -= len(begun)
+        if key not in self._begun:
+            return []
+        begun = self._begun.pop(key)
+        self._count(key[0], -1, -len(begun))
         return begun
 
     async def want(self, peer: LinkedPeer, want: Want) -> None:
         want = want.model_copy(update={"into": (*self._take_begun((peer, want.transfer)), *want.into)})
-        if len(want.into) != want.count or self._numbers + len(want.into) > MAX_BEGUN:
-            reason = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
-            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
-            return
-        if want.transfer not in self._pushes and len(self._pushes) >= MAX_PUSHES:
-            reason = f"{len(self._pushes)} other transfers are under way"
-            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
+        refusal = self._refusal(peer, 1, len(want.into))
+        if len(want.into) != want.count:
+            refusal = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
+        if refusal is not None:
+            await self._answer(peer, Refused(transfer=want.transfer, reason=refusal))
             return
         push = self._find(want.transfer)
         if push is None:
@@ -175,7 +191,7 @@ class OutgoingPushes:
             await self._answer(peer, Refused(transfer=want.transfer, reason="another request has this name"))
         else:
             push.want, push.peer = want, peer
-            self._numbers += len(want.into)
+            self._count(peer, 1, len(want.into))
             push.scope.deadline = math.inf
             push.news.wake()
             self._tell(lambda ended: ended.wanted.add(want.transfer))
@@ -238,7 +254,8 @@ class OutgoingPushes:
 
     def _end(self, transfer: str, push: _Push, how: str) -> None:
         del self._pushes[transfer]
-        self._numbers -= 0 if push.want is None else len(push.want.into)
+        if push.want is not None:
+            self._count(push.peer, -1, -len(push.want.into))
         self._over[transfer] = how
         while len(self._over) > REMEMBERED:
             self._over.popitem(last=False)

@@ -12,6 +12,7 @@ import pytest
 
 from aiodatadist.adapters import push_out
 from aiodatadist.adapters.push_messages import Drop, More, Want
+from aiodatadist.values import peer_budget
 from tests.adapters.test_pushes import End
 
 
@@ -33,7 +34,7 @@ def outgoing(end: End) -> push_out.OutgoingPushes:
 def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_out, "MAX_PUSHES", 10)
+    monkeypatch.setattr(peer_budget, "WANTS", 10)
     prefill, decode = ends
     life, pushes = decode.service._life, outgoing(prefill)
     assert life is not None
@@ -42,14 +43,15 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
         peer = await life._links.link(prefill.address)
         for number in range(30):
             await life._post(peer, More(transfer=f"{number}", into=()))
-        await life._post(peer, Want(transfer="last", first=0, into=(0, 1), count=2, caches=0, layout={}))
+        await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout={}))
 
     decode.service._thread.call(lie)
-    prefill.until(lambda ended: "last" in ended.wanted)
-    assert len(pushes._begun) == 10
+    prefill.until(lambda ended: "0" in ended.wanted)
+    assert len(pushes._begun) == 9  # of the others
     decode.service.close()
     prefill.until(lambda _: not pushes._begun and not pushes._pushes)
-    assert pushes._numbers == 0
+    assert not pushes._numbers
+    assert not pushes._asked
 
 
 def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[End, End]) -> None:
@@ -67,7 +69,7 @@ def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[E
 
 
 def test_numbers_of_whole_wants_are_bounded(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_out, "MAX_BEGUN", 3)
+    monkeypatch.setattr(peer_budget, "WANT_BLOCKS", 3)
     prefill, decode = ends
     decode.expect("first", prefill.address, (0, 1))
     prefill.until(lambda ended: "first" in ended.wanted)

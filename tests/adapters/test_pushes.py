@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
-from aiodatadist.adapters import push_messages, push_out
+from aiodatadist.adapters import push_messages
 from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.values import peer_budget
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
@@ -407,7 +408,7 @@ def test_blocks_that_one_message_has_no_room_for(pages: int) -> None:
 
 
 def test_a_want_that_is_not_whole_is_refused(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_out, "MAX_BEGUN", 0)
+    monkeypatch.setattr(peer_budget, "WANT_BLOCKS", 0)
     monkeypatch.setattr(push_messages, "MAX_BLOCKS", 1)
     prefill, decode = ends
     decode.expect("t", prefill.address, (0, 1))
