@@ -108,6 +108,8 @@ def test_the_attention_of_a_workers_layers() -> None:
     config = vllm_config(compilation_config__static_forward_context=layers)
     said = vllm_identity.meaning_of(config, None)
     assert vllm_identity.with_layers(said, config) == {**said, "attention": "CPU_ATTN"}
+    config.cache_config.kv_cache_layout = "HND"  # as newer versions say it
+    assert vllm_identity.with_layers(said, config)["attention"] == "CPU_ATTN HND"
     assert vllm_identity.with_layers(said, vllm_config()) == said
 
 

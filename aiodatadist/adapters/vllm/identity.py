@@ -38,7 +38,8 @@ def with_layers(said: dict[str, str], vllm_config: Any) -> dict[str, str]:
     names = sorted({name for layer in layers.values() if (name := _attention_of(layer))})
     if not names:
         return said
-    return {**said, "attention": meaning.word(f"{'+'.join(names)} {_packing()}".strip())}
+    packing = getattr(vllm_config.cache_config, "kv_cache_layout", None) or _packing()
+    return {**said, "attention": meaning.word(f"{'+'.join(names)} {packing}".strip())}
 
 
 def _chosen_attention(vllm_config: Any) -> str:
