@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import multiprocessing
 from collections import Counter
+from contextlib import suppress
 from time import perf_counter
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType
@@ -59,7 +60,8 @@ async def crowd(count: int, is_one_sided: bool, is_known: bool, has_cancelled: b
                 task.cancel()
         ends: Counter[str] = Counter()
         for task in tasks:
-            await task.synchronize()
+            with suppress(asyncio.CancelledError):
+                await task.synchronize()
             error = None if task.cancelled() else task.exception()
             ends["cancelled" if task.cancelled() else "done" if error is None else type(error).__name__] += 1
         seconds = perf_counter() - start

@@ -27,7 +27,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.channels import LinkChannel
 from aiodatadist.link.checksums import Checks
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Question
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
@@ -52,36 +52,37 @@ class Requester:
     """Those of one link. Each is a task of the link's, and a completion that its caller may wait for.
 
     Attributes:
+        session: the link.
         checks: compares what arrived with what was sent.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self.checks = Checks(session)
         self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
-        self._lookups = _Lookups()
+        self._lookups = _Lookups(session)
 
     def end(self, failure: LinkError) -> None:
         """The link is over: so are the doubtful ones, and those whose task never began."""
         self._lookups.stop()
-        for operation in list(self._session.operations):
+        for operation in list(self.session.operations):
             operation.finish(TransferState.FAILED, failure)
 
     def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
         """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
-        session = self._session
+        session = self.session
         patience = STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * session.quiesce_seconds
         if session.channels.is_rdma:
             patience += CLEAN_SECONDS
         operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", patience)
         spec.entry.lease()
-        self._session.operations.add(operation)
+        self.session.operations.add(operation)
         if spec.is_request:
             session.counters.started()
 
         def ended(done: RemoteOperation) -> None:
-            self._session.operations.discard(operation)
+            self.session.operations.discard(operation)
             self._lookups.end(operation)
             if done.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
                 session.lose(spec.entry)
@@ -103,7 +104,7 @@ class Requester:
         operation.add_done_callback(ended)
         is_known = spec.entry.is_known and session.is_ready
         if is_known and not spec.is_request and not spec.checksum and session.catalogue.find(spec.key) is None:
-            _Lookup(self, session, self._lookups, operation, spec, what).ask()
+            _Lookup(self, operation, spec, what).ask(self._lookups)
         else:
             self.work_on(operation, spec, what)
         return operation
@@ -111,13 +112,13 @@ class Requester:
     def work_on(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
         """In a task of the link's."""
         operation.has_task = True
-        self._session.spawn(lambda: self._run(operation, spec, what))
+        self.session.spawn(lambda: self._run(operation, spec, what))
 
     async def _run(self, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
         try:
             with operation.scope:
                 if not spec.entry.is_known:
-                    await self._session.registry.make_reachable(spec.entry)
+                    await self.session.registry.make_reachable(spec.entry)
                 await (self._request if spec.is_request else self._arrange)(operation, spec)
             if operation.scope.cancelled_caught and not operation.is_doubtful:
                 operation.finish(TransferState.CANCELLED)
@@ -130,7 +131,7 @@ class Requester:
 
     async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
-        transfer = self._session.submit(
+        transfer = self.session.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         if spec.checksum:
@@ -181,7 +182,7 @@ class Requester:
             CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
             LLMException: the plan does not fit.
         """
-        session, wanted = self._session, ""
+        session, wanted = self.session, ""
         with anyio.move_on_after(seconds):
             while True:
                 wanted = "say where its cache is"
@@ -200,7 +201,7 @@ class Requester:
         Raises:
             CacheNotFound: the peer has no such cache.
         """
-        session, name = self._session, name_of(key)
+        session, name = self.session, name_of(key)
         while (known := session.catalogue.find(key)) is None:
             found = await session.questions.ask(lambda call: _lookup(call, name), Found, name)
             if not isinstance(found, Found) or found.cache is None:
@@ -211,7 +212,7 @@ class Requester:
 
     async def _request(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """Until the peer said that it is done, or stopped, the destination is not free."""
-        self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
+        self.session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         await self._grant(spec.entry)
         await self._ask(operation, spec, is_first=True)
         if not operation.is_done and not operation.is_doubtful:
@@ -222,7 +223,7 @@ class Requester:
         """Until it is over; or, the first time, until the peer said that it was not told of the destination."""
         checksums = spec.pieces if spec.checksum else 0
         try:
-            with self._session.questions.open(spec.message, Pulled, checksums=checksums) as question:
+            with self.session.questions.open(spec.message, Pulled, checksums=checksums) as question:
                 await self._answer(operation, question, spec, is_first)
         except ProtocolError as error:
             raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
@@ -247,16 +248,16 @@ class Requester:
 
     async def _grant(self, entry: Entry, *, anew: bool = False) -> None:
         """Tell the peer where a cache of this end is. ``anew``: also if it was told, which it did not hear."""
-        peer_leases = self._session.peer_leases
+        peer_leases = self.session.peer_leases
         await peer_leases.wait_settled(entry)
         if not entry.is_live:
             raise CacheNotFound(f"cache {entry.cache_id} is being given up")
         if peer_leases.told(entry) or anew:
-            self._session.post(Grant(cache=entry.message()))
+            self.session.post(Grant(cache=entry.message()))
 
     async def _stop(self, operation: RemoteOperation, question: Question) -> None:
         """The peer is too slow, or its bytes are not wanted any more: until it says that it stopped, or the link ends."""
-        session = self._session
+        session = self.session
         if not session.is_open:
             self._doubt(operation)
             return
@@ -277,7 +278,7 @@ class Requester:
     def _doubt(self, operation: RemoteOperation) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""
         operation.is_doubtful = True
-        self._session.check_idle()
+        self.session.check_idle()
 
     def _conclude(
         self, operation: RemoteOperation, answer: Pulled, spec: TransferSpec, seconds: float, *, is_late: bool
@@ -299,13 +300,13 @@ class Requester:
     def _refused(self, answer: Pulled, key: Key) -> LLMException:
         if answer.status == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
             return CacheNotFound(
-                f"cluster {self._session.cluster_id} offers no cache for {key}",
+                f"cluster {self.session.cluster_id} offers no cache for {key}",
                 hint="has it been made there, or has its key been consumed by a pull?",
             )
         if answer.status == LLMStatusCode.LLM_NOT_YET_LINK:  # it heard the request when it had begun to end the link
             return LinkClosed(
-                f"cluster {self._session.cluster_id} has ended the link, and said: {printable(answer.reason)}",
-                peer=self._session.cluster_id,
+                f"cluster {self.session.cluster_id} has ended the link, and said: {printable(answer.reason)}",
+                peer=self.session.cluster_id,
                 hint="link again",
             )
         return status_error(answer)
@@ -333,26 +334,63 @@ def _unforeseen(what: str, error: Exception) -> InternalError:
 
 
 class _Lookups:
-    """Those of one link that wait for an answer, with one timer for all: most have theirs long before it is of use."""
+    """Those of one link that wait for an answer, by name: all transfers that want the same cache share one question.
 
-    def __init__(self) -> None:
-        self._waiting: dict[RemoteOperation, _Lookup] = {}
+    There is one timer for all: most have their answers long before it is of use.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._asked: dict[Name, _Asked] = {}
+        self._names: dict[RemoteOperation, Name] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def begin(self, operation: RemoteOperation, lookup: _Lookup) -> None:
-        self._waiting[operation] = lookup
-        if lookup.look_at < self._timer_at:
-            self._set_timer(lookup.look_at)
+    def begin(self, lookup: _Lookup) -> None:
+        """Ask for its cache, unless that is asked already. Raises LLMException: it cannot be asked."""
+        name, operation = name_of(lookup.spec.key), lookup.operation
+        asked = self._asked.get(name)
+        if asked is None:
+            asked = self._asked[name] = _Asked(self._session, name, self._answered)
+        asked.waiting[operation] = lookup
+        self._names[operation] = name
+        if asked.question is None:
+            asked.ask()
+        else:
+            asked.late.add(operation)
+        look_at = min(asked.ask_at, lookup.end)
+        if look_at < self._timer_at:
+            self._set_timer(look_at)
 
     def end(self, operation: RemoteOperation) -> None:
-        lookup = self._waiting.pop(operation, None)
-        if lookup is not None:
-            lookup.close()
+        name = self._names.pop(operation, None)
+        if name is not None:
+            asked = self._asked[name]
+            del asked.waiting[operation]
+            asked.late.discard(operation)
+            if not asked.waiting:
+                asked.close()
+                del self._asked[name]
 
     def stop(self) -> None:
         """The link is over."""
         self._set_timer(math.inf)
+
+    def _answered(self, name: Name) -> None:
+        """All that wait for it continue, in the order in which they came. Those that came when the question was under way
+        ask once more, together, if there is no such cache: it may have been made meanwhile."""
+        asked = self._asked.pop(name)
+        answer = asked.close()
+        late = asked.late if isinstance(answer, Found) and answer.cache is None else set()
+        for operation in asked.waiting.keys() - late:
+            del self._names[operation]
+        if late:
+            again = self._asked[name] = _Asked(self._session, name, self._answered)
+            again.waiting = {operation: asked.waiting[operation] for operation in asked.waiting if operation in late}
+            again.ask()
+        for operation, lookup in asked.waiting.items():
+            if operation not in late and not operation.is_done:
+                lookup.answered(answer)
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
@@ -361,11 +399,53 @@ class _Lookups:
         self._timer = None if when == math.inf else asyncio.get_running_loop().call_at(when, self._look)
 
     def _look(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for operation, lookup in list(self._waiting.items()):
-            if lookup.look_at <= now and operation in self._waiting:
-                lookup.look(now)
-        self._set_timer(min((lookup.look_at for lookup in self._waiting.values()), default=math.inf))
+        now, next_at = asyncio.get_running_loop().time(), math.inf
+        for asked in list(self._asked.values()):
+            for lookup in [lookup for lookup in asked.waiting.values() if lookup.end <= now]:
+                lookup.too_late()
+            if asked.waiting:
+                if asked.ask_at <= now:
+                    asked.ask_again(now)
+                next_at = min(next_at, asked.ask_at, *(lookup.end for lookup in asked.waiting.values()))
+        self._set_timer(next_at)
+
+
+class _Asked:
+    """One question about a cache of the peer's.
+
+    Attributes:
+        waiting: transfers that want it.
+        late: those of them that came when it was asked already.
+        ask_at: when to say it again, as the event loop counts.
+    """
+
+    def __init__(self, session: Session, name: Name, then: Callable[[Name], None]) -> None:
+        self._session, self._name, self._then = session, name, then
+        self._pause = AGAIN_SECONDS
+        self.question: Question | None = None
+        self.waiting: dict[RemoteOperation, _Lookup] = {}
+        self.late: set[RemoteOperation] = set()
+        self.ask_at = asyncio.get_running_loop().time() + self._pause
+
+    def ask(self) -> None:
+        self.question = self._session.questions.start(self._words, Found, self._name, lambda: self._then(self._name))
+
+    def _words(self, call: int) -> Lookup:
+        return _lookup(call, self._name)
+
+    def ask_again(self, now: float) -> None:
+        """There is no answer yet. It, or the question, may have been lost."""
+        if self.question is not None:
+            self._session.post_again(self._words(self.question.number))
+        self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS)
+        self.ask_at = now + self._pause
+
+    def close(self) -> Answer | None:
+        """Its answer is there, or is not waited for any more."""
+        if self.question is None:
+            return None
+        self._session.questions.close(self.question)
+        return self.question.answer
 
 
 class _Lookup:
@@ -373,82 +453,47 @@ class _Lookup:
     does: it goes on in the call that brings the answer, and where that is not enough it gets one.
 
     Attributes:
-        look_at: when to say it again or, at the end of its time, to give up; as the event loop counts.
+        end: when to give up, as the event loop counts.
     """
 
-    def __init__(
-        self,
-        requester: Requester,
-        session: Session,
-        lookups: _Lookups,
-        operation: RemoteOperation,
-        spec: TransferSpec,
-        what: str,
-    ) -> None:
-        self._requester, self._session, self._lookups = requester, session, lookups
-        self._operation, self._spec, self._what = operation, spec, what
-        self._name = name_of(spec.key)
-        self._question: Question | None = None
-        self._pause = AGAIN_SECONDS
-        now = asyncio.get_running_loop().time()
-        self._end = now + spec.seconds
-        self.look_at = min(now + self._pause, self._end)
+    def __init__(self, requester: Requester, operation: RemoteOperation, spec: TransferSpec, what: str) -> None:
+        self._requester, self._what = requester, what
+        self.operation, self.spec = operation, spec
+        self.end = asyncio.get_running_loop().time() + spec.seconds
         operation.has_task = False
 
-    def ask(self) -> None:
+    def ask(self, lookups: _Lookups) -> None:
         """Whatever goes wrong, the operation tells it."""
-        self._lookups.begin(self._operation, self)
-        self._failing(self._ask)
-
-    def _ask(self) -> None:
-        self._question = self._session.questions.start(self._words, Found, self._name, self._answered)
-
-    def _words(self, call: int) -> Lookup:
-        return _lookup(call, self._name)
+        self._failing(lambda: lookups.begin(self))
 
     def _failing(self, step: Callable[[], None]) -> None:
         """What it raises fails the operation."""
         try:
             step()
         except LLMException as error:
-            self._operation.finish(TransferState.FAILED, error)
+            self.operation.finish(TransferState.FAILED, error)
         except Exception as error:
-            self._operation.finish(TransferState.FAILED, _unforeseen(self._what, error))
+            self.operation.finish(TransferState.FAILED, _unforeseen(self._what, error))
 
-    def close(self) -> None:
-        """Its answer is there, or is not waited for any more."""
-        if self._question is not None:
-            self._session.questions.close(self._question)
+    def too_late(self) -> None:
+        who, seconds = self._requester.session.cluster_id, self.spec.seconds
+        late = TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
+        self.operation.finish(TransferState.FAILED, late)
 
-    def look(self, now: float) -> None:
-        """There is no answer yet. It, or the question, may have been lost."""
-        self._failing(lambda: self._ask_again(now))
+    def answered(self, answer: Answer | None) -> None:
+        self._failing(lambda: self._go_on(answer))
 
-    def _ask_again(self, now: float) -> None:
-        if now >= self._end:
-            who, seconds = self._session.cluster_id, self._spec.seconds
-            raise TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
-        if self._question is not None:
-            self._session.post_again(self._words(self._question.number))
-        self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS)
-        self.look_at = min(now + self._pause, self._end)
-
-    def _answered(self) -> None:
-        self._lookups.end(self._operation)
-        self._failing(self._go_on)
-
-    def _go_on(self) -> None:
-        session, spec = self._session, self._spec
-        answer = None if self._question is None else self._question.answer
+    def _go_on(self, answer: Answer | None) -> None:
+        session, spec = self._requester.session, self.spec
         if isinstance(answer, Found) and answer.cache is None:
             raise _not_offered(session, spec.key)
         known = session.within_reach(spec.entry, spec.key) if session.is_ready else None
         if known is None:
-            self._requester.work_on(self._operation, spec, self._what)
+            self._requester.work_on(self.operation, spec, self._what)
             return
         remote, slot, link_channel = known
         grid = spec.grid(remote, slot)
         transfer = session.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
-        self._operation.follow(transfer)
+        self.operation.follow(transfer)
