@@ -88,7 +88,7 @@ class LLMConfig(BaseModel):
         enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
         link_total_time: seconds for a link by rank table; 0: what ``HCCL_CONNECT_TIMEOUT`` says, else 120.
         link_retry_count: attempts within that time.
-        local_comm_res: this device in a rank table, as JSON of version 1.0, or 1.2 (A3, which needs it). Without it that is
+        local_comm_res: this device in a rank table, as JSON of version 1.0, or 1.2 (A3). Without it, or with 1.3, that is
             made of this machine's address, the physical device id, and the address of the device's network card, which
             ``/etc/hccn.conf`` or ``hccn_tool`` knows. softnpu has addresses of its own.
         mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host: ``memory_size`` in bytes
@@ -123,7 +123,7 @@ class LLMConfig(BaseModel):
 
     model_config = ConfigDict(validate_assignment=True, extra="forbid")
 
-    device_id: Annotated[int | tuple[int, ...], BeforeValidator(rules.device_id)] = 0
+    device_id: Annotated[int | list[int], BeforeValidator(rules.device_id)] = 0
     listen_ip_info: Annotated[str | None, optional(rules.text("listen_ip_info"))] = None
     sync_kv_timeout: Annotated[int, BeforeValidator(rules.milliseconds)] = DEFAULT_SYNC_KV_TIMEOUT
     enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = True

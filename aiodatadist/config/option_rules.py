@@ -72,20 +72,20 @@ def optional(check: Check) -> BeforeValidator:
 # ---- numbers and words ----
 
 
-def device_id(value: Any) -> int | tuple[int, ...]:
+def device_id(value: Any) -> int | list[int]:
     """A device, or a list of them: int32, at least 0. Several are refused later, by :func:`one_device`."""
     if isinstance(value, (list, tuple)):
         checks.sequence(value, "device_id", int)
         if not value:
             raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
-        devices = tuple(_device(device) for device in value)
+        devices = [_device(device) for device in value]
         return devices[0] if len(devices) == 1 else devices
     return _device(value)
 
 
-def one_device(value: int | tuple[int, ...]) -> int:
+def one_device(value: int | list[int]) -> int:
     """Raises ParamInvalid: these are several."""
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
     return value
 
@@ -214,7 +214,7 @@ def count_options(entries: Mapping[Any, Any], name: str) -> None:
         raise ParamInvalid(f"{name} has {len(entries)} entries: the limit is {MAX_OPTIONS}")
 
 
-def take_device(entries: dict[str, str]) -> int | tuple[int, ...] | None:
+def take_device(entries: dict[str, str]) -> int | list[int] | None:
     """Remove the entries of ``ge_options`` that name a device, or several, and return it.
 
     Raises:

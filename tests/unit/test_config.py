@@ -198,6 +198,7 @@ def test_empty_address_is_no_address_and_empty_resource_is_said() -> None:
 def test_one_device_in_a_list_is_that_device() -> None:
     assert LLMConfig(**_any(device_id=[3])).device_id == 3
     assert LLMConfig(**_any(device_id=(3,))).device_id == 3
+    assert LLMConfig(**_any(device_id=[0, 1, 2])).device_id == [0, 1, 2]
 
 
 def test_milliseconds_may_be_digits() -> None:
@@ -371,8 +372,8 @@ OUTSIDE_THE_C_TYPE = [
 
 
 KEPT: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
-    "devices": ({"device_id": [0, 1]}, {"ge.exec.deviceId": "0;1", "ge.session_device_id": "0"}, "device_id is (0, 1)"),
-    "devices of ge_options": ({"ge_options": {"ge.exec.deviceId": "2;3"}}, {"ge.exec.deviceId": "2;3"}, "is (2, 3)"),
+    "devices": ({"device_id": [0, 1]}, {"ge.exec.deviceId": "0;1", "ge.session_device_id": "0"}, "device_id is [0, 1]"),
+    "devices of ge_options": ({"ge_options": {"ge.exec.deviceId": "2;3"}}, {"ge.exec.deviceId": "2;3"}, "is [2, 3]"),
     "pool": ({"ge_options": {"ge.flowGraphMemMaxSize": "1,2"}}, {"ge.flowGraphMemMaxSize": "1,2"}, "is '1,2': it has"),
     "no pool": (
         {"ge_options": {"GE.FLOWGRAPHMEMMAXSIZE": ""}},
@@ -502,7 +503,7 @@ def test_dictionary_given_as_ge_options_stays_as_it_is() -> None:
     [
         ({"nonsense": "1"}, "option 'nonsense' is not known"),
         ({"llm.DeviceId": "one"}, "option 'llm.DeviceId' is 'one': it has to be a number"),
-        ({"ge.exec.deviceId": "0;1"}, "device_id is (0, 1): exactly one device belongs to a process"),
+        ({"ge.exec.deviceId": "0;1"}, "device_id is [0, 1]: exactly one device belongs to a process"),
         ({"ge.exec.deviceId": "0;"}, "option 'ge.exec.deviceId' is '0;': it has to be a number, or several"),
         ({"ge.exec.deviceId": "0;1", "ge.session_device_id": "1"}, "'ge.exec.deviceId' is the same option"),
         ({"llm.GlobalResourceConfig": "{"}, "global_resource_config is not JSON"),
