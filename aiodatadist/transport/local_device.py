@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import logging
 import re
 import shutil
 import socket
@@ -18,9 +19,13 @@ from aiodatadist.transport.link_kind import A3
 if TYPE_CHECKING:
     from aiodatadist._native.runtime import Runtime
 
+logger = logging.getLogger(__name__)
+
 MAX_VALUE: Final = 127
 """Characters of an id or an address in a rank table; ours, far above any real one."""
 VERSIONS: Final = ("1.0", "1.2")
+GENERATED: Final = "1.3"
+"""The version with which upstream's connector asks for the description to be generated. Endpoints may be listed."""
 HCCN_CONF: Final = Path("/etc/hccn.conf")
 """Where the network cards of NPUs get their addresses from, ``address_N=ADDRESS`` by physical id, on the host."""
 HCCN_TOOL: Final = "/usr/local/Ascend/driver/tools/hccn_tool"
@@ -144,6 +149,15 @@ def check_device(found: dict[str, str], device: int, physical: int | None, *, ha
         )
 
 
+def asks_to_generate(resource: str) -> bool:
+    """Return True if a ``local_comm_res`` is of version 1.3: the manual recommends ``{"version": "1.3"}`` for every chip."""
+    try:
+        table = json.loads(resource)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and table.get("version") == GENERATED
+
+
 # ---- what is found ----
 
 
@@ -159,7 +173,13 @@ def describe(runtime: Runtime, index: int, resource: str | None = None) -> dict[
     """
     physical = runtime.physical_id(index)
     has_pods = bool(A3.match(runtime.chip))
-    if resource:
+    if resource and asks_to_generate(resource):
+        logger.warning(
+            "local_comm_res has version %s: this device's description is generated, and endpoints in local_comm_res have no "
+            "effect",
+            GENERATED,
+        )
+    elif resource:
         found = parse_resource(resource)
         if not runtime.is_soft or runtime.soft_strictness:
             check_device(found, index, physical, has_pods=has_pods)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import LLMStatusCode, ParamInvalid
+from aiodatadist._native.runtime import open_runtime
 from aiodatadist.device import Device
 from aiodatadist.transport import Endpoint
 from aiodatadist.transport.local_device import check_device, describe, device_address, parse_resource, resource_of
@@ -76,7 +77,7 @@ def test_numbers_are_numbers_or_text_and_what_may_be_left_out_is_empty() -> None
         (table({"device_port": 0}), "device[0].device_port is '0': it has to be a number from 1 to 65535"),
         (table(server={"server_id": None}), "server_list[0].server_id is None: it has to be text"),
         (table(server={"server_id": "s" * 128}), "it has to be text of at most 127 characters"),
-        (table(version="1.3"), "local_comm_res.version is '1.3': it has to be 1.0 (A2) or 1.2 (A3)"),
+        (table(version="1.1"), "local_comm_res.version is '1.1': it has to be 1.0 (A2) or 1.2 (A3)"),
         (table(status="initializing"), "local_comm_res.status is 'initializing': it has to be completed"),
         (table(version="1.2"), "local_comm_res has no super_pod_id: version 1.2 needs it"),
         (table(version="1.2", super_pod_list=PODS), "local_comm_res has no super_device_id: version 1.2 needs it"),
@@ -170,3 +171,14 @@ async def test_a_device_is_found_without_being_described() -> None:
 )
 def test_fields_are_found_again_in_what_is_made_of_them(given: dict[str, str]) -> None:
     assert {name: value for name, value in parse_resource(resource_of(given)).items() if value} == given
+
+
+@pytest.mark.parametrize(
+    "text", ['{"version": "1.3"}', '{"version": "1.3", "net_instance_id": "s", "endpoint_list": []}']
+)
+def test_version_1_3_asks_for_the_description_to_be_generated(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The manual recommends it for every chip, and upstream's own connector sends it by default."""
+    runtime = open_runtime()
+    assert describe(runtime, 1, text) == describe(runtime, 1)
+    (said,) = caplog.messages
+    assert "this device's description is generated, and endpoints in local_comm_res have no effect" in said
