@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
-from aiodatadist.errors import LinkError, LinkTimeout, LLMException, TransferTimeout
+from aiodatadist.errors import FeatureNotEnabled, LinkError, LinkTimeout, LLMException, TransferTimeout
 from aiodatadist.transport.contract import StillWritten
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
 CONFIG_BYTES = 300
 CONFIG_MAGIC = 0xF0F0F0F0
 NOT_SET = 0xFFFFFFFF
+NO_HCCS = (
+    "cards of one server that are in different HCCS groups have no link between them: set HCCL_INTRA_ROCE_ENABLE=1 at both "
+    "ends, or take two cards of one group (npu-smi info -t topo)"
+)
 EXPANSION_HOST = 1
 """The host unfolds batches. By default an A3 does it on the device, where an abort stops no copy and one notify of the
 communicator reports all ends (:func:`~aiodatadist.transport.link_kind.is_unfolded`)."""
@@ -126,7 +130,10 @@ class Communicator:
         how = ffi.new("HcclPrepareConfig *")
         with failing_as_link():
             code = self._runtime.hccl.HcclCommPrepare(self.handle, how, whole_seconds(seconds))
-            self._runtime.check_hccl("HcclCommPrepare", code)
+            try:
+                self._runtime.check_hccl("HcclCommPrepare", code)
+            except FeatureNotEnabled as error:
+                raise LinkError(*error.args, hint=NO_HCCS) from error
 
     def call_off(self) -> None:
         """Do not wait for peers any more; from any thread. An NPU cannot be told so once it waits."""

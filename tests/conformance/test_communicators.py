@@ -196,6 +196,23 @@ class TestPreparing:
                 await opening
             assert over[-1] == "HcclCommDestroy"
 
+    async def test_cards_that_have_no_link_are_told_the_rule_and_the_remedy(self) -> None:
+        """[src hccl_one_sided_service.cc IsUsedRdma: E_NOT_SUPPORT]"""
+
+        def program(device: Device, ends: tuple[Endpoint, Endpoint]) -> None:
+            comm = Communicator(device)
+            with device.current(), soft_faults_cleared():
+                comm.make(rank_table(ends), 0, communicator_config(next(names), 1, RdmaConfig()))
+                soft_fault("HcclCommPrepare:fail=5")
+                with pytest.raises(LinkError, match="HCCL_E_NOT_SUPPORT") as refused:
+                    comm.prepare(1)
+                comm.destroy()
+            assert "different HCCS groups" in str(refused.value.hint)
+            assert "HCCL_INTRA_ROCE_ENABLE=1 at both ends" in str(refused.value.hint)
+
+        async with two_transports() as ends:
+            await asyncio.to_thread(program, ends[0].device, (ends[0].endpoint, ends[1].endpoint))
+
     async def test_what_is_called_off_before_it_waits_never_waits(self) -> None:
         def program(device: Device, ends: tuple[Endpoint, Endpoint]) -> None:
             comm = Communicator(device)
