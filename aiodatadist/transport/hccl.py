@@ -63,7 +63,7 @@ def rank_table(endpoints: tuple[Endpoint, Endpoint]) -> str:
         names = ("device_ip", "device_port", "backup_device_ip", "super_device_id")
         given = {name: value for name in names if (value := getattr(end, name))}
         servers.setdefault(end.server_id, []).append({"device_id": end.device_id, **given, "rank_id": str(rank)})
-        if end.host_ip:
+        if end.host_ip and end.device_ip:  # without a device_ip HCCL would use the host's network cards for all devices
             host_ips[end.server_id] = {"host_ip": end.host_ip}
     table: dict[str, Any] = {
         "version": "1.0",

@@ -66,7 +66,7 @@ def _check_pods(mine: Endpoint, peer: Endpoint) -> None:
 
 
 def _check_address(whose: str, end: Endpoint) -> None:
-    if not (end.device_ip or end.host_ip):
+    if not end.device_ip:
         raise IncompatiblePeer(
             f"{whose} device {printable(end.device_id)} of server {printable(end.server_id)} has no device_ip: this link is "
             "RoCE, which needs the address of the device's network card",

@@ -83,14 +83,22 @@ def test_all_values_are_strings_and_every_rank_is_there(pair: tuple[Endpoint, En
 
 
 def test_what_else_was_given_of_a_device_is_in_the_table_and_what_was_not_is_left_out() -> None:
-    one = Endpoint("hccl", "ascend", "h", "s", "0", "", 1, device_port="16667", host_ip="10.1.1.1")
+    one = Endpoint("hccl", "ascend", "h", "s", "0", "10.0.0.9", 1, device_port="16667", host_ip="10.1.1.1")
     other = Endpoint("hccl", "ascend", "h", "s", "1", "10.0.0.1", 2, backup_device_ip="10.0.1.1")
     (server,) = json.loads(rank_table((one, other)))["server_list"]
     assert server == {
         "server_id": "s",
         "host_ip": "10.1.1.1",
         "device": [
-            {"device_id": "0", "device_port": "16667", "rank_id": "0"},
+            {"device_id": "0", "device_ip": "10.0.0.9", "device_port": "16667", "rank_id": "0"},
             {"device_id": "1", "device_ip": "10.0.0.1", "backup_device_ip": "10.0.1.1", "rank_id": "1"},
         ],
     }
+
+
+def test_the_hosts_address_is_left_out_where_the_device_has_none() -> None:
+    """HCCL would take it for host network cards, for the whole communicator. [src topoinfo_ranktableConcise.cc:89-105]"""
+    one = Endpoint("hccl", "ascend", "h", "s", "0", "", 1, host_ip="10.1.1.1")
+    other = Endpoint("hccl", "ascend", "h", "s", "1", "10.0.0.1", 2)
+    (server,) = json.loads(rank_table((one, other)))["server_list"]
+    assert "host_ip" not in server

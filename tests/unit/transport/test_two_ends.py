@@ -29,8 +29,10 @@ def test_over_hccs_no_device_needs_an_address_and_two_without_one_are_not_alike(
     check_ends(replace(MINE, device_ip=""), replace(PEER, device_ip=""), needs_address=False)
 
 
-def test_a_host_whose_own_card_is_used_has_an_address_for_its_devices() -> None:
-    check_ends(replace(MINE, device_ip="", host_ip="10.1.0.1"), PEER, needs_address=True)
+def test_the_hosts_own_card_does_not_stand_in_for_the_devices() -> None:
+    """HCCL would use it for the whole communicator: staging memory and TCP."""
+    with pytest.raises(IncompatiblePeer, match="has no device_ip"):
+        check_ends(replace(MINE, device_ip="", host_ip="10.1.0.1"), PEER, needs_address=True)
 
 
 def test_super_pods_are_named_by_both() -> None:
