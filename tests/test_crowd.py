@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, DataType
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, DataType, LinkError
+from aiodatadist.link import requester
+from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import Cluster, linked_pair
-from aiodatadist.wire.messages import Lookup
+from aiodatadist.wire.messages import Lookup, Pulled
 from tests.held import there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
@@ -101,3 +104,35 @@ async def test_who_comes_behind_a_question_is_not_told_that_there_was_nothing_be
     for task in late:
         await task
     assert len(held.came) == 2
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers others", "answers nothing"])
+async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_stop(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time for one stop counts from its last answer, to whatever question. Without any it loses its link."""
+    waits = list[float]()
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as (
+        _,
+        decoder,
+        _,
+        cache,
+    ):
+        session = decoder.datadist._running().links.find(1)
+
+        async def insist(questions: PendingQuestions, question: Question, seconds: float) -> None:
+            waits.append(seconds)
+            questions.heard += answers
+            if len(waits) == 3 * requester.STOPS:
+                question.settle(Pulled(call=question.number, status=1, reason="it was stopped", stopped=True))
+
+        monkeypatch.setattr(PendingQuestions, "insist", insist)
+        monkeypatch.setattr(Responder, "begin", lambda *_: None)  # it never comes to it
+        task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        while len(session.questions) == 0:
+            await anyio.lowlevel.checkpoint()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError if answers else LinkError):
+            await task
+        assert session.is_ready is answers
+        assert len(waits) == (3 if answers else 1) * requester.STOPS

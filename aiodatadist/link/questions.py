@@ -59,7 +59,12 @@ class Question:
 
 
 class PendingQuestions:
-    """All of one link, by the numbers that we gave them. ``is_over``: no answer comes any more."""
+    """All of one link, by the numbers that we gave them.
+
+    Attributes:
+        is_over: no answer comes any more.
+        heard: how many answers came, to whatever question. While it grows the peer is working through what it was told.
+    """
 
     def __init__(self, post: Callable[[Message], None], post_again: Callable[[Message], None] | None = None) -> None:
         """``post_again``: says what was said before; None: as ``post`` does."""
@@ -69,6 +74,7 @@ class PendingQuestions:
         self._open: dict[int, Question] = {}
         self._insisting: set[anyio.CancelScope] = set()
         self.is_over = False
+        self.heard = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -169,6 +175,7 @@ class PendingQuestions:
         Raises:
             ProtocolError: that was another question, or it has more or fewer checksums than were asked for.
         """
+        self.heard += 1
         call = self._open.get(message.call)
         if call is not None and not isinstance(message, call.kind):
             raise ProtocolError(
