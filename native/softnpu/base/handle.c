@@ -8,7 +8,7 @@
 #include "runtime.h"
 #include <stdlib.h>
 
-enum { KINDS = 8, INDEX_BITS = 24, GENERATION_BITS = 28 };
+enum { KINDS = SOFT_GRAPH + 1, INDEX_BITS = 24, GENERATION_BITS = 28 };
 #define MAGIC 0x5aull
 
 typedef struct entry {
@@ -23,7 +23,8 @@ typedef struct table {
     uint64_t live;
 } table;
 #define TABLE { .lock = PTHREAD_MUTEX_INITIALIZER }
-static table tables[KINDS] = { TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE };
+static table tables[] = { TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, TABLE };
+_Static_assert(sizeof tables / sizeof *tables == KINDS, "a table for each kind");
 
 static void *to_handle(soft_kind kind, uint32_t generation, uint32_t index)
 {
