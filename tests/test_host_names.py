@@ -19,6 +19,7 @@ from aiodatadist import LinkError, LinkPhase, LLMClusterInfo, LLMStatusCode
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.link import connected
 from aiodatadist.testing import Cluster, open_cluster
+from aiodatadist.values import peer_budget
 from aiodatadist.values.addresses import is_address
 from tests.test_relink import QUICK, cut, until
 
@@ -280,7 +281,7 @@ async def test_a_name_service_that_does_what_it_must_not_is_told(
 async def test_one_name_waits_for_another_where_there_is_no_room(
     silent: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_names, "AT_A_TIME", 1)
+    monkeypatch.setattr(peer_budget, "ALL_LOOK_UPS", 1)
     names, waits_for = host_names.HostNames(), list[str]()
     async with asyncio.TaskGroup() as group:
         group.create_task(names.addresses_of("first"))
@@ -334,3 +335,21 @@ async def test_a_link_local_address_keeps_its_network_card(monkeypatch: pytest.M
     (address,) = await host_names.HostNames().addresses_of(NAME)
     assert address == "fe80::1%2"
     assert is_address(address)
+
+
+async def test_silent_names_of_one_peer_delay_no_other_peer_s_look_up(silent: Silent) -> None:
+    names = host_names.HostNames()
+    async with asyncio.TaskGroup() as group:
+        liars = [group.create_task(names.addresses_of(f"silent{i}", peer=7)) for i in range(64)]
+        await wait_all_tasks_blocked()
+        assert len(names._asked) == peer_budget.LOOK_UPS
+        group.create_task(names.addresses_of("localhost", peer=8))
+        await wait_all_tasks_blocked()
+        assert "localhost" in names._asked
+        for each in liars[:8]:
+            each.cancel()
+        await wait_all_tasks_blocked()
+        assert {f"silent{i}" for i in range(16)} <= names._asked.keys(), "a place is free when no task waits"
+        silent.let_go.set()
+    assert not names._rooms
+    assert names._taken == 0

@@ -149,7 +149,7 @@ class PeerLinks:
         if link.dialled is not None and link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host):
             return
         try:
-            addresses = await self._names.addresses_of(peer.host)
+            addresses = await self._names.addresses_of(peer.host, peer=peer.cluster_id)
         except OSError:
             addresses = []
         # The port of a connection that the peer made is not the one on which the peer listens.

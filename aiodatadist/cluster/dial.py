@@ -20,20 +20,21 @@ ONE_OF_MANY_SECONDS = 1.0
 
 
 async def dial(
-    host: str, port: int, names: HostNames, deadline: float, waits_for: Callable[[str], object]
+    host: str, port: int, names: HostNames, deadline: float, waits_for: Callable[[str], object], peer: int
 ) -> tuple[Connection, str]:
     """A connection, and the address that took it: the first one of a name's that does.
 
     Args:
         deadline: by the event loop's clock, which its caller keeps. Addresses share the time.
         waits_for: told what has not happened yet, in words.
+        peer: whose address it is.
 
     Raises:
         LinkError: there is no such host, or nothing listens there.
     """
     what = f"no cluster can be reached at {host_port(host, port)}: "
     try:
-        addresses = await names.addresses_of(host, waits_for)
+        addresses = await names.addresses_of(host, waits_for, peer)
     except OSError as error:
         is_missing = isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}
         how = "is not found" if is_missing else "cannot be looked up"

@@ -294,7 +294,8 @@ class LinkInitiator:
         # At once: a link that the peer makes meanwhile is not one that was lost.
         hello = self._engine.hello(key, cluster_id)
         attempt = self._attempts[cluster_id]
-        connection, host = await dial(*address, self._host_names, attempt.scope.deadline, attempt.now_waits_for)
+        waits_for = attempt.now_waits_for
+        connection, host = await dial(*address, self._host_names, attempt.scope.deadline, waits_for, cluster_id)
         link = self._engine.new_link(connection)
         link.dialled = address
         handshake = Handshake("client", hello, key, cluster_id)
