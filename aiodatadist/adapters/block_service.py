@@ -35,7 +35,7 @@ from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
 from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
-from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist.blocking import shared_loop
@@ -289,34 +289,41 @@ class BlockService:
         life = self._running()
         self._thread.post(lambda: life.cancel(request))
 
-    def push(self, transfer: str, portion: Portion) -> None:
-        """A step is about to compute this portion of a request: it goes out as soon as each layer is said to be ready."""
-        life = self._running()
-        self._thread.post(lambda: life.outgoing.add(transfer, portion))
+    def push(self, transfer: str, portion: Portion, *, request: str = "", prompt: bytes | None = None) -> None:
+        """Send a portion of a request that a step is about to compute, each layer as soon as it is said to be ready.
+
+        Args:
+            transfer: the router's name of the request, the same at both engines.
+            request: this engine's name of it. A transfer is the first request's that names it.
+            prompt: digest of the request's prompt (:func:`~aiodatadist.values.digests.prompt_digest`). The blocks go to an
+                engine that expects the same name *and* prompt. None: engines that do not know prompts.
+        """
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._thread.post(lambda: life.outgoing.add(key, portion, request))
 
     def layer_ready(self, synchronizer: AwaitableLayerSynchronizer, layer: int) -> None:
         """The layer of this step's portions is computed, or an event that it waits for is recorded."""
         self._thread.post(lambda: synchronizer.ready(layer))
 
-    def pushed(self, transfer: str, request: str, aux: int | None = None) -> None:
+    def pushed(self, transfer: str, request: str, aux: int | None = None, *, prompt: bytes | None = None) -> None:
         """The request is computed, and there are no further portions. It comes out in ``sent``. ``aux`` goes with it."""
-        life = self._running()
-        self._thread.post(lambda: life.outgoing.complete(transfer, request, aux))
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._thread.post(lambda: life.outgoing.complete(key, request, aux))
 
-    def abandon(self, transfer: str) -> None:
+    def abandon(self, transfer: str, *, request: str = "", prompt: bytes | None = None) -> None:
         """The request is not computed to its end. Nothing comes out."""
-        life = self._running()
-        self._thread.post(lambda: life.outgoing.abandon(transfer))
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._thread.post(lambda: life.outgoing.abandon(key, request))
 
     def expect(self, order: ExpectOrder) -> None:
         """Say where a peer's portions belong. It comes out in ``received``."""
         life = self._running()
         self._thread.post(lambda: life.incoming.expect(order))
 
-    def decline(self, source: PeerAddress, transfer: str) -> None:
+    def decline(self, source: PeerAddress, transfer: str, prompt: bytes | None = None) -> None:
         """Tell a peer that its portions are not needed, as well as that is possible. Nothing comes out."""
-        life = self._running()
-        self._thread.post(lambda: life.incoming.decline(source, transfer))
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._thread.post(lambda: life.incoming.decline(source, key))
 
     def take(self) -> Ended:
         """What ended since the last time. Never waits.
@@ -517,7 +524,7 @@ class _Life:
             case Want() if self._links.hears(peer):
                 await self.outgoing.want(peer, message)
             case Drop():
-                await self.outgoing.drop(peer, message.transfer)
+                await self.outgoing.drop(peer, message)
             case Sent() | Refused():
                 self.incoming.settle(peer, message)
 

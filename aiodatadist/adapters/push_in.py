@@ -8,6 +8,7 @@ What cancellation means
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ import anyio
 
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
-from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
@@ -39,6 +40,7 @@ class ExpectOrder:
         first: which of the request's blocks is the first that is wanted.
         into: the local ones, for that one and those behind it.
         aux: where what goes with the request belongs, if something does.
+        prompt: digest of the request's prompt, as both engines compute it. None: engines that do not know prompts.
     """
 
     request: str
@@ -47,12 +49,20 @@ class ExpectOrder:
     first: int
     into: tuple[int, ...]
     aux: int | None = None
+    prompt: bytes | None = None
+
+    @property
+    def key(self) -> TransferKey:
+        """Which transfer it is."""
+        return TransferKey.of(self.transfer, self.prompt)
 
 
 @dataclass
 class _Arrival:
     """What the peer answered. ``peer``: it may know where the blocks belong; None: it was not asked yet."""
 
+    key: TransferKey
+    number: int
     peer: LinkedPeer | None = None
     answer: Sent | Refused | None = None
     over: Signal = field(default_factory=Signal)
@@ -98,7 +108,9 @@ class IncomingPushes:
         self._wait_usable = wait_usable
         self._lose = lose
         self._is_closed = False
-        self._arrivals: dict[str, _Arrival] = {}
+        self._numbers = itertools.count(1)
+        self._arrivals: dict[int, _Arrival] = {}
+        self._in_use: set[TransferKey] = set()
         self._scopes: dict[str, Scope] = {}
 
     # ---- what the engine says ----
@@ -119,29 +131,29 @@ class IncomingPushes:
         """All links are about to end: peers need not say that nothing lands any more."""
         self._is_closed = True
 
-    def decline(self, source: PeerAddress, transfer: str) -> None:
+    def decline(self, source: PeerAddress, key: TransferKey) -> None:
         """The blocks are not needed. The peer is told as well as that is possible; nothing comes out."""
-        self._tasks.start_soon(self._decline, source, transfer)
+        self._tasks.start_soon(self._decline, source, key)
 
     # ---- what peers say ----
 
     def settle(self, peer: LinkedPeer, answer: Sent | Refused) -> None:
-        arrival = self._arrivals.get(answer.transfer)
+        arrival = self._arrivals.get(answer.number)
         if arrival is not None and arrival.peer == peer:
             arrival.settle(answer)
 
     def lost(self, peer: LinkedPeer) -> None:
         """This peer's link is over: nothing lands through it any more."""
-        for transfer, arrival in self._arrivals.items():
+        for arrival in self._arrivals.values():
             if arrival.peer == peer:
-                arrival.settle(Refused(transfer=transfer, reason="the link to the prefill engine is gone"))
+                arrival.settle(Refused(transfer=arrival.key.name, reason="the link to the prefill engine is gone"))
 
     # ---- one request ----
 
     async def _expect(self, order: ExpectOrder, scope: Scope) -> None:
         """Whatever happens, the request comes out."""
         began, is_here, outcome = perf_counter(), False, "push_cancelled"
-        arrival = _Arrival()
+        arrival = _Arrival(order.key, next(self._numbers))
         try:
             with scope:
                 await self._arrive(order, arrival)
@@ -157,7 +169,7 @@ class IncomingPushes:
                 missing = () if is_here else order.into
                 self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
         if outcome == "push_cancelled" and arrival.peer is None:
-            await self._decline(order.source, order.transfer)
+            await self._decline(order.source, order.key)
 
     @staticmethod
     def _came(ended: Ended, request: str, outcome: str, missing: tuple[int, ...], seconds: float) -> None:
@@ -167,13 +179,16 @@ class IncomingPushes:
 
     async def _arrive(self, order: ExpectOrder, arrival: _Arrival) -> None:
         """Raises LLMException: the blocks do not come."""
-        if order.transfer in self._arrivals:
+        if order.key in self._in_use:
             raise ParamInvalid(f"transfer_id is {printable(order.transfer)!r}: another request of this engine has it")
-        self._arrivals[order.transfer] = arrival
+        self._in_use.add(order.key)
+        self._arrivals[arrival.number] = arrival
         with anyio.move_on_after(self._seconds):
             peer = arrival.peer = await self._links.link(order.source)
             want = Want(
                 transfer=order.transfer,
+                number=arrival.number,
+                prompt=order.key.prompt,
                 first=order.first,
                 into=order.into,
                 count=len(order.into),
@@ -190,7 +205,7 @@ class IncomingPushes:
 
     async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
         """Until no byte of it lands any more."""
-        if self._arrivals.get(order.transfer) is not arrival or self._is_closed:
+        if arrival.number not in self._arrivals or self._is_closed:
             return
         try:
             if arrival.peer is not None and arrival.answer is None:
@@ -201,13 +216,14 @@ class IncomingPushes:
         except LLMException as error:
             self._lose(error)
         finally:
-            del self._arrivals[order.transfer]
+            del self._arrivals[arrival.number]
+            self._in_use.discard(arrival.key)
 
     async def _drop(self, order: ExpectOrder, arrival: _Arrival, peer: LinkedPeer) -> None:
         """Until the peer has answered, or its link is given back."""
         with anyio.move_on_after(self._patience):
             with suppress(LLMException):  # its link is over, and may still be written through
-                await self._post(peer, Drop(transfer=order.transfer))
+                await self._post(peer, Drop(transfer=order.transfer, number=arrival.number, prompt=arrival.key.prompt))
             await arrival.over.wait()
         if arrival.answer is None:
             logger.warning(
@@ -215,8 +231,8 @@ class IncomingPushes:
             )
             await self._links.end(peer)
 
-    async def _decline(self, source: PeerAddress, transfer: str) -> None:
+    async def _decline(self, source: PeerAddress, key: TransferKey) -> None:
         try:
-            await self._post(await self._links.link(source), Drop(transfer=transfer))
+            await self._post(await self._links.link(source), Drop(transfer=key.name, prompt=key.prompt))
         except LLMException as error:
-            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, printable(transfer), error)
+            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, key, error)

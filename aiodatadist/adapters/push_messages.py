@@ -9,17 +9,21 @@
                                   <-------  Sent | Refused(why)
       Drop                        ------->                        (the request was aborted here, or takes too long)
                                   <-------  Refused
+
+The name of a transfer is the router's, or a client's, and anyone may use it. So both engines say which prompt they mean, by
+the digest of their own request: a transfer is what has the same name *and* the same prompt. The decode engine numbers its
+wants: what is said of an earlier use of a name settles nothing of a later one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
 from aiodatadist.adapters.block_shapes import Layout
-from aiodatadist.values.foreign import read_foreign
+from aiodatadist.values.foreign import printable, read_foreign
 
 MAX_NAME = 256
 MAX_BLOCKS = 2048
@@ -36,10 +40,40 @@ MAX_TEXT = 2048
 """Characters of a text."""
 
 
+class TransferKey(NamedTuple):
+    """What two engines have to agree on: ``prompt`` is the hexadecimal digest of the request's prompt, or empty if the engine
+    does not know prompts."""
+
+    name: str
+    prompt: str = ""
+
+    def __str__(self) -> str:
+        return printable(self.name)
+
+    @classmethod
+    def of(cls, name: str, prompt: bytes | None) -> TransferKey:
+        """Return the key of a request whose prompt has this digest."""
+        return cls(name, "" if prompt is None else prompt.hex())
+
+
 class _Message(BaseModel):
+    """``number``: the decode engine's number of what it wants, from 1."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     transfer: TransferName
+    number: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class _Asking(_Message):
+    """``prompt``: digest of the asking engine's own request."""
+
+    prompt: Annotated[str, Field(pattern="^([0-9a-f]{32})?$", max_length=32)] = ""
+
+    @property
+    def key(self) -> TransferKey:
+        """Which transfer is meant."""
+        return TransferKey(self.transfer, self.prompt)
 
 
 class More(_Message):
@@ -49,7 +83,7 @@ class More(_Message):
     into: BlockNumbers
 
 
-class Want(_Message):
+class Want(_Asking):
     """Blocks ``first``, ``first + 1``, ... of the request belong into these.
 
     Attributes:
@@ -68,8 +102,8 @@ class Want(_Message):
     layout: Layout
 
 
-class Drop(_Message):
-    """The request's blocks are not wanted any more."""
+class Drop(_Asking):
+    """The request's blocks are no longer wanted. ``number``: of the ``want`` that this ends; 0: there was none."""
 
     kind: Literal["drop"] = "drop"
 
@@ -95,7 +129,7 @@ def split(message: PushMessage) -> Iterator[PushMessage]:
     """In messages that fit in notifications."""
     if isinstance(message, Want):
         while len(message.into) > MAX_BLOCKS:
-            yield More(transfer=message.transfer, into=message.into[:MAX_BLOCKS])
+            yield More(transfer=message.transfer, number=message.number, into=message.into[:MAX_BLOCKS])
             message = message.model_copy(update={"into": message.into[MAX_BLOCKS:]})
     yield message
 

@@ -5,6 +5,10 @@ Who owns what
     and the decode engine says where they belong; either may come first. Portions go out one behind the other: what was
     computed again after a preemption overwrites what was pushed before.
 
+Whose a transfer is
+    A transfer belongs to one request of this engine, and to the first ``want`` with the same name and the same prompt. Anyone
+    may know the name; who knows the prompt as well gets what it could have computed.
+
 What cancellation means
     A transfer that is abandoned, dropped or cut off is answered with Refused when no further byte of it lands.
 """
@@ -17,11 +21,13 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
 
 from aiodatadist.adapters.ended import Tell
 from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import LinkedPeer
-from aiodatadist.adapters.push_messages import More, PushMessage, Refused, Sent, Want
+from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -36,7 +42,7 @@ from aiodatadist.wire.reasons import reason_of
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 4096
-"""Ends of transfers that are kept for those who ask late."""
+"""Ends of transfers that are kept for the engine, and for an end that has not come yet."""
 MAX_ANSWERS = 4096
 """To one peer, that wait until it takes those before them; further ones it does not get."""
 Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
@@ -46,13 +52,22 @@ Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
 NO_PEER = LinkedPeer(0, 0)
 
 
+class _End(Enum):
+    """An end of a transfer."""
+
+    ENGINE = auto()
+    PEER = auto()
+
+
 @dataclass
 class _Push:
-    """One transfer. ``request``: whose blocks are kept for it, when all portions are known."""
+    """One transfer. ``owner``: the engine's request whose blocks these are; empty until the engine names it. ``request``: the
+    same, when all portions are known, from when on its blocks are kept."""
 
     portions: deque[Portion] = field(default_factory=deque)
     want: Want | None = None
     peer: LinkedPeer = NO_PEER
+    owner: str = ""
     request: str | None = None
     aux: int | None = None
     scope: Scope = field(default_factory=Scope)
@@ -102,50 +117,70 @@ class OutgoingPushes:
         self._check_linked = check
         self._post = post
         self._tell = tell
-        self._pushes: dict[str, _Push] = {}
-        self._over: OrderedDict[str, str] = OrderedDict()
-        self._begun: dict[tuple[LinkedPeer, str], list[int]] = {}
+        self._pushes: dict[TransferKey, _Push] = {}
+        self._computed: dict[str, set[TransferKey]] = {}  # by name: transfers of this engine's requests
+        self._ended: OrderedDict[str, str] = OrderedDict()  # how those ended whose request goes on
+        self._unmet: OrderedDict[tuple[TransferKey, _End], str] = OrderedDict()  # those that one end does not know yet
+        self._begun: dict[tuple[LinkedPeer, str, int], list[int]] = {}
         self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
         self._numbers: Counter[int] = Counter()  # of blocks in them
         self._answers: Counter[int] = Counter()  # under way, by cluster
 
     # ---- what the engine says ----
 
-    def add(self, transfer: str, portion: Portion) -> None:
-        """A step of the model is about to compute this."""
-        push = self._find(transfer)
-        if push is not None:
+    def add(self, key: TransferKey, portion: Portion, request: str = "") -> None:
+        """A step of the model is about to compute this. ``request``: the engine's name for it, if it is known by now."""
+        push = self._of_engine(key, request)
+        if isinstance(push, _Push):
             push.portions.append(portion)
             push.news.wake()
 
-    def complete(self, transfer: str, request: str, aux: int | None = None) -> None:
+    def complete(self, key: TransferKey, request: str, aux: int | None = None) -> None:
         """There are no more portions; the blocks, and ``aux``, are kept until the request comes out in ``sent``."""
-        push = self._find(transfer)
-        if push is None:
-            how = self._over[transfer]
+        push = self._of_engine(key, request)
+        if not isinstance(push, _Push):
+            how = push
+            self._ended.pop(request, None)
             self._tell(lambda ended: ended.let_go(request, how))
-            return
-        if push.request is not None:
-            words, texts = "request %s: transfer %s is request %s's", (request, transfer, push.request)
-            logger.warning(words, *map(printable, texts))
-            self._tell(lambda ended: ended.let_go(request, "push_refused"))
             return
         push.request, push.aux = request, aux
         if push.want is None:
             push.scope.deadline = asyncio.get_running_loop().time() + self._seconds
         push.news.wake()
 
-    def abandon(self, transfer: str) -> None:
+    def abandon(self, key: TransferKey, request: str = "") -> None:
         """The request ends without having been computed; its blocks are not kept."""
-        push = self._find(transfer)
-        if push is not None:
+        push = self._of_engine(key, request)
+        if isinstance(push, _Push):
             push.stop(ParamInvalid("the request was aborted at the prefill engine"))
+        self._ended.pop(request, None)
+
+    def _of_engine(self, key: TransferKey, request: str) -> _Push | str:
+        """Return the transfer of a request, or how it ended: ``push_refused`` if it is another request's."""
+        if (how := self._ended.get(request)) is not None:
+            return how
+        push = self._pushes.get(key)
+        if push is None and (how := self._unmet.get((key, _End.ENGINE))) is not None:
+            if request:
+                del self._unmet[key, _End.ENGINE]
+                _keep(self._ended, request, how)
+            return how
+        push = push or self._begin(key)
+        if request and push.owner and push.owner != request:
+            words = "request %s: transfer %s is request %s's"
+            logger.warning(words, printable(request), key, printable(push.owner))
+            _keep(self._ended, request, "push_refused")
+            self._tell(lambda ended: ended.outcomes.update({request: "push_refused"}))
+            return "push_refused"
+        push.owner = push.owner or request
+        self._computed.setdefault(key.name, set()).add(key)
+        return push
 
     # ---- what peers say ----
 
     def more(self, peer: LinkedPeer, more: More) -> None:
         """Of a want that follows."""
-        key = peer, more.transfer
+        key = peer, more.transfer, more.number
         if self._refusal(peer, int(key not in self._begun), len(more.into)) is None:  # else its want is not whole
             self._count(peer, int(key not in self._begun), len(more.into))
             self._begun.setdefault(key, []).extend(more.into)
@@ -168,7 +203,7 @@ class OutgoingPushes:
             if not counter[peer.cluster_id]:
                 del counter[peer.cluster_id]
 
-    def _take_begun(self, key: tuple[LinkedPeer, str]) -> list[int]:
+    def _take_begun(self, key: tuple[LinkedPeer, str, int]) -> list[int]:
         if key not in self._begun:
             return []
         begun = self._begun.pop(key)
@@ -176,35 +211,49 @@ class OutgoingPushes:
         return begun
 
     async def want(self, peer: LinkedPeer, want: Want) -> None:
-        want = want.model_copy(update={"into": (*self._take_begun((peer, want.transfer)), *want.into)})
-        refusal = self._refusal(peer, 1, len(want.into))
-        if len(want.into) != want.count:
-            refusal = f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
-        if refusal is not None:
-            await self._answer(peer, Refused(transfer=want.transfer, reason=refusal))
+        begun = self._take_begun((peer, want.transfer, want.number))
+        want = want.model_copy(update={"into": (*begun, *want.into)})
+        why = self._refusal(peer, 1, len(want.into)) or self._why_not(want)
+        if why:
+            await self._refuse(peer, want, why)
             return
-        push = self._find(want.transfer)
-        if push is None:
-            reason = f"it is over: {self._over[want.transfer]}"
-            await self._answer(peer, Refused(transfer=want.transfer, reason=reason))
-        elif push.want is not None:
-            await self._answer(peer, Refused(transfer=want.transfer, reason="another request has this name"))
-        else:
-            push.want, push.peer = want, peer
-            self._count(peer, 1, len(want.into))
-            push.scope.deadline = math.inf
-            push.news.wake()
-            self._tell(lambda ended: ended.wanted.add(want.transfer))
+        push = self._pushes.get(want.key) or self._begin(want.key)
+        push.want, push.peer = want, peer
+        self._count(peer, 1, len(want.into))
+        push.scope.deadline = math.inf
+        push.news.wake()
+        self._tell(lambda ended: ended.wanted.add(want.transfer))
 
-    async def drop(self, peer: LinkedPeer, transfer: str) -> None:
-        """Answered in any case: the peer waits for it."""
-        self._take_begun((peer, transfer))
-        push = self._find(transfer)
-        is_answered = push is not None and push.want is not None and push.peer == peer
-        if push is not None and (push.want is None or is_answered):
+    def _why_not(self, want: Want) -> str:
+        """Return why the blocks do not come; empty if they may."""
+        key = want.key
+        if len(want.into) != want.count:
+            return f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
+        if (push := self._pushes.get(key)) is not None:
+            return "" if push.want is None else "another request has this name"
+        if (how := self._unmet.pop((key, _End.PEER), None)) is not None:
+            return f"it is over: {how}"
+        if self._computed.get(key.name):
+            self._tell(lambda ended: ended.counters.update(push_another_prompt=1))
+            return "another prompt"
+        return ""
+
+    async def drop(self, peer: LinkedPeer, drop: Drop) -> None:
+        """Answer in any case: the peer waits for it. Another prompt, or an earlier use of the name, ends nothing."""
+        self._take_begun((peer, drop.transfer, drop.number))
+        push = self._pushes.get(drop.key)
+        if drop.number:
+            if push is not None and push.want is not None and (push.peer, push.want.number) == (peer, drop.number):
+                push.stop(LLMException("the decode engine dropped it"))
+                return  # it is answered when no byte of it lands
+        elif push is None:
+            _keep(self._unmet, (drop.key, _End.ENGINE), "push_stopped")
+        elif push.want is None:
             push.stop(LLMException("the decode engine dropped it"))
-        if not is_answered:
-            await self._answer(peer, Refused(transfer=transfer, reason="it was dropped"))
+        await self._refuse(peer, drop, "it was dropped")
+
+    async def _refuse(self, peer: LinkedPeer, asked: Want | Drop, why: str) -> None:
+        await self._answer(peer, Refused(transfer=asked.transfer, number=asked.number, reason=why))
 
     def lost(self, peer: LinkedPeer) -> None:
         """This peer's link is over."""
@@ -216,27 +265,22 @@ class OutgoingPushes:
 
     # ---- one transfer ----
 
-    def _find(self, transfer: str) -> _Push | None:
-        """None: it is over."""
-        if transfer in self._over:
-            return None
-        push = self._pushes.get(transfer)
-        if push is None:
-            push = self._pushes[transfer] = _Push()
-            self._tasks.start_soon(self._run, transfer, push)
+    def _begin(self, key: TransferKey) -> _Push:
+        push = self._pushes[key] = _Push()
+        self._tasks.start_soon(self._run, key, push)
         return push
 
-    async def _run(self, transfer: str, push: _Push) -> None:
-        outcome: PushMessage = Refused(transfer=transfer, reason="the prefill engine ends")
+    async def _run(self, key: TransferKey, push: _Push) -> None:
+        outcome: Sent | Refused = Refused(transfer=key.name, reason="the prefill engine ends")
         how = "push_cancelled"
         try:
-            outcome, how = await self._outcome(transfer, push)
+            outcome, how = await self._outcome(key, push)
         finally:
-            self._end(transfer, push, how)
+            self._end(key, push, how)
         if push.want is not None:
-            await self._answer(push.peer, outcome)
+            await self._answer(push.peer, outcome.model_copy(update={"number": push.want.number}))
 
-    async def _outcome(self, transfer: str, push: _Push) -> tuple[PushMessage, str]:
+    async def _outcome(self, key: TransferKey, push: _Push) -> tuple[Sent | Refused, str]:
         is_done = False
         try:
             with push.scope:
@@ -244,21 +288,28 @@ class OutgoingPushes:
                 is_done = True
         except LLMException as error:
             push.reason = push.reason or error
-            logger.warning("transfer %s: its blocks cannot be pushed: %s", printable(transfer), error)
-            return Refused(transfer=transfer, reason=reason_of(push.reason)), "push_failed"
+            logger.warning("transfer %s: its blocks cannot be pushed: %s", key, error)
+            return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_failed"
         if is_done:
-            return Sent(transfer=transfer), "push_done"
+            return Sent(transfer=key.name), "push_done"
         reason = push.reason or TransferTimeout(f"no engine asked for the blocks within {self._seconds:g} seconds")
         how = "push_stopped" if push.reason else "push_expired"
-        return Refused(transfer=transfer, reason=reason_of(reason)), how
+        return Refused(transfer=key.name, reason=reason_of(reason)), how
 
-    def _end(self, transfer: str, push: _Push, how: str) -> None:
-        del self._pushes[transfer]
+    def _end(self, key: TransferKey, push: _Push, how: str) -> None:
+        del self._pushes[key]
         if push.want is not None:
             self._count(push.peer, -1, -len(push.want.into))
-        self._over[transfer] = how
-        while len(self._over) > REMEMBERED:
-            self._over.popitem(last=False)
+        if computed := self._computed.get(key.name):
+            computed.discard(key)
+            if not computed:
+                del self._computed[key.name]
+        if not push.owner:
+            _keep(self._unmet, (key, _End.ENGINE), how)
+        elif push.request is None:
+            _keep(self._ended, push.owner, how)
+        if push.want is None:
+            _keep(self._unmet, (key, _End.PEER), how)
         if push.request is not None:
             request = push.request
             self._tell(lambda ended: ended.let_go(request, how))
@@ -324,3 +375,11 @@ class OutgoingPushes:
             self._answers[cluster] -= 1
             if not self._answers[cluster]:
                 del self._answers[cluster]
+
+
+def _keep(names: OrderedDict[Any, str], name: object, how: str) -> None:
+    """Remember it; the oldest is forgotten for it."""
+    names[name] = how
+    names.move_to_end(name)
+    if len(names) > REMEMBERED:
+        names.popitem(last=False)

@@ -174,6 +174,37 @@ def test_many_rooms(sglang: SimpleNamespace, pair: Pair) -> None:
     assert [pair.decode.page(page) for page in range(PAGES)] == [{page} for page in range(PAGES)]
 
 
+def test_second_request_of_a_room_fails_and_its_pages_go_nowhere(sglang: SimpleNamespace, pair: Pair) -> None:
+    poll = sglang.poll
+    first, second = pair.sender(7), pair.sender(7)
+    receiver, other = pair.receiver(7), pair.receiver(7)
+    for sender, page in ((first, 1), (second, 5)):
+        sender.init(2, page)
+        sender.send(indices(page))
+    until(second.poll, poll.Failed)
+    first.send(indices(2))
+    for each, page in ((receiver, 10), (other, 20)):
+        each.init(0)
+        each.send_metadata(indices(page, page + 1), page)
+    until(other.poll, poll.Failed)
+    until(receiver.poll, poll.Success)
+    until(first.poll, poll.Success)
+    assert [pair.decode.page(page) for page in (10, 11, 20, 21)] == [{1}, {2}, {60}, {61}]
+    assert pair.decode.item(10) == {1}
+
+
+def test_finished_room_may_be_used_again(sglang: SimpleNamespace, pair: Pair) -> None:
+    for page in (1, 2, 3):
+        sender, receiver = pair.sender(7), pair.receiver(7)
+        receiver.init(0)
+        receiver.send_metadata(indices(10), 9)
+        sender.init(1, page)
+        sender.send(indices(page))
+        until(sender.poll, sglang.poll.Success)
+        until(receiver.poll, sglang.poll.Success)
+        assert (pair.decode.page(10), pair.decode.item(9)) == ({page}, {page})
+
+
 def test_aborts_at_either_end(sglang: SimpleNamespace, pair: Pair) -> None:
     failed = sglang.poll.Failed
     sender, receiver = pair.sender(1), pair.receiver(1)

@@ -237,7 +237,11 @@ def test_what_a_peer_of_an_engine_says_is_printable(log: Log) -> None:
         order = ExpectOrder(f"request {LINES}", prefill.address, "wanted", 0, (1,))
         decode.service.expect(order)
         prefill.until(lambda ended: "wanted" in ended.wanted)
-        say(prefill, decode, [json.dumps({"kind": "refused", "transfer": "wanted", "reason": LINES * 30}).encode()])
+        say(
+            prefill,
+            decode,
+            [json.dumps({"kind": "refused", "transfer": "wanted", "number": 1, "reason": LINES * 30}).encode()],
+        )
         decode.received(f"request {LINES}")
     assert any("is no message" in text for text in log.records)
     assert any("its blocks do not come" in text for text in log.records)

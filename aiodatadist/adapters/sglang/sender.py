@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -10,6 +11,9 @@ from sglang.srt.disaggregation.base.conn import BaseKVSender, KVPoll, KVTransfer
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
 from aiodatadist.errors import TransferError
+
+_SENDERS = count()
+"""A room may have several, one behind the other or by mistake: each has its own name."""
 
 
 class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no types here
@@ -26,6 +30,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self.bootstrap_room = bootstrap_room
         self.conclude_state: int | None = None
         self._room = str(bootstrap_room)
+        self._request = f"{self._room} {next(_SENDERS)}"
         self._aux: int | None = None
         self._wanted = self._sent = 0
         self._began = monotonic()
@@ -51,10 +56,10 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         if self.conclude_state is not None:
             return
         self._sent_at = self._sent_at or monotonic()
-        self.kv_mgr.service.push(self._room, Portion(self._sent, pages))
+        self.kv_mgr.service.push(self._room, Portion(self._sent, pages), request=self._request)
         self._sent += len(pages)
         if self._sent == self._wanted:
-            self.kv_mgr.service.pushed(self._room, self._room, self._aux)
+            self.kv_mgr.service.pushed(self._room, self._request, self._aux)
 
     def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
         return num_pages > 0 or last_chunk
@@ -66,7 +71,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
 
     def _look(self) -> int:
         manager, room = self.kv_mgr, self._room
-        outcome = manager.outcome(room)
+        outcome = manager.outcome(self._request)
         if outcome is not None:
             self._seconds = monotonic() - (self._sent_at or self._began)
             return self._conclude(KVPoll.Success if outcome == "push_done" else KVPoll.Failed, outcome)
@@ -75,7 +80,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         if manager.is_wanted(room):
             return int(KVPoll.WaitingForInput)
         if monotonic() - self._began > manager.settings.bootstrap_seconds:
-            manager.service.abandon(room)
+            manager.service.abandon(room, request=self._request)
             return self._conclude(
                 KVPoll.Failed, f"no decode engine asked within {manager.settings.bootstrap_seconds:g} s"
             )
@@ -102,8 +107,9 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
     def abort(self) -> None:
         """The decode engine is told."""
         if self.conclude_state is None:
-            self.kv_mgr.service.abandon(self._room)
+            self.kv_mgr.service.abandon(self._room, request=self._request)
             self._conclude(KVPoll.Failed, "it was aborted")
 
     def clear(self) -> None:
+        self.kv_mgr.forget(self._request)
         self.kv_mgr.forget(self._room)

@@ -109,9 +109,11 @@ class Offers:
         ranks: workers of this engine.
         peers: whom it dials.
         max_workers: that an offer may name.
+        shortest_name: characters that a ``transfer_id`` has at least.
     """
 
-    def __init__(self, ranks: int, peers: Peers, max_workers: int) -> None:
+    def __init__(self, ranks: int, peers: Peers, max_workers: int, shortest_name: int = 1) -> None:
+        self._shortest_name = shortest_name
         self._ranks = ranks
         self._peers = peers
         self._max_workers = max_workers
@@ -146,6 +148,7 @@ class Offers:
         """Raises Unreadable: if it is none, or too large."""
         if "transfer_id" in params:
             pushed = _read(params, PushOffer)
+            self._check_name(pushed.transfer_id)
             if not pushed.has_workers(self._ranks):
                 raise Unreadable(f"prefill: there are no {self._ranks} workers from there")
             return pushed
@@ -167,10 +170,19 @@ class Offers:
         if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
             return None
         try:
-            return read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+            name = read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+            self._check_name(name)
         except Unreadable as error:
             self._refuse("offer_unreadable", f"kv_transfer_params: transfer_id is ignored: {error}")
             return None
+        return name
+
+    def _check_name(self, name: str) -> None:
+        """Raises Unreadable: if the name is too short to be one that a router draws at random."""
+        if len(name) < self._shortest_name:
+            raise Unreadable(
+                f"transfer_id has {len(name)} characters: it must have {self._shortest_name} where engines have keys"
+            )
 
     def _refuse(self, why: str, text: str) -> None:
         self._refusals.add(why, "", printable(text))  # who sent it is not known: it came through the engine's endpoint

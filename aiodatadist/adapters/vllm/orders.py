@@ -56,10 +56,19 @@ class Keep:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A request that is pushed. ``name``: the router's; ``prompt_digest``: of all of this engine's own prompt."""
+
+    name: str
+    request_id: str
+    prompt_digest: bytes
+
+
+@dataclass(frozen=True)
 class Push:
     """Blocks ``first``, ``first + 1``, ... of a request, which this step completes."""
 
-    transfer: str
+    transfer: Transfer
     first: int
     blocks: tuple[int, ...]
 
@@ -72,6 +81,15 @@ class Expect:
     offer: PushOffer
     first: int
     into: tuple[int, ...]
+    prompt_digest: bytes
+
+
+@dataclass(frozen=True)
+class Decline:
+    """What another engine computes is not needed. ``prompt_digest``: of this engine's own request, all of its prompt."""
+
+    offer: PushOffer
+    prompt_digest: bytes
 
 
 @dataclass
@@ -79,8 +97,8 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
     """Of one step.
 
     Attributes:
-        pushes: what it computes for other engines; ``pushed``: transfers and requests that have been computed whole;
-            ``abandons``: transfers that will not be.
+        pushes: what it computes for other engines; ``pushed``: requests that have been computed whole;
+            ``abandons``: those that will not be.
         expects: what other engines compute for this one; ``declines``: what is not needed of it.
     """
 
@@ -89,7 +107,7 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
     cancels: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
-    pushed: list[tuple[str, str]] = field(default_factory=list)
-    abandons: list[str] = field(default_factory=list)
+    pushed: list[Transfer] = field(default_factory=list)
+    abandons: list[Transfer] = field(default_factory=list)
     expects: list[Expect] = field(default_factory=list)
-    declines: list[PushOffer] = field(default_factory=list)
+    declines: list[Decline] = field(default_factory=list)

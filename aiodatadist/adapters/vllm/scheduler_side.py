@@ -14,13 +14,15 @@ from aiodatadist.adapters.lease_room import LeaseRoom
 from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
-from aiodatadist.adapters.vllm.orders import Expect, Keep, Load, Orders, Push, Release
+from aiodatadist.adapters.vllm.orders import Decline, Expect, Keep, Load, Orders, Push, Release, Transfer
 from aiodatadist.adapters.vllm.prompts import digest_of
 from aiodatadist.values.foreign import Unreadable, printable
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_NAME = 16
+"""Characters of a ``transfer_id`` where engines have keys: what a router draws at random is not guessed then."""
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
 
@@ -38,12 +40,13 @@ class SchedulerSide:
         self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
         self._no_room = 0
         self._block_size = block_size
-        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers)
+        shortest = 1 if settings.auth_key_file is None else SHORTEST_NAME
+        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest)
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
-        self._pushed: dict[str, str] = {}
-        self._pushers: dict[str, str] = {}
+        self._pushed: dict[str, Transfer] = {}
+        self._pushers: dict[tuple[str, bytes], str] = {}
         self._computed = ComputedBlocks(block_size)
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
@@ -65,8 +68,8 @@ class SchedulerSide:
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
-        transfer = self._offers.transfer_to_push(request.kv_transfer_params)
-        if transfer is not None and self._is_pusher(request.request_id, transfer):
+        name = self._offers.transfer_to_push(request.kv_transfer_params)
+        if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
             self._pushed[request.request_id] = transfer
             self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
         offer = self._offers.offer_of(request.request_id, request.kv_transfer_params)
@@ -81,25 +84,26 @@ class SchedulerSide:
         first, last = begin // self._block_size, -(-stop // self._block_size)
         request_id, into = request.request_id, tuple(map(int, block_ids[first:last]))
         if isinstance(offer, PushOffer):
-            self._orders.expects.append(Expect(request_id, offer, first, into))
+            self._orders.expects.append(Expect(request_id, offer, first, into, digest_of(request, stop)))
         else:
             at, skip = offer.place(begin)
             digest = digest_of(request, stop)
             self._orders.loads.append(Load(request_id, offer, at, into, digest, skip, external_tokens))
         self._loading.add(request_id)
 
-    def _is_pusher(self, request_id: str, transfer: str) -> bool:
-        """The first request of a transfer: others, which a router's retry makes, keep and push nothing."""
-        first = self._pushers.setdefault(transfer, request_id)
+    def _is_pusher(self, transfer: Transfer) -> bool:
+        """Return True for the first request of a transfer: others, which a router's retry makes, keep and push nothing."""
+        request_id = transfer.request_id
+        first = self._pushers.setdefault((transfer.name, transfer.prompt_digest), request_id)
         if first != request_id:
             words = "request %s: transfer_id is %s: request %s has it"
-            logger.warning(words, printable(request_id), printable(transfer), printable(first))
+            logger.warning(words, printable(request_id), printable(transfer.name), printable(first))
         return first == request_id
 
     def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
         """The other engine need not keep it, if this is the request that it keeps it for."""
         if isinstance(offer, PushOffer):
-            self._orders.declines.append(offer)
+            self._orders.declines.append(Decline(offer, digest_of(request, self._offered(request, offer))))
         else:
             self._orders.releases.append(Release(offer, digest_of(request, self._offered(request, offer))))
 
@@ -127,9 +131,9 @@ class SchedulerSide:
         if request_id in self._loading:
             self._orders.cancels.append(request_id)
         is_whole = request.status in _WHOLE and bool(block_ids)
-        transfer = self._offers.transfer_to_push(params)
-        if transfer is not None:
-            return self._end_push(request, transfer, block_ids if is_whole else ())
+        name = self._offers.transfer_to_push(params)
+        if name is not None:
+            return self._end_push(request, name, block_ids if is_whole else ())
         if not params.get("do_remote_decode") or not is_whole:
             return False, None
         # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
@@ -158,17 +162,18 @@ class SchedulerSide:
         self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest_of(request, tokens)))
         return True, sent
 
-    def _end_push(self, request: Any, transfer: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+    def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Without blocks it is not pushed to its end."""
         request_id = request.request_id
-        self._pushed.pop(request_id, None)
+        transfer = self._pushed.pop(request_id, None) or _transfer_of(request, name)
         self._computed.remove(request_id)
-        if self._pushers.get(transfer, request_id) != request_id:
+        key = transfer.name, transfer.prompt_digest
+        if self._pushers.get(key, request_id) != request_id:
             return False, None
-        self._pushers.pop(transfer, None)
+        self._pushers.pop(key, None)
         is_kept = bool(block_ids) and self._has_room(request, block_ids)  # until the peer has asked for them
         if is_kept:
-            self._orders.pushed.append((transfer, request_id))
+            self._orders.pushed.append(transfer)
         else:
             self._orders.abandons.append(transfer)
         return is_kept, None
@@ -185,6 +190,10 @@ class SchedulerSide:
             self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
         orders, self._orders = self._orders, Orders()
         return orders
+
+
+def _transfer_of(request: Any, name: str) -> Transfer:
+    return Transfer(name, request.request_id, digest_of(request, int(request.num_prompt_tokens)))
 
 
 def _client_of(request: Any) -> str:

@@ -12,7 +12,7 @@ from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
 from aiodatadist.adapters.vllm.model import Model
-from aiodatadist.adapters.vllm.orders import Load, Orders
+from aiodatadist.adapters.vllm.orders import Expect, Load, Orders
 from aiodatadist.adapters.vllm.results import FailedBlocks, Results
 from aiodatadist.adapters.vllm.stats import TransferStats
 from aiodatadist.adapters.vllm.steps import LayerSteps
@@ -62,7 +62,8 @@ class WorkerSide:
         if orders.pushes:
             synchronizer = self._steps.begin()
             for push in orders.pushes:
-                self._service.push(push.transfer, Portion(push.first, push.blocks, synchronizer))
+                portion, of = Portion(push.first, push.blocks, synchronizer), push.transfer
+                self._service.push(of.name, portion, request=of.request_id, prompt=of.prompt_digest)
 
     def layer_computed(self, name: str) -> None:
         """It may travel."""
@@ -76,17 +77,15 @@ class WorkerSide:
 
     def carry_out(self, orders: Orders) -> None:
         """Begin what the scheduler decided. Never waits."""
-        for transfer, request_id in orders.pushed:
-            self._service.pushed(transfer, request_id)
-        for transfer in orders.abandons:
-            self._service.abandon(transfer)
+        for done in orders.pushed:
+            self._service.pushed(done.name, done.request_id, prompt=done.prompt_digest)
+        for ended in orders.abandons:
+            self._service.abandon(ended.name, request=ended.request_id, prompt=ended.prompt_digest)
         for expect in orders.expects:
-            peer = expect.offer.worker(self._model.rank)
-            self._service.expect(
-                ExpectOrder(expect.request_id, peer, expect.offer.transfer_id, expect.first, expect.into)
-            )
+            self._service.expect(self._expect_order(expect))
         for declined in orders.declines:
-            self._service.decline(declined.worker(self._model.rank), declined.transfer_id)
+            pushed = declined.offer
+            self._service.decline(pushed.worker(self._model.rank), pushed.transfer_id, declined.prompt_digest)
         for keep in orders.keeps:
             self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest)
         for load in orders.loads:
@@ -96,6 +95,16 @@ class WorkerSide:
         for release in orders.releases:
             offer = release.offer
             self._service.release(offer.workers, offer.lease, offer.remote_block_ids, release.prompt_digest)
+
+    def _expect_order(self, expect: Expect) -> ExpectOrder:
+        return ExpectOrder(
+            expect.request_id,
+            expect.offer.worker(self._model.rank),
+            expect.offer.transfer_id,
+            expect.first,
+            expect.into,
+            prompt=expect.prompt_digest,
+        )
 
     def take_results(self) -> Results:
         """What ended since the last step."""
