@@ -14,7 +14,7 @@ from aiodatadist.link import requester
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import Cluster, linked_pair
-from aiodatadist.wire.messages import Lookup, Pulled
+from aiodatadist.wire.messages import Lookup, Pull, Pulled
 from tests.held import there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
@@ -136,3 +136,29 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
             await task
         assert session.is_ready is answers
         assert len(waits) == (3 if answers else 1) * requester.STOPS
+
+
+async def test_a_pull_that_is_cancelled_before_it_is_asked_for_is_never_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    came = list[Pull]()
+    begin = Responder.begin
+
+    def note(self: Responder, message: Pull) -> None:
+        came.append(message)
+        begin(self, message)
+
+    monkeypatch.setattr(Responder, "begin", note)
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as (
+        _,
+        decoder,
+        _,
+        cache,
+    ):
+        tasks = [decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [i], [i]) for i in range(16)]
+        for task in tasks[::2]:
+            task.cancel()
+        for task in tasks[1::2]:
+            await task
+        assert all(task.cancelled() for task in tasks[::2])
+    assert [message.src_blocks for message in came] == [[i] for i in range(1, 16, 2)]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
@@ -216,6 +217,7 @@ class Requester:
         """Until the peer said that it is done, or stopped, the destination is not free."""
         self.session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         await self._grant(spec.entry)
+        await checkpoint_if_cancelled()  # else the peer would be asked, and then asked to stop
         await self._ask(operation, spec, is_first=True)
         if not operation.is_done and not operation.is_doubtful:
             await self._grant(spec.entry, anew=True)
