@@ -407,4 +407,37 @@ MUTANTS = (
         "",
         ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
     ),
+    # ---- pushed requests ----
+    Mutant(
+        "push-prompt-not-compared",
+        "a pushed request goes to an engine that has the same prompt",
+        "aiodatadist/adapters/push_messages.py",
+        '        return cls(name, "" if prompt is None else prompt.hex())\n',
+        '        return cls(name, "")\n',
+        ("tests/hostile/test_transfer_names.py",),
+    ),
+    Mutant(
+        "push-of-two-requests-mixed",
+        "a transfer belongs to one request of the prefill engine",
+        "aiodatadist/adapters/push_out.py",
+        "        if request and push.owner and push.owner != request:\n",
+        "        if request and push.owner and not key.name:\n",
+        ("tests/hostile/test_transfer_names.py",),
+    ),
+    Mutant(
+        "late-drop-obeyed",
+        "what is said of an earlier use of a name ends nothing of the next",
+        "aiodatadist/adapters/push_out.py",
+        "(push.peer, push.want.number) == (peer, drop.number)",
+        "push.peer == peer",
+        ("tests/hostile/test_transfer_names.py",),
+    ),
+    Mutant(
+        "late-answer-believed",
+        "an answer settles the want that has its number",
+        "aiodatadist/adapters/push_in.py",
+        "        arrival = self._arrivals.get(answer.number)\n",
+        "        arrival = next(iter(self._arrivals.values()), None)\n",
+        ("tests/hostile/test_transfer_names.py",),
+    ),
 )
