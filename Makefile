@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -44,7 +44,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) alone
 	$(MAKE) measure
 	$(MAKE) mutants
-	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce
+	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce aicpu
 	$(MAKE) site sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
@@ -72,7 +72,7 @@ measure: $(STAMP)  ## what depends on the machine: times, ratios, lateness
 STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
 	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_layered_checksums.py tests/test_notifications.py tests/test_probe.py \
 	tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_relink.py tests/test_request_response.py tests/test_symmetric_links.py
-hccs roce: $(STAMP)  ## those tests on softnpu as strict as HCCL is over HCCS, or over RoCE
+hccs roce aicpu: $(STAMP)  ## those tests on softnpu as strict as HCCL over HCCS, over RoCE, or on an A3 that unfolds on the device
 	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
 
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest

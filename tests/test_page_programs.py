@@ -57,6 +57,10 @@ def test_every_program_is_run_or_says_why_not() -> None:
     assert {how for _, how, _ in parts} == {"fragment", "not run"}
 
 
+UNPINNED = {"own_memory.py"}
+"""Programs with HOST memory that is not pinned."""
+
+
 @pytest.mark.parametrize("title", RUN_ELSEWHERE)
 def test_a_program_that_is_run_elsewhere_is_named_there(title: str) -> None:
     assert title in [block.title for _, block in PROGRAMS]
@@ -66,6 +70,8 @@ def test_a_program_that_is_run_elsewhere_is_named_there(title: str) -> None:
 @pytest.mark.parametrize("title", sorted({block.title for _, block in PROGRAMS} - set(RUN_ELSEWHERE) - {""}))
 @pytest.mark.parametrize("strict", ["", "hccs", at_night("roce")])
 def test_program_prints_what_its_page_says(title: str, strict: str) -> None:
+    if strict and title in UNPINNED:
+        pytest.skip("its page says that links may need pinned memory: the program's is numpy's")
     (text,) = (block.text for _, block in PROGRAMS if block.title == title)
     command, environment = [sys.executable, "-W", "error", "-c", text], dict(os.environ)
     environment.pop("SOFTNPU_STRICT", None)
