@@ -39,6 +39,7 @@ from aiodatadist import (
 )
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from tests.strict.marks import any_memory
 
 MIB = 1 << 20
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
@@ -330,6 +331,7 @@ def full_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@any_memory
 def test_shared_memory_without_pages_is_refused_and_no_transfer_touches_it(full_folder: Path) -> None:
     for kind, words in run(shared_memory_that_is_full, FULL_FOLDER=str(full_folder)):
         assert kind == OutOfMemory.__name__, words
