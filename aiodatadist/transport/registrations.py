@@ -7,9 +7,11 @@ code of the process registers by itself is not known here.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.errors import ParamInvalid
@@ -19,7 +21,24 @@ if TYPE_CHECKING:
     from aiodatadist.device import Device
     from aiodatadist.transport.contract import Region
 
+logger = logging.getLogger(__name__)
+
 MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a device may be registered at a time, over all register calls of the process."""
+
+    device_bytes: int
+    addresses: int
+
+
+LIMITS: Final = {"ascend": Limits(device_bytes=50 << 30, addresses=240)}
+"""By runtime: what the vendor's manual allows. softnpu has no limit."""
+
+WARNING_SHARE: Final = 0.8
+"""Share of a limit beyond which a registration logs a warning."""
 
 
 class _Registration:
@@ -49,7 +68,7 @@ def register(device: Device, region: Region) -> Handle:
     """HCCL's handle of a range, which is this caller's until :func:`deregister`. Blocking.
 
     Raises:
-        ParamInvalid: it overlaps another one without being the same.
+        ParamInvalid: it overlaps another one without being the same, or exceeds one of ``LIMITS``.
         LLMException: HCCL refused.
     """
     with _lock:
@@ -59,6 +78,7 @@ def register(device: Device, region: Region) -> Handle:
         else:
             for other in known:
                 _check_apart(device, region, other)
+            _check_limits(device, region, known)
             known[region] = _Registration(_tell(device, region))
         return known[region].handle
 
@@ -70,6 +90,28 @@ def _check_apart(device: Device, region: Region, other: Region) -> None:
             "ranges are equal or apart",
             hint="register the same ranges in both, or unregister there first",
         )
+
+
+def _check_limits(device: Device, region: Region, known: dict[Region, _Registration]) -> None:
+    limits = LIMITS.get(device.runtime.name)
+    if limits is None:
+        return
+    nbytes = region.nbytes if region.placement == Placement.DEVICE else 0
+    before = sum(each.nbytes for each in known if each.placement == Placement.DEVICE)
+    _check_limit(device, region, before, nbytes, limits.device_bytes, "bytes of device memory")
+    _check_limit(device, region, len(known), 1, limits.addresses, "addresses")
+
+
+def _check_limit(device: Device, region: Region, before: int, more: int, limit: int, what: str) -> None:
+    after = before + more
+    if after > limit:
+        raise ParamInvalid(
+            f"{region} would make {after} registered {what} on device {device.index}: at most {limit} can be registered "
+            "at a time, over all register calls of the process",
+            hint="unregister caches that are no longer needed, or register fewer and larger ranges",
+        )
+    if before <= WARNING_SHARE * limit < after:
+        logger.warning("device %d has %d registered %s: at most %d can be registered", device.index, after, what, limit)
 
 
 def deregister(device: Device, region: Region) -> None:
