@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any
 
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.counting.callbacks import shown
+from aiodatadist.counting.callbacks import is_delivered, shown
 from aiodatadist.legacy.kv_cache import KvCache
 
 
@@ -42,10 +42,20 @@ class ModelRunner:
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Await a function of the user's: a coroutine function here, any other in a thread, and what that returns if need be.
 
-    A cancellation is delivered when the function is over: until then it may touch the cache.
+    A cancellation is delivered when the function is over: until then it may touch the cache. A CancelledError that the
+    function raises by itself becomes a RuntimeError: the caller was not cancelled.
     """
+
+    async def awaited(awaitable: Awaitable[Any]) -> Any:
+        try:
+            return await awaitable
+        except asyncio.CancelledError as error:
+            if is_delivered(error, asyncio.current_task()):
+                raise
+            raise RuntimeError(f"{function!r} raised {shown(error)}") from error
+
     if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
+        return await awaited(function(*args, **kwargs))
 
     def run() -> Any:
         try:
@@ -57,4 +67,4 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(f"{function!r} raised {shown(error)}") from error
 
     result = await in_thread(copy_context().run, run)
-    return await result if inspect.isawaitable(result) else result
+    return await awaited(result) if inspect.isawaitable(result) else result

@@ -532,6 +532,34 @@ async def test_a_decoders_runner_hears_of_its_cache_and_a_prompts_does_not() -> 
         assert writer.told == []
 
 
+class Returning(ModelRunner):
+    """A plain function that returns an awaitable, which cancels itself."""
+
+    def run_model(self, kv_cache: Any, input_tensors: Any, **kwargs: Any) -> Any:
+        async def answer() -> None:
+            raise asyncio.CancelledError
+
+        return answer()
+
+
+class Cancelling(ModelRunner):
+    async def run_model(self, kv_cache: Any, input_tensors: Any, **kwargs: Any) -> None:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("kind", [Returning, Cancelling])
+async def test_a_model_that_cancels_itself_fails_its_request_alone(kind: type[ModelRunner]) -> None:
+    async with open_one(LLMRole.PROMPT, 1) as prompt:
+        before = prompt.kv_cache_manager.pool_usage()
+        model = await prompt.add_model(options(), kind())
+        task = asyncio.create_task(model.predict([request(10)], []))
+        await asyncio.wait([task])
+        assert not task.cancelled()
+        assert isinstance(error := task.exception(), RuntimeError)
+        assert "CancelledError" in str(error)
+        assert prompt.kv_cache_manager.pool_usage() == before
+
+
 async def test_a_runner_that_refuses_its_cache_gets_no_model(no_leaks: None) -> None:
     class Refusing(ModelRunner):
         async def on_cache_allocated(self, kv_cache: Any) -> None:
