@@ -352,3 +352,22 @@ def test_nothing_is_left_behind() -> None:
         if thread.name == "aiodatadist call":  # it has told what it did, and ends
             thread.join(10)
     assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("call", ["save", "load", "async_save", "async_load"])
+def test_v1_arguments_of_a_v0_client_are_refused_with_the_reason(call: str) -> None:
+    cc = v0()
+    method = getattr(cc, call)
+    slots, option = list(range(BLOCK)), CcKvOption()
+    for given, words in (
+        ((slots, [1], [BLOCK]), {}),
+        ((slots, [1], [BLOCK], option), {}),
+        ((), {"slot_mapping": slots, "hashes": [1], "offsets": [BLOCK]}),
+        ((), {"option": option, "hashes": [1], "chunk_descs": [[(0, BLOCK)]]}),
+        ((None, [1]), {"chunk_descs": [[(0, BLOCK)]]}),
+    ):
+        with pytest.raises(EmsException, match="this client is V0") as caught:
+            method(*given, **words)
+        assert caught.value.status_code() is EmsErrorCode.EMS_INVALID_ARGUMENT
+    with pytest.raises(TypeError, match="nothing_at_all"):
+        method(option, [], [], nothing_at_all=1)

@@ -11,8 +11,8 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
@@ -37,6 +37,7 @@ from aiodatadist.context_caching.memory.regions import KvBufferWrapper
 from aiodatadist.context_caching.pools.contract import PoolRefused
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.handle import BlockTransfer
+from aiodatadist.counting.callbacks import shown
 
 __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption", "CcResult", "CcStatus", "ContextCache_v1",
            "ContextCaching", "Ems", "EmsConfig", "EmsErrorCode", "EmsException", "EmsForkError",
@@ -45,6 +46,7 @@ __all__ = ["CcCacheConfig", "CcConfig", "CcConfig_v1", "CcFuture", "CcKvOption",
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MOST_MS = 2**31 - 1
 
@@ -299,12 +301,33 @@ def _option(option: Any) -> CcKvOption:
     return option
 
 
+_V1_ARGUMENTS = frozenset({"slot_mapping", "hashes", "offsets", "chunk_descs"})
+
+
+def _of_v0(method: Callable[P, T]) -> Callable[P, T]:
+    """Refuse a call with V1's arguments, by name or by place, with the reason instead of a TypeError."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        named = sorted(_V1_ARGUMENTS & kwargs.keys())
+        if named or (len(args) > 1 and not isinstance(args[1], CcKvOption)):
+            what = f"{named[0]} is an argument of V1" if named else f"option is {shown(args[1])}: must be a CcKvOption"
+            name = method.__name__
+            raise EmsInvalidArgument(
+                f"{what}, but this client is V0: call {name}(option, key_list, value_list), or give Ems.init a cc_config_v1"
+            )
+        return method(*args, **kwargs)
+
+    return checked
+
+
 class ContextCaching:
     """Values by keys of the caller's own (V0). From ``Ems.get_cc``."""
 
     def __init__(self, client: _Client) -> None:
         self._client = client
 
+    @_of_v0
     def save(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcResult:
@@ -315,6 +338,7 @@ class ContextCaching:
         """
         return self.async_save(option, key_list, value_list).result()
 
+    @_of_v0
     def load(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcResult:
@@ -325,6 +349,7 @@ class ContextCaching:
         """
         return self.async_load(option, key_list, value_list).result()
 
+    @_of_v0
     def async_save(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:
@@ -336,6 +361,7 @@ class ContextCaching:
 
         return self._client.start(begin)
 
+    @_of_v0
     def async_load(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:

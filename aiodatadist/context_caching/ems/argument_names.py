@@ -11,7 +11,7 @@ from aiodatadist.context_caching.errors import EmsInvalidArgument
 
 _NAMES: Final = {"slots": "slot_mapping", "chunks": "chunk_descs", "keys": "key_list", "buffers": "value_list"}
 _AT_THE_START = re.compile(r"^(slots|keys|buffers)\b")
-_ELSEWHERE = re.compile(r"\b(?:(?:slots|keys|buffers)(?=\[\d| or offsets)|chunks\b)")
+_ELSEWHERE = re.compile(r"\b(?:(?:slots|keys|buffers)(?=\[\d| or offsets| has \d)|chunks\b)")
 
 
 @contextmanager

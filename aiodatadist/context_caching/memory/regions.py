@@ -121,7 +121,7 @@ class SlotMemory(Memory):
             if number < 1:
                 raise EmsInvalidArgument(f"offsets[{i}] is {number}: a hash has at least 1 token")
         if sum(tokens) != len(starts):
-            raise EmsInvalidArgument(f"offsets add up to {sum(tokens)} tokens, but there are {len(starts)} slots")
+            raise EmsInvalidArgument(f"offsets add up to {sum(tokens)} tokens, but slots has {len(starts)} entries")
         runs, group = Runs(starts), layout.groups[0]
         runs.check(group.slots, "slots")
         entries = list(accumulate(tokens, initial=0))[:-1]
@@ -286,7 +286,7 @@ class BufferMemory(Memory):
         """Raises EmsInvalidArgument: a rule is broken."""
         given = rules.some(buffers, "buffers")
         if len(given) != count:
-            raise EmsInvalidArgument(f"{len(given)} lists of buffers for {count} keys: they have to be as many")
+            raise EmsInvalidArgument(f"buffers has {len(given)} lists for {count} keys: it must have one for each")
         self._regions = [self._read(inner, f"buffers[{i}]") for i, inner in enumerate(given)]
         self._placements: list[list[Placement]] = []
         self._writes = False
