@@ -473,7 +473,8 @@ class LLMDataDist:
         """End links, and attempts to make them again. Transfers under way on them may finish within ``timeout`` milliseconds,
         then they are stopped.
 
-        With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays.
+        With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays. ``force`` has no effect
+        then, as upstream.
 
         Args:
             force: end only this half, at once: the peer is told, and not asked.

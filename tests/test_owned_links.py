@@ -143,15 +143,16 @@ async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkey
         assert not a.has_link
 
 
-async def test_an_end_that_unlinks_by_force_ends_the_link_of_both() -> None:
+async def test_force_is_ignored_and_leaves_the_peers_link_to_the_peer() -> None:
     async with ends() as (a, b):
         assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
         assert await a.unlink(force=True) is SUCCESS
-        assert not a.has_link
-        with suppress(NotLinked):  # it is gone already
-            await b.cluster.datadist.wait_link_closed(1)
-        assert await b.link() is SUCCESS
+        assert b.has_link
         await b.pull()
+        assert await b.unlink(force=True) is SUCCESS
+        with suppress(NotLinked):  # it is gone already
+            await a.cluster.datadist.wait_link_closed(2)
+        assert not a.has_link
 
 
 async def test_both_ends_have_the_same_backend() -> None:

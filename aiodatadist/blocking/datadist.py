@@ -48,8 +48,9 @@ class _Cluster(legacy.LLMDataDist):
     """The awaitable cluster, as strict as upstream where that asks for more than is needed."""
 
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
-        """Without force upstream goes to the peer's address, also where there is no link."""
-        if not force and not self._is_v1:
+        """Without force upstream's HCCL backend goes to the peer's address, also where there is no link. Its hixl backend
+        asks for no address."""
+        if not force and not self._is_v1 and not self.config.links_have_owners:
             awaitable.only_address(info)
 
 

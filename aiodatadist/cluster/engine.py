@@ -413,7 +413,8 @@ class Engine:
     # ---- ends ----
 
     async def unlink(self, cluster_id: int, timeout: float, force: bool) -> None:
-        """A link that belongs to the peer as well only stops to belong to this end.
+        """A link that belongs to the peer as well only stops to belong to this end; ``force`` has no effect on links that
+        have owners, as upstream.
 
         Raises LinkError: the peer did not agree; the link's local half is gone only with ``force``.
         """
@@ -423,7 +424,7 @@ class Engine:
         link = self.links.peek(cluster_id)
         if link is None or not link.is_owned:
             return
-        if force:
+        if force and not self._config.links_have_owners:
             await link.abandon(LinkClosed(f"the link to cluster {cluster_id} was unlinked by force"))
             return
         try:

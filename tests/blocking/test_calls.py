@@ -306,6 +306,19 @@ def test_hixl_needs_the_cache_manager_and_implies_remote_access() -> None:
         datadist.finalize()
 
 
+def test_with_hixl_unlinking_takes_no_address() -> None:
+    datadist = LLMDataDist(LLMRole.DECODER, 1)
+    datadist.init({**options(), "llm.listenIpInfo": "127.0.0.1:0", "llm.TransferBackend": "hixl"})
+    try:
+        unnamed, twice = info(2), info(3)
+        for _ in range(2):
+            twice.append_remote_ip_info("127.0.0.1", 1)
+        ended = LLMStatusCode.LLM_SUCCESS
+        assert datadist.unlink_clusters([unnamed, twice]) == (ended, [ended, ended])
+    finally:
+        datadist.finalize()
+
+
 def test_unlinking_takes_one_address_unless_it_is_forced() -> None:
     datadist = LLMDataDist(LLMRole.DECODER, 1)
     datadist.init(options())
