@@ -651,19 +651,6 @@ async def test_cancelling_before_it_ran() -> None:
         await made.still_works()
 
 
-async def test_a_cancelled_transfer_says_so_wherever_it_is_asked() -> None:
-    async with fan(count=2) as made:
-        task = made.blocks(AwaitableLayerSynchronizer(LAYERS))
-        assert await task.synchronize(5) is LLMStatusCode.LLM_TIMEOUT
-        assert task.cancel()
-        for ask in (task.get_results, task.synchronize, task.get_results):
-            with pytest.raises(asyncio.CancelledError, match="transfer_cache_async was cancelled"):
-                await ask()
-        assert task.exception() is None
-        with pytest.raises(asyncio.CancelledError, match="was cancelled"):
-            task.result()
-
-
 async def test_a_cancelled_wait_for_results_leaves_it_alone() -> None:
     async with fan() as made:
         synchronizer = AwaitableLayerSynchronizer(LAYERS)

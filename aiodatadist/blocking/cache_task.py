@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import anyio
@@ -12,8 +11,8 @@ from aiodatadist.cache import task as awaitable
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LLMException, LLMStatusCode
 
-LET_GO_SECONDS = 30.0
-"""Seconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
+LET_GO_MILLISECONDS = 30_000
+"""Milliseconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
 
 
 class CacheTask:
@@ -27,37 +26,26 @@ class CacheTask:
         """Wait; the first destination's failure, or success. ``LLM_TIMEOUT`` when the wait is over first.
 
         An interrupt cancels the transfer, and is re-raised when no byte can land any more.
-
-        Raises:
-            concurrent.futures.CancelledError: the transfer was cancelled, which is no failure and has no status.
         """
         results = self.get_results(timeout_in_millis)
         success = LLMStatusCode.LLM_SUCCESS
         return next((status for status in results if status is not success), success)
 
     def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        """The same with one status per destination, in the order in which they were given.
-
-        Raises:
-            concurrent.futures.CancelledError: the transfer was cancelled.
-        """
+        """The same with one status per destination, in the order in which they were given."""
         return self._thread.call(lambda: self._wait(timeout_in_millis))
 
     async def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode]:
         try:
             return await self._inner.get_results(timeout_in_millis)
-        except asyncio.CancelledError as error:
-            if self._inner.cancelled():
-                raise CancelledError(*error.args) from error
+        except asyncio.CancelledError:
             await self._end()
             raise
 
     async def _end(self) -> None:
-        ended = anyio.Event()
-        self._inner.add_done_callback(lambda _: ended.set())
         self._inner.cancel()
-        with anyio.move_on_after(LET_GO_SECONDS, shield=True):
-            await ended.wait()
+        with anyio.CancelScope(shield=True):
+            await self._inner.get_results(LET_GO_MILLISECONDS)
 
     def _stop(self) -> None:
         """Cancel it, and wait until no byte can land any more."""

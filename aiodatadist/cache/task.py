@@ -111,24 +111,14 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return TransferReport(transfer.nbytes, transfer.ranges, transfer.queue_seconds, transfer.transfer_seconds)
 
     async def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
-        """Wait for the status; a failure is one, and is not raised.
-
-        ``LLM_TIMEOUT`` if the wait is over first; the transfer goes on then.
-
-        Raises:
-            asyncio.CancelledError: the transfer was cancelled, which is no failure and has no status.
-        """
+        """Wait, without raising: the status. ``LLM_TIMEOUT`` when the wait is over first; the transfer goes on then."""
         results = await self.get_results(timeout_in_millis)
         return next(
             (status for status in results if status is not LLMStatusCode.LLM_SUCCESS), LLMStatusCode.LLM_SUCCESS
         )
 
     async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        """The same with one status per destination, in the order in which they were given.
-
-        Raises:
-            asyncio.CancelledError: the transfer was cancelled.
-        """
+        """The same with one status per destination, in the order in which they were given."""
         self._check_here()
         if timeout_in_millis is not None:
             checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
@@ -138,8 +128,6 @@ class CacheTask(StartedCoroutine[TransferReport]):
         if not self.done():
             return [LLMStatusCode.LLM_TIMEOUT] * len(self._transfer.results())
         self._is_told = True
-        if self.cancelled():
-            raise asyncio.CancelledError(f"{self._operation} was cancelled")
         return [_status(state, error) for state, error in self._transfer.results()]
 
     async def progress(self) -> AsyncIterator[Any]:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.measures
 def test_few_calls_of_each_kind_are_enough_for_every_row(tmp_path: Path) -> None:
     figures = tmp_path / "facade.json"
     command = [sys.executable, "-m", "benchmarks.facade", "--count", "10", "--rounds", "2", "--json", str(figures)]

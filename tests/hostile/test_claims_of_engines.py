@@ -314,7 +314,8 @@ def test_pushed_requests_for_which_no_peer_asks_take_no_more_than_their_share_ei
         outcomes.append(engine.side.finished(made, blocks))
     assert outcomes == [(True, None), (True, None), (False, None)]
     orders = engine.orders()
-    assert ([each for each, _ in orders.pushed], orders.abandons) == (["transfer-0", "transfer-1"], ["transfer-2"])
+    assert [each.name for each in orders.pushed] == ["transfer-0", "transfer-1"]
+    assert [each.name for each in orders.abandons] == ["transfer-2"]
     assert engine.side.take_counters() == {"lease_no_room": 1}
     engine.side.sent(["r0"])
     assert len(engine.side._room) == 3

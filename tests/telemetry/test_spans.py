@@ -115,8 +115,7 @@ async def test_a_cancelled_transfer_is_no_failure_and_its_span_ends_when_it_does
         task = decoder.datadist.cache_manager.transfer_cache_async(cache, ready, [config], [0], [0])
         assert traced.ended("kv.transfer transfer_cache_async") == []
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task.get_results()
+        await task.get_results()
         span = traced.only("kv.transfer transfer_cache_async")
     assert attributes(span)["status"] == "CANCELLED"
     assert span.status.status_code is StatusCode.UNSET
