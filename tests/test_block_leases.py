@@ -250,6 +250,25 @@ async def test_a_pull_that_is_cancelled_when_its_bytes_are_here_does_not_wait_fo
         assert task.cancelled()
 
 
+async def test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_later(pair: Pair) -> None:
+    """Also in the turn in which the owner's answer came, behind which the transfer would begin."""
+    memory = pair.one.memory(pair.mine)
+    ends = set()
+    for turns in range(24):
+        task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await task.synchronize()
+        ends.add(task.cancelled())
+        memory.view()[:] = bytes(memory.nbytes)
+        for _ in range(3):  # whatever was asked of the owner has been done
+            await there_and_back(pair.one, pair.two)
+        assert not any(memory.view()), f"bytes came after the end of a pull that was cancelled in turn {turns}"
+        assert not pair.one.datadist._running().links.find(2)._transfers
+    assert True in ends
+
+
 async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
     """A router is faster than a worker that is told of its scheduler's decision with the next step."""
     name = new_lease_name()

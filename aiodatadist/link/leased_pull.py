@@ -139,6 +139,8 @@ class LeasedPull(RemoteOperation):
             self._answered(question.answer)
 
     def _answered(self, answer: object) -> None:
+        if self.is_done:  # in the tick in which the answer came: its caller may use the destination for something else
+            return
         self._is_kept = isinstance(answer, Claimed) and answer.kept
         if isinstance(answer, Claimed):
             self._why = answer.why

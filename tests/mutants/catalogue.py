@@ -440,4 +440,12 @@ MUTANTS = (
         "        arrival = next(iter(self._arrivals.values()), None)\n",
         ("tests/hostile/test_transfer_names.py",),
     ),
+    Mutant(
+        "pull-begins-after-its-end",
+        "a pull of leased blocks that has ended moves no byte",
+        "aiodatadist/link/leased_pull.py",
+        "        if self.is_done:  # in the tick",
+        "        if self.is_done and False:  # in the tick",
+        ("tests/test_block_leases.py::test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_later",),
+    ),
 )
