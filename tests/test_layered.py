@@ -270,6 +270,19 @@ async def test_two_destinations_in_one_cluster_have_their_own_results(one_sided:
         assert made.held(0) == made.after_blocks(0, made.after_blocks(0, before, range(0, 1)), range(2, 4))
 
 
+@modes
+async def test_a_destination_layer_that_two_configs_name_is_refused(one_sided: bool) -> None:
+    async with fan(count=2, one_sided=one_sided) as made:
+        before, source = [made.held(i) for i in range(2)], Computing(made)
+        configs = [made.config(1), made.config(0, range(2)), made.config(0, range(2, 4), range(1, 3))]
+        what = r"layer 1 of .*" if one_sided else r"the address 0x[0-9a-f]+ of cluster 2: .*"
+        with pytest.raises(ParamInvalid, match=rf"transfer_configs\[2\] and \[1\] both name {what}once in a call"):
+            made.blocks(source, configs)
+        assert not source.asked
+        assert made.entry.leases == 0
+        assert [made.held(i) for i in range(2)] == before
+
+
 async def test_all_layers_if_no_range_is_given() -> None:
     async with fan(one_sided=False) as made:
         before = made.held(0)

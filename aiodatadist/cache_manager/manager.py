@@ -15,7 +15,7 @@ from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to
 from aiodatadist.cache_manager.caches import Caches
 from aiodatadist.device import give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
-from aiodatadist.layered import LayeredRequest, LayeredTransfer
+from aiodatadist.layered import LayeredRequest, LayeredTransfer, check_apart
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer, check_synchronizer
 from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
@@ -552,6 +552,7 @@ class CacheManager(Caches):
         if not configs:
             raise ParamInvalid("transfer_configs is empty: there is nothing to transfer")
         wanted = [request.wanted(config, self._link_or_wait) for config in configs]
+        check_apart(wanted)
         needed = max(each.layers.stop for each in wanted)
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:

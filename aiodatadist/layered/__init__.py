@@ -6,7 +6,7 @@ know: who else uses the caches.
 """
 
 from aiodatadist.layered.destination import Destination
-from aiodatadist.layered.request import LayeredRequest
+from aiodatadist.layered.request import LayeredRequest, check_apart
 from aiodatadist.layered.transfer import LayerDone, LayeredTransfer
 
-__all__ = ["Destination", "LayerDone", "LayeredRequest", "LayeredTransfer"]
+__all__ = ["Destination", "LayerDone", "LayeredRequest", "LayeredTransfer", "check_apart"]

@@ -93,6 +93,30 @@ class Wanted:
         return f"{self.key}, {self.selection}"
 
 
+def check_apart(wanted: Sequence[Wanted]) -> None:
+    """Raises ParamInvalid: two configs write the same destination layers, in an unknown order."""
+    layers: dict[Key, dict[int, int]] = {}
+    addresses: dict[tuple[int, int], int] = {}
+    for i, each in enumerate(wanted):
+        if each.addresses is not None:
+            for address in each.addresses:
+                other = addresses.setdefault((each.key.cluster_id, address), i)
+                if other != i:
+                    raise ParamInvalid(
+                        f"transfer_configs[{i}] and [{other}] both name the address {address:#x} of cluster "
+                        f"{each.key.cluster_id}: a destination may be named once in a call"
+                    )
+        elif each.first is not None:
+            taken = layers.setdefault(each.key, {})
+            for layer in range(each.first, each.first + len(each.layers)):
+                other = taken.setdefault(layer, i)
+                if other != i:
+                    raise ParamInvalid(
+                        f"transfer_configs[{i}] and [{other}] both name layer {layer} of {each.key}: "
+                        "a destination layer may be named once in a call"
+                    )
+
+
 @dataclass(frozen=True, slots=True)
 class LayeredRequest:
     """The arguments that all destinations share, checked."""
