@@ -164,6 +164,7 @@ class OutgoingPushes:
             if request:
                 del self._unmet[key, _End.ENGINE]
                 _keep(self._ended, request, how)
+                _keep(self._unmet, (key, _End.PEER), how)  # a later want of this request's is not kept waiting
             return how
         push = push or self._begin(key)
         if request and push.owner and push.owner != request:
@@ -218,6 +219,9 @@ class OutgoingPushes:
             await self._refuse(peer, want, why)
             return
         push = self._pushes.get(want.key) or self._begin(want.key)
+        self._unmet.pop(
+            (want.key, _End.ENGINE), None
+        )  # an earlier want was dropped: the engine's next request has this one
         push.want, push.peer = want, peer
         self._count(peer, 1, len(want.into))
         push.scope.deadline = math.inf

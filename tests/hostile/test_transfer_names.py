@@ -187,6 +187,34 @@ def test_late_words_of_an_earlier_use_end_nothing_of_the_next(ends: tuple[End, E
     assert prefill.sent("p2").outcomes["p2"] == "push_done"
 
 
+def test_want_that_was_dropped_early_costs_no_later_request_of_the_name(ends: tuple[End, End, End]) -> None:
+    prefill, decode, _ = ends
+    expect(decode, prefill, "t", "d1", MINE)
+    prefill.until(lambda ended: "t" in ended.wanted)
+    decode.service.cancel("d1")
+    decode.received("d1")
+    expect(decode, prefill, "t", "d2", MINE)
+    heard(prefill, decode)
+    for number in (2, 3):
+        if number == 3:
+            push(prefill, "t", "p3", MINE)
+            expect(decode, prefill, "t", "d3", MINE)
+        else:
+            push(prefill, "t", "p2", MINE)
+        assert decode.received(f"d{number}").outcomes[f"d{number}"] == "push_arrived"
+        assert prefill.sent(f"p{number}").outcomes[f"p{number}"] == "push_done"
+
+
+def test_peer_of_a_request_that_was_declined_early_is_not_kept_waiting(ends: tuple[End, End, End]) -> None:
+    prefill, decode, _ = ends
+    decode.service.decline(prefill.address, "t", MINE)
+    heard(prefill, decode)
+    push(prefill, "t", "p", MINE)
+    assert prefill.sent("p").outcomes["p"] == "push_stopped"
+    expect(decode, prefill, "t", "d", MINE)
+    assert decode.received("d").failed["d"] == (0, 1)
+
+
 def test_request_whose_transfer_ended_before_it_was_computed_is_told_so(ends: tuple[End, End, End]) -> None:
     """And not that its blocks went out, as they would for another use of the name."""
     prefill, decode, _ = ends

@@ -165,11 +165,12 @@ class SchedulerSide:
     def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Without blocks it is not pushed to its end."""
         request_id = request.request_id
-        transfer = self._pushed.pop(request_id, None) or _transfer_of(request, name)
+        begun = self._pushed.pop(request_id, None)
+        transfer = begun or _transfer_of(request, name)
         self._computed.remove(request_id)
         key = transfer.name, transfer.prompt_digest
-        if self._pushers.get(key, request_id) != request_id:
-            return False, None
+        if self._pushers.get(key, request_id) != request_id or (begun is None and block_ids):
+            return False, None  # another request pushes it, or did
         self._pushers.pop(key, None)
         is_kept = bool(block_ids) and self._has_room(request, block_ids)  # until the peer has asked for them
         if is_kept:
