@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from time import monotonic
 
 from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.loop_service import LoopService
@@ -14,6 +16,20 @@ from aiodatadist.errors import LinkTimeout
 
 MAX_ASKS = 64
 """Servers that are asked at the same time, or whose answers were not taken."""
+KEPT_SECONDS = 5.0
+"""An answer that was not taken for so long is not given to a later caller: the engine may have been started again."""
+
+
+@dataclass
+class _Question:
+    """One question. ``answered_at``: on the monotonic clock, or 0."""
+
+    answer: Future[Ranks | None] = field(default_factory=Future)
+    answered_at: float = 0.0
+
+    @property
+    def is_stale(self) -> bool:
+        return self.answer.done() and monotonic() - self.answered_at > KEPT_SECONDS
 
 
 class RendezvousAsks:
@@ -21,7 +37,7 @@ class RendezvousAsks:
 
     def __init__(self, key: bytes | None) -> None:
         self._key = key
-        self._asked: dict[tuple[str, int], Future[Ranks | None]] = {}
+        self._asked: dict[tuple[str, int], _Question] = {}
         self._service = LoopService("rendezvous question")
         self._thread = shared_loop.acquire()
         try:
@@ -41,27 +57,35 @@ class RendezvousAsks:
             LinkTimeout: if too many other servers are being asked.
         """
         place = host, port
-        answer = self._asked.get(place) or self._start(place)
+        question = self._asked.get(place)
+        if question is None or question.is_stale:
+            question = self._start(place)
+        answer = question.answer
         wait([answer], seconds)
         if not answer.done():
             return None
         del self._asked[place]
         return answer.result()
 
-    def _start(self, place: tuple[str, int]) -> Future[Ranks | None]:
+    def _start(self, place: tuple[str, int]) -> _Question:
+        self._asked.pop(place, None)
         if len(self._asked) >= MAX_ASKS:
-            self._asked = {each: answer for each, answer in self._asked.items() if not answer.done()}
+            self._asked = {each: asked for each, asked in self._asked.items() if not asked.answer.done()}
         if len(self._asked) >= MAX_ASKS:
             raise LinkTimeout(f"{MAX_ASKS} other bootstrap servers are being asked: that is the limit")
-        answer = self._asked[place] = Future[Ranks | None]()
-        self._thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, answer))
-        return answer
+        question = self._asked[place] = _Question()
+        self._thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, question))
+        return question
 
-    async def _ask(self, place: tuple[str, int], answer: Future[Ranks | None]) -> None:
+    async def _ask(self, place: tuple[str, int], question: _Question) -> None:
         try:
-            answer.set_result(await rendezvous.ask(*place, self._key))
+            ranks = await rendezvous.ask(*place, self._key)
         except Exception as error:
-            answer.set_exception(error)
+            question.answered_at = monotonic()
+            question.answer.set_exception(error)
+        else:
+            question.answered_at = monotonic()
+            question.answer.set_result(ranks)
 
     def close(self) -> None:
         """Stop asking. May be called twice."""

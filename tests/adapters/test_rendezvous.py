@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from aiodatadist import LinkTimeout, LLMException, ParamInvalid
-from aiodatadist.adapters import rendezvous
+from aiodatadist.adapters import rendezvous, rendezvous_asks
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
 from aiodatadist.adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
@@ -145,6 +145,24 @@ def test_a_scheduler_does_not_wait_for_a_server_that_is_silent() -> None:
         assert len(came) == 1, "one question, and its answer"
 
 
+def test_an_answer_that_was_not_taken_for_long_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([LinkTimeout("it is being started"), None])
+
+    async def ask(*_: object) -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    now = [100.0]
+    monkeypatch.setattr(rendezvous, "ask", ask)
+    monkeypatch.setattr(rendezvous_asks, "monotonic", lambda: now[0])
+    with closing(RendezvousAsks(None)) as asks:
+        with suppress(Exception):
+            asks._start(("127.0.0.1", 1)).answer.result(30)
+        now[0] += rendezvous_asks.KEPT_SECONDS + 1
+        assert asks.ask("127.0.0.1", 1, 30) is None
+
+
 def test_what_a_server_fails_with_is_told_once_and_it_is_asked_again() -> None:
     with closing(RendezvousAsks(None)) as asks:
         for _ in range(2):
@@ -180,6 +198,6 @@ def test_answers_that_are_not_taken_make_room(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rendezvous, "ask", ask)
     with closing(RendezvousAsks(None)) as asks:
         for port in range(1, MAX_ASKS + 1):
-            asks._start(("127.0.0.1", port)).result(30)
+            asks._start(("127.0.0.1", port)).answer.result(30)
         assert asks.ask("127.0.0.1", 100, 30) is None
         assert asks._asked == {}

@@ -193,6 +193,22 @@ def test_second_request_of_a_room_fails_and_its_pages_go_nowhere(sglang: SimpleN
     assert pair.decode.item(10) == {1}
 
 
+def test_failure_of_one_room_does_not_disturb_another_that_waits_for_pages(sglang: SimpleNamespace, pair: Pair) -> None:
+    failing, waiting = pair.receiver(1), pair.receiver(2)
+    failing.init(0)
+    waiting.init(0)
+    failing.send_metadata(indices(4), 9)
+    sender = pair.sender(1)
+    sender.init(1, 1)
+    sender.abort()
+    until(failing.poll, sglang.poll.Failed)  # and the manager forgets where the ranks are
+    waiting.send_metadata(indices(10), 9)
+    sender = pair.sender(2)
+    sender.init(1, 3)
+    sender.send(indices(3))
+    until(waiting.poll, sglang.poll.Success)
+
+
 def test_finished_room_may_be_used_again(sglang: SimpleNamespace, pair: Pair) -> None:
     for page in (1, 2, 3):
         sender, receiver = pair.sender(7), pair.receiver(7)

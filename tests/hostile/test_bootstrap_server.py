@@ -187,6 +187,18 @@ async def test_a_rank_whose_address_no_longer_answers_is_replaced(
     assert [(each.cluster_id, each.port) for each in await ranks(server)] == [(8, other_door.port)]
 
 
+async def test_an_engine_that_was_started_again_at_its_port_registers(
+    server: RendezvousServer, keyless: RendezvousServer, door: Door
+) -> None:
+    """What answers at the old rank's address is the new one. Without a key a stranger could say so."""
+    await enrol(server, worker(door.port, 7))
+    await enrol(server, worker(door.port, 8), NOW + 1)
+    assert [each.cluster_id for each in await ranks(server)] == [8]
+    await enrol(keyless, worker(door.port, 7), key=None)
+    with pytest.raises(LinkError, match="whose address still answers"):
+        await enrol(keyless, worker(door.port, 8), NOW + 1, None)
+
+
 async def test_ranks_of_one_engine_agree(server: RendezvousServer, door: Door, other_door: Door) -> None:
     await enrol(server, worker(door.port, 7, 0, 2))
     for changed, words in (

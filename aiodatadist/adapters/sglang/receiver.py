@@ -7,10 +7,11 @@ from typing import Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 
+from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.rendezvous import SECONDS
 from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
-from aiodatadist.errors import TransferError
+from aiodatadist.errors import IncompatiblePeer, TransferError
 from aiodatadist.values.foreign import printable
 
 ASK_SECONDS = SECONDS + 1.0
@@ -33,13 +34,19 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
         self._room = str(bootstrap_room)
         self._request = f"{self._room} {next(_RECEIVERS)}"
-        self._is_ready = self._is_expecting = self._is_aborted = False
+        self._workers: tuple[PeerAddress, ...] = ()  # kept here: another room may have the manager forget them
+        self._is_expecting = self._is_aborted = False
         self._reason = ""
 
     def init(self, prefill_dp_rank: int) -> None:
         """Find the prefill engine. If the manager does not know it yet, this waits for its bootstrap server."""
-        if self.kv_mgr.find_ranks(self.bootstrap_addr, ASK_SECONDS):
-            self._is_ready = True
+        try:
+            is_known = self.kv_mgr.find_ranks(self.bootstrap_addr, ASK_SECONDS)
+        except IncompatiblePeer as error:
+            self._conclude(KVPoll.Failed, printable(error))
+            return
+        if is_known:
+            self._workers = self.kv_mgr.prefill_info_table[self.bootstrap_addr].workers
         else:
             self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are not known")
 
@@ -65,8 +72,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
             raise ValueError(f"room {self._room}: state_indices were given: aiodatadist's backend moves no state")
         if self.conclude_state is not None:
             return
-        workers = self.kv_mgr.prefill_info_table[self.bootstrap_addr].workers
-        source = workers[self.kv_mgr.rank % len(workers)]
+        source = self._workers[self.kv_mgr.rank % len(self._workers)]
         aux = None if aux_index is None else int(aux_index)
         pages = tuple(map(int, kv_indices))
         self._is_expecting = True
@@ -76,7 +82,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         if self.conclude_state is not None:
             return self.conclude_state
         if not self._is_expecting:
-            return int(KVPoll.WaitingForInput if self._is_ready else KVPoll.Bootstrapping)
+            return int(KVPoll.WaitingForInput if self._workers else KVPoll.Bootstrapping)
         outcome = self.kv_mgr.outcome(self._request)
         if outcome is None:
             return int(KVPoll.Transferring)
