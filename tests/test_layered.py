@@ -41,7 +41,7 @@ from aiodatadist.device import Program
 from aiodatadist.layered import destination
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared
 from aiodatadist.values.grid import Grid
-from tests.strict.marks import any_memory
+from tests.strict.marks import any_memory, told_of_failures
 
 LAYERS = 4
 BLOCKS = CacheDesc(2 * LAYERS, [16, 1024], DataType.DT_UINT8)
@@ -803,6 +803,7 @@ async def test_a_destination_deallocated_in_the_middle(one_sided: bool, gated: b
 
 @pytest.mark.parametrize("gated", [False, True], ids=["awaited", "gated"])
 @pytest.mark.parametrize("layer", range(LAYERS))
+@told_of_failures
 async def test_a_device_fault_at_each_layer(gated: bool, layer: int) -> None:
     async with fan() as made:
         before, device = made.held(0), made.source.datadist.device

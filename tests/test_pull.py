@@ -26,7 +26,7 @@ from aiodatadist import (
 )
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
-from tests.strict.marks import STRICT, any_memory
+from tests.strict.marks import STRICT, any_memory, told_of_failures
 
 BLOCKS = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
 SLOTS = CacheDesc(4, [4, 1000], DataType.DT_UINT8)
@@ -174,6 +174,7 @@ async def test_a_task_can_be_kept_and_asked() -> None:
         assert (await task).bytes == task.result().bytes == 8 * BLOCKS.stride
 
 
+@told_of_failures
 async def test_a_failed_transfer_says_why_and_leaves_the_link_usable() -> None:
     async with linked_pair(BLOCKS) as (_, decoder, _, cache):
         pull = decoder.datadist.cache_manager.pull_blocks

@@ -36,6 +36,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from tests.strict.marks import told_of_failures
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 POOL = '{"memory_size": 1048576}'
@@ -178,6 +179,7 @@ async def test_llm_timeout_says_after_how_long(one_sided: bool) -> None:
 
 
 @both_modes
+@told_of_failures
 async def test_llm_device_mem_error_carries_the_devices_own_number(one_sided: bool) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=one_sided) as (_, decoder, _, cache):
         with soft_faults_cleared():
@@ -203,6 +205,7 @@ async def test_llm_suspect_remote_error_is_what_the_device_says_of_a_copy() -> N
             )
 
 
+@told_of_failures
 async def test_llm_suspect_remote_error_on_a_link_costs_the_link_whose_failure_holds_the_number() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
         manager = decoder.datadist.cache_manager
