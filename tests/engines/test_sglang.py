@@ -347,8 +347,11 @@ def test_a_layout_is_short_whatever_the_model_is(sglang: SimpleNamespace) -> Non
 def test_engines_that_do_not_fit_name_both_values(sglang: SimpleNamespace, pair: Pair) -> None:
     other = Rank(2, "decode", pair.server.port, page_size=32)
     try:
+        receiver = sglang.ours.AioDataDistKVReceiver(other.manager, pair.address, 1)
+        receiver.init(0)  # which SGLang's scheduler calls: an error would end it
+        assert receiver.poll() == sglang.poll.Failed
         with pytest.raises(Exception, match=f"page_size is 32 here and 16 at the engine of {pair.address}"):
-            sglang.ours.AioDataDistKVReceiver(other.manager, pair.address, 1).init(0)
+            receiver.failure_exception()
     finally:
         other.manager.teardown()
 
