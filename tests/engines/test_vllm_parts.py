@@ -121,8 +121,10 @@ def test_keys_and_values_packed_and_apart_are_pushed(vllm: SimpleNamespace, pair
     orders, address = vllm.orders, prefill.side.address
     where = {"cluster_id": address.cluster_id, "host": address.host, "port": address.port}
     offer = vllm.offer.PushOffer(transfer_id="t", prefill=where)
-    decode.side.carry_out(orders.Orders(expects=[orders.Expect("r", offer, 0, (7, 0))]))
-    prefill.side.begin_step(orders.Orders(pushes=[orders.Push("t", 0, (2, 5))]))
+    prompt = prompt_digest([1, 2, 3])
+    transfer = orders.Transfer("t", "p", prompt)
+    decode.side.carry_out(orders.Orders(expects=[orders.Expect("r", offer, 0, (7, 0), prompt)]))
+    prefill.side.begin_step(orders.Orders(pushes=[orders.Push(transfer, 0, (2, 5))]))
     end = time.monotonic() + 20
     for i, name in enumerate(prefill.layers):
         assert decode.holds(0)[i] == {100.0 + 10 * i}, "it is not computed yet"
@@ -133,7 +135,7 @@ def test_keys_and_values_packed_and_apart_are_pushed(vllm: SimpleNamespace, pair
             assert time.monotonic() < end
             time.sleep(0.001)
     prefill.side.end_step()
-    prefill.side.carry_out(orders.Orders(pushed=[("t", "p")]))
+    prefill.side.carry_out(orders.Orders(pushed=[transfer]))
     decode.until_over("r")
     prefill.until_over("p")
     assert (decode.holds(7), decode.holds(0)) == (layer_values(0, 2), layer_values(0, 5))
