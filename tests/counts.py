@@ -1,0 +1,212 @@
+"""Counts what makes tests slow, or makes them depend on the machine's speed: ``python -m tests.counts``.
+
+The rules look at the syntax of each file in ``tests``. Functions, classes and files that are marked ``measures`` or ``alone``
+are left out, because ``make test`` does not run them; so are ``soak`` and ``samples``, which are programs for users.
+
+- *guessing sleeps*: ``asyncio.sleep``, ``anyio.sleep`` or ``time.sleep`` with anything but a literal 0, and not directly in a
+  ``while`` loop.
+- *polls*: the same directly in a ``while`` loop.
+- *delays*: ``delay=`` behind a function's name in a literal, which is softnpu's fault that makes a call late by some time.
+- *short limits*: ``fail_after``, ``move_on_after``, ``timeout`` or ``timeout=`` with a literal above 0 and below 1.
+- *private reaches*: ``x._name``, an imported ``_name``, or ``"_name"`` for ``getattr``, ``setattr`` and the like, if the
+  package defines ``_name`` and the file does not, and ``x`` is neither ``self`` nor ``cls``.
+- *process starts*: places that call ``subprocess``, ``create_subprocess_exec``, ``open_process``, ``run_process``,
+  ``os.fork``, ``Process`` of ``multiprocessing``, or ``runner.run`` of the strict modes.
+
+``python -m tests.counts KIND`` lists the places of one kind, for example ``delays``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import aiodatadist
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(aiodatadist.__file__).parent
+LEFT_OUT = {"soak", "samples"}
+NOT_IN_MAKE_TEST = {"measures", "alone"}
+
+CEILINGS: Final = {
+    "guessing sleeps": 37,
+    "polls": 41,
+    "delays": 39,
+    "short limits": 28,
+    "private reaches": 498,
+    "process starts": 146,
+}
+"""The most places of each kind. Lower a number when you remove a place; none may rise."""
+
+_SLEEPERS = {"asyncio", "anyio", "time"}
+_LIMITS = {"fail_after", "move_on_after", "timeout"}
+_BY_NAME = {"delattr", "getattr", "hasattr", "setattr"}
+_STARTS = {"create_subprocess_exec", "create_subprocess_shell", "fork", "open_process", "Process", "run_process"}
+_SUBPROCESS = {"Popen", "call", "check_call", "check_output", "run"}
+
+
+class Place(NamedTuple):
+    """A place of one kind."""
+
+    kind: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class _Reader(ast.NodeVisitor):
+    """Finds the places in one file."""
+
+    def __init__(self, file: str, own: set[str], private: frozenset[str]) -> None:
+        self._file = file
+        self._own = own
+        self._private = private
+        self._loops: list[str] = []
+        self.places: list[Place] = []
+
+    def _add(self, kind: str, node: ast.expr | ast.stmt) -> None:
+        self.places.append(Place(kind, self._file, node.lineno))
+
+    def _visit_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        if not any(_marks(decorator) & NOT_IN_MAKE_TEST for decorator in node.decorator_list):
+            outside, self._loops = self._loops, []
+            self.generic_visit(node)
+            self._loops = outside
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_definition  # noqa: N815 - ast's names
+
+    def _visit_loop(self, node: ast.While | ast.For | ast.AsyncFor) -> None:
+        self._loops.append(type(node).__name__)
+        self.generic_visit(node)
+        self._loops.pop()
+
+    visit_While = visit_For = visit_AsyncFor = _visit_loop  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> None:
+        owner, name = _called(node.func)
+        first = node.args[0] if node.args else None
+        if name == "sleep" and owner in _SLEEPERS and not (isinstance(first, ast.Constant) and first.value == 0):
+            self._add("polls" if self._loops and self._loops[-1] == "While" else "guessing sleeps", node)
+        limits = [first] if name in _LIMITS and first else []
+        limits += [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+        if any(map(_is_short, limits)):
+            self._add("short limits", node)
+        if name in _BY_NAME and any(
+            isinstance(each, ast.Constant) and self._is_foreign(each.value) for each in node.args
+        ):
+            self._add("private reaches", node)
+        if name in _STARTS or (owner, name) == ("runner", "run") or (owner == "subprocess" and name in _SUBPROCESS):
+            self._add("process starts", node)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if self._is_foreign(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}):
+            self._add("private reaches", node)
+        self.generic_visit(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if (node.module or "").startswith("aiodatadist"):
+            for name in node.names:
+                if self._is_foreign(name.name):
+                    self._add("private reaches", node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            for _ in re.finditer(":delay=", node.value):
+                self._add("delays", node)
+
+    def _is_foreign(self, name: object) -> bool:
+        return name in self._private and name not in self._own
+
+
+def _called(function: ast.expr) -> tuple[str, str]:
+    """Return the object and the name of what is called."""
+    if isinstance(function, ast.Attribute):
+        return (function.value.id if isinstance(function.value, ast.Name) else "", function.attr)
+    return ("", function.id if isinstance(function, ast.Name) else "")
+
+
+def _is_short(limit: ast.expr) -> bool:
+    return isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float)) and 0 < limit.value < 1
+
+
+def _marks(node: ast.AST) -> set[str]:
+    """Return the attributes that an expression names, which for a decorator are its marks."""
+    return {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+def _is_left_out(tree: ast.Module) -> bool:
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == [
+            "pytestmark"
+        ]:
+            return bool(_marks(statement.value) & NOT_IN_MAKE_TEST)
+    return False
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the private names that a file defines: functions, classes, variables and attributes of ``self``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case ast.Name(id=name, ctx=ast.Store()):
+                pass
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        if name.startswith("_") and not name.startswith("__") and name != "_":
+            yield name
+
+
+@cache
+def names_of_the_package() -> frozenset[str]:
+    """Return all private names that the package defines."""
+    return frozenset(name for path in PACKAGE.rglob("*.py") for name in private_names(ast.parse(path.read_text())))
+
+
+def places_in(source: str, file: str = "", private: frozenset[str] = frozenset()) -> list[Place]:
+    """Return the places in the text of a file. ``private``: the private names of the package."""
+    tree = ast.parse(source)
+    if _is_left_out(tree):
+        return []
+    reader = _Reader(file, set(private_names(tree)), private)
+    reader.visit(tree)
+    return reader.places
+
+
+def all_places() -> list[Place]:
+    """Return the places in all tests."""
+    private = names_of_the_package()
+    found: list[Place] = []
+    for path in sorted(TESTS.rglob("*.py")):
+        file = path.relative_to(TESTS)
+        if file.parts[0] not in LEFT_OUT and file.name not in {"counts.py", "test_counts.py"}:
+            found += places_in(path.read_text(), str(file), private)
+    return found
+
+
+def main() -> None:
+    """Print the counts, or the places of one kind."""
+    wanted = " ".join(sys.argv[1:])
+    places = all_places()
+    if wanted:
+        print(*(place for place in places if place.kind == wanted), sep="\n")
+        return
+    counts = Counter(place.kind for place in places)
+    for kind, ceiling in CEILINGS.items():
+        files = {place.file for place in places if place.kind == kind}
+        print(f"{kind:16}  {counts[kind]:4} in {len(files):3} files, at most {ceiling}")
+
+
+if __name__ == "__main__":
+    main()
