@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
-    return loops.loops_of(item.nodeid)
+    return loops.loops_of(item.nodeid, item.get_closest_marker("autojump") is not None)
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+from tests.clock import AutojumpLoop
+
 Factory = Callable[[], asyncio.AbstractEventLoop]
 
 LOOPS: dict[str, Factory] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -45,12 +47,15 @@ TOUCHES_THE_LOOP = (
 """Files and folders: readers and writers of sockets and eventfds, callbacks from threads, and what goes on behind a call."""
 
 
-def loops_of(test: str) -> Mapping[str, Factory]:
+def loops_of(test: str, is_autojump: bool = False) -> Mapping[str, Factory]:
     """Loops by name, at least one.
 
     Args:
         test: its pytest id without parameters, ``tests/test_pull.py::test_it``. It decides, so the loop is the same always.
+        is_autojump: the test waits by the clock of ``clock.py``, which only asyncio's loop can have.
     """
+    if is_autojump or os.environ.get(VARIABLE) == "autojump":
+        return {"autojump": AutojumpLoop}
     if is_both() or touches_the_loop(test):
         return LOOPS
     name = sorted(LOOPS)[zlib.crc32(test.encode()) % len(LOOPS)]

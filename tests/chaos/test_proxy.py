@@ -28,6 +28,7 @@ from aiodatadist.testing import (
     Toxic,
 )
 from aiodatadist.testing.proxy import _Flow
+from tests.clock import took
 from tests.stopwatch import lasting
 
 DATA = random.Random(0).randbytes(300_000)
@@ -123,10 +124,11 @@ async def test_what_only_takes_longer_changes_no_byte(toxic: Toxic) -> None:
             assert await client.echo(DATA) == DATA
 
 
+@pytest.mark.autojump
 async def test_latency_is_that_of_each_direction_and_no_limit_of_bandwidth() -> None:
     async with client_of_proxy() as (client, proxy):
-        with proxy.under(Latency(0.1)), lasting(1.0, 0.2):  # one after the other, 20 pieces would take 4 s
-            assert await client.echo(DATA) == DATA
+        with proxy.under(Latency(10)), took(20):  # one after the other, pieces would take longer
+            assert await client.echo(DATA[:100_000]) == DATA[:100_000]
 
 
 async def test_one_direction_alone() -> None:
@@ -148,9 +150,10 @@ async def test_what_is_held_back_comes_when_the_timeout_is_removed() -> None:
         assert await waiting == b"1234"
 
 
+@pytest.mark.autojump
 async def test_a_timeout_closes_the_connection_after_its_time() -> None:
     async with client_of_proxy() as (client, proxy):
-        with proxy.under(Timeout(0.05)), lasting(5.0, 0.05):
+        with proxy.under(Timeout(60)), took(60):
             with pytest.raises(asyncio.IncompleteReadError):
                 await client.echo(b"1234")
             assert await client.rest() == b""

@@ -34,12 +34,12 @@ from aiodatadist.context_caching.pools.contract import (
     Stage,
     Value,
 )
+from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
+from tests.clock import took
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
-from tests.stopwatch import lasting
 
-LIMIT = 0.2
-SLACK = 0.1
+LIMIT = 20.0
 
 
 @asynccontextmanager
@@ -57,6 +57,7 @@ async def loaded(pool: Foreign, kv: Kv, **options: Any) -> AsyncIterator[Context
         yield cache
 
 
+@pytest.mark.autojump
 @pytest.mark.parametrize("call", ["exists_many", "stage", "put_many", "get_many"])
 async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
     kv = Kv()
@@ -64,7 +65,7 @@ async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
         pool.misdeeds[call] = never
         before = kv.image()
         work, hashes = (cache.load, [1, 2]) if call == "get_many" else (cache.save, [8, 9])
-        with lasting(LIMIT + SLACK, LIMIT), pytest.raises(EmsTimeout) as caught:
+        with took(LIMIT + LATE_TOLERANCE), pytest.raises(EmsTimeout) as caught:
             await work(hashes, **by_slots([8, 9]), timeout=LIMIT)
         assert caught.value.partial == CcResult(0, 2)
         assert caught.value.partial.details == (CcStatus.TIMEOUT,) * 2
@@ -76,10 +77,11 @@ async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
     assert not pool.inner._store.is_lent
 
 
+@pytest.mark.autojump
 async def test_exists_of_a_pool_that_never_answers_finds_nothing() -> None:
     async with foreign() as pool, loaded(pool, Kv()) as cache:
         pool.misdeeds["exists_many"] = pool.misdeeds["healthy"] = never
-        with lasting(LIMIT + SLACK, LIMIT):
+        with took(LIMIT + LATE_TOLERANCE):
             result = await cache.exists([1, 2], timeout=LIMIT)
         assert (result.success, result.details) == (0, (CcStatus.TIMEOUT,) * 2)
         assert not await cache.check_health()
@@ -295,6 +297,7 @@ async def test_a_wave_that_has_no_room_beside_the_one_before_waits_for_it(monkey
         assert (await cache.save(list(range(16)), **by_slots(range(16)))).success == 16
 
 
+@pytest.mark.autojump
 async def test_without_time_only_what_takes_no_waiting_is_done() -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv, read_cache_bytes=ROOM) as cache:
@@ -305,7 +308,7 @@ async def test_without_time_only_what_takes_no_waiting_is_done() -> None:
         assert kv.rows(block_slots([6])) == saved
         assert (await cache.exists([1], timeout=0)).success == 1
         await cache.remove([1])
-        with lasting(SLACK):
+        with took(2 * LATE_TOLERANCE):
             with pytest.raises(EmsTimeout):
                 await cache.load([1], **by_slots([6]), timeout=0)
             assert (await cache.exists([1], timeout=0)).success == 0

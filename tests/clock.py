@@ -1,0 +1,94 @@
+"""An event loop whose clock stands still while anything works, and jumps to the next timer when nothing does.
+
+The library has one clock: its event loop's. ``anyio.current_time``, scopes, sleeps and ``call_later`` all ask that, so a test
+that runs on this loop waits for no deadline, delay or lease, whatever its length, and meets each of them exactly.
+
+Nothing works if no descriptor is ready and each other thread of the process has slept for ``WINDOW`` seconds without
+using the processor. That covers softnpu's streams, calls in threads and native code alike, also on a machine that is busy: a
+thread that has not been given its turn is runnable, not asleep. A task that stands at a hold sleeps, so deadlines strike it.
+
+What this clock is not: that of other processes, and of C (heartbeats, gates, ``delay=`` of softnpu). Tests of those keep to
+real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+WINDOW = 0.002
+"""Seconds for which all else has to sleep."""
+PATIENCE = 5.0
+"""Seconds after which the clock goes on although something works: a thread may never stop."""
+
+
+class AutojumpLoop(asyncio.SelectorEventLoop):
+    """An asyncio event loop with this clock.
+
+    Attributes:
+        jumped: seconds by which the clock has jumped so far.
+    """
+
+    def __init__(self) -> None:
+        self.jumped = 0.0
+        self._stopped_at = time.monotonic()
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self._stopped_at + self.jumped
+
+
+class _Selector(selectors.EpollSelector):
+    def __init__(self, loop: AutojumpLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        give_up = time.monotonic() + PATIENCE
+        before = _others()
+        while True:
+            if ready := super().select(WINDOW):
+                return ready
+            now = _others()
+            if (now == before and all(state == "S" for state, _ in now.values())) or time.monotonic() > give_up:
+                break
+            before = now
+        self._loop.jumped += timeout
+        return []
+
+
+def _others() -> Mapping[str, tuple[str, str]]:
+    """The state of each other thread, and how long it has run."""
+    own, found = str(threading.get_native_id()), {}
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != own:
+            try:
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                found[task.name] = state, (task / "schedstat").read_text().split()[0]
+            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                found[task.name] = "", ""
+    return found
+
+
+def jumped() -> float:
+    """Return the seconds that the running loop's clock has jumped so far."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, AutojumpLoop), "this test is not marked `autojump`"
+    return loop.jumped
+
+
+@contextmanager
+def took(seconds: float) -> Iterator[None]:
+    """Assert that the body waits exactly that long, by the loop's clock."""
+    before = jumped()
+    yield
+    assert (waited := jumped() - before) == pytest.approx(seconds, abs=1e-6), f"it waited for {waited:g} s"
