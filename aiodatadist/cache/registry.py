@@ -33,7 +33,7 @@ FREED_BYTE = 0xFF
 """What freed memory is filled with where that is asked for: each float16, bfloat16 and float32 of it is a NaN."""
 
 _kept: list[list[object]] = []
-"""Memory of callers into which a peer may write that was stopped, and whose cluster here is finalized: never freed."""
+"""Memory of callers that a stopped peer, or the device, may touch, and whose cluster here is finalized: never freed."""
 
 Naming = Callable[[], dict[Name, int]]
 """Gives the names of a new cache, or raises: called at the moment when it is made."""
@@ -509,7 +509,12 @@ class CacheRegistry:
                 )
 
     def end(self) -> None:
-        """The engine is over: a caller that waits for a cache that was not given back is told so."""
+        """The engine is over: a caller that waits for a cache that was not given back is told so. Keep callers' memory that
+        the device never let go of."""
+        for entry in self.table.entries():
+            if entry.pool is None and any(self._device.is_stuck(r.address, r.nbytes) for r in entry.regions()):
+                _kept.append(entry.keep)
+                logger.error("cache %d: the device never let go of its memory; do not use it", entry.cache_id)
         for deallocation in self._deallocations.values():
             deallocation.settled.set()
 

@@ -47,7 +47,8 @@ class Device:
         self._notifies: list[Handle] = []
         self._spare_notifies: list[Handle] = []
         self._streams = 0
-        self._closed = self._is_stuck = False
+        self._closed = False
+        self._stuck: list[tuple[int, int]] = []
         self._pid = os.getpid()
 
     @classmethod
@@ -232,9 +233,10 @@ class Device:
                     memory.free()
                 except LLMException as error:
                     refused = refused or error
-        if self._is_stuck:
+        if self._stuck:
             logger.warning(
-                "device %d has a transfer that does not end: it is not given back, which would wait for it", self.index
+                "device %d has a transfer or a call that does not end: it is not given back, which would wait for it",
+                self.index,
             )
         else:
             self.runtime.release_device(self.index)
@@ -243,10 +245,14 @@ class Device:
 
     def mark_stuck(self, address: int, nbytes: int) -> None:
         """The device will not let go of these bytes: the allocation they lie in is never freed, the device not given back."""
-        self._is_stuck = True
-        for memory in self._memories:
-            if memory.address < address + nbytes and address < memory.address + memory.nbytes:
+        self._stuck.append((address, nbytes))
+        for memory in list(self._memories):  # in one step: from any thread
+            if self.is_stuck(memory.address, memory.nbytes):
                 memory.is_stuck = True
+
+    def is_stuck(self, address: int, nbytes: int) -> bool:
+        """Return True if some of these bytes were marked as stuck."""
+        return any(start < address + nbytes and address < start + length for start, length in self._stuck)
 
     async def __aenter__(self) -> Device:
         return self

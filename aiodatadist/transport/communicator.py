@@ -6,20 +6,26 @@ it in threads.
 
 from __future__ import annotations
 
+import concurrent.futures
+import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
-from aiodatadist.errors import FeatureNotEnabled, LinkError, LinkTimeout, LLMException, TransferTimeout
+from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.errors import FeatureNotEnabled, LinkError, LinkTimeout, LLMException, StuckError, TransferTimeout
 from aiodatadist.transport.contract import StillWritten
 
 if TYPE_CHECKING:
     from aiodatadist.device import Device
     from aiodatadist.transport.contract import RdmaConfig
+
+logger = logging.getLogger(__name__)
 
 CONFIG_VERSION = 5  # HcclCommConfig: the layout that every CANN version reads
 CONFIG_BYTES = 300
@@ -33,15 +39,58 @@ EXPANSION_HOST = 1
 """The host unfolds batches. By default an A3 does it on the device, where an abort stops no copy and one notify of the
 communicator reports all ends (:func:`~aiodatadist.transport.link_kind.is_unfolded`)."""
 
-_turn = threading.Lock()
-"""HCCL keeps the communicators of a process, of all its devices, in tables without a lock: one thread at a time makes or
-destroys one. It does not wait for a peer meanwhile: that is what preparing is for, which is done outside."""
+DESTROY_SECONDS = 30.0
+"""How long HCCL may take for the destruction of one communicator. If it unfolds batches on the device, it waits for a kernel
+there, up to HCCL_EXEC_TIMEOUT (1836 s); then the communicator is left behind, and nothing that it is bound to is given on."""
+
+LEFT_BEHIND = (
+    "until the process ends, the memory that this communicator reaches stays registered and is not freed, and its device "
+    "is not given back"
+)
+
+
+class _Turn:
+    """HCCL keeps the communicators of a process, of all its devices, in tables without a lock: one thread at a time makes or
+    destroys one. It does not wait for a peer meanwhile: that is what preparing is for, which is done outside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = math.inf  # when it was taken last, in monotonic seconds; inf while it is free
+
+    def take(self) -> None:
+        """Wait for the turn, and take it.
+
+        Raises:
+            StuckError: if another thread has had it for ``DESTROY_SECONDS``.
+        """
+        left = 0.0
+        while not self._lock.acquire(timeout=left):
+            left = min(self._since + DESTROY_SECONDS - time.monotonic(), DESTROY_SECONDS)
+            if left <= 0:
+                raise StuckError(
+                    f"HCCL has been making or destroying another communicator for {DESTROY_SECONDS:g} s, and does one at a "
+                    "time in a process",
+                    hint="restart the process, if that call never returns",
+                )
+        self._since = time.monotonic()
+
+    def give(self) -> None:
+        """Give the turn back; from any thread."""
+        self._since = math.inf
+        self._lock.release()
+
+    @property
+    def is_taken(self) -> bool:
+        return self._lock.locked()
+
+
+_turn = _Turn()
 
 
 def _renew_turn() -> None:
     """In a forked child: the parent's thread that had it is not here to give it back."""
     global _turn  # noqa: PLW0603 - one per process
-    _turn = threading.Lock()
+    _turn = _Turn()
 
 
 os.register_at_fork(after_in_child=_renew_turn)
@@ -104,9 +153,14 @@ class Communicator:
         """
         made = ffi.new("HcclComm *")
         init = self._runtime.hccl.HcclCommInitClusterInfoMemConfig
-        with _turn, failing_as_link():
-            code = init(rank_table.encode(), rank, config, made)
-            self._runtime.check_hccl("HcclCommInitClusterInfoMemConfig", code)
+        with failing_as_link():
+            turn = _turn
+            turn.take()
+            try:
+                code = init(rank_table.encode(), rank, config, made)
+                self._runtime.check_hccl("HcclCommInitClusterInfoMemConfig", code)
+            finally:
+                turn.give()
         self.handle = made[0]
         if self._is_called_off:
             self._end_waiting()
@@ -150,13 +204,17 @@ class Communicator:
 
         Raises:
             StillWritten: softnpu cannot, where the peer was stopped while it wrote. May be tried again.
+            StuckError: HCCL has not done it within ``DESTROY_SECONDS``. What is bound to it must stay registered, and must
+                not be freed, until the process ends.
             LLMException: HCCL refused.
         """
         handle, self.handle = self.handle, None
         if handle is None:
             return
-        with _turn:
-            code = self._runtime.hccl.HcclCommDestroy(handle)
+        try:
+            code = self._destroy_in_time(handle)
+        except StuckError as error:
+            raise StuckError(f"{error.args[0]}: {LEFT_BEHIND}", hint=error.hint) from error
         try:
             self._runtime.check_hccl("HcclCommDestroy", code)
         except LLMException as error:
@@ -164,6 +222,35 @@ class Communicator:
                 self.handle = handle
                 raise StillWritten(str(error)) from error
             raise
+
+    def _destroy_in_time(self, handle: Handle) -> int:
+        """Call ``HcclCommDestroy`` in a thread that can be left behind, which has the turn until the call returns."""
+        turn, result = _turn, concurrent.futures.Future[int]()
+
+        def destroy() -> None:
+            try:
+                with self._device.current():
+                    result.set_result(self._runtime.hccl.HcclCommDestroy(handle))
+            except BaseException as error:
+                result.set_exception(error)
+            finally:
+                turn.give()
+
+        turn.take()
+        try:
+            DaemonThread(destroy, "aiodatadist destroy").start()
+        except RuntimeError:
+            logger.warning("no thread can be started for HcclCommDestroy: it is waited for without a limit")
+            destroy()
+        for _ in range(2):  # a process that was stopped during the first wait has the second one
+            try:
+                return result.result(DESTROY_SECONDS / 2)
+            except concurrent.futures.TimeoutError:
+                continue
+        raise StuckError(
+            f"HcclCommDestroy has not returned within {DESTROY_SECONDS:g} s",
+            hint="restart the process; where HCCL honours it, HCCL_OP_EXPANSION_MODE=HOST avoids this",
+        )
 
     @property
     def awaited(self) -> int:

@@ -13,13 +13,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiodatadist._native.library import Handle
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid
+from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, StuckError
 from aiodatadist.transport import registrations
 from aiodatadist.transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist.transport.contract import (
@@ -219,7 +219,7 @@ class HcclTransport(Transport):
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         self._check_peer(offer.endpoints[offer.peer_rank])
-        handles = [handle for region, (handle, _) in self._regions.items() if self._is_offered(region)]
+        handles = {region: handle for region, (handle, _) in self._regions.items() if self._is_offered(region)}
         comm = Communicator(self.device)
         with failing_as_link():
             return await in_thread(
@@ -246,7 +246,7 @@ class HcclTransport(Transport):
             check_ends(mine, peer, needs_address=kind is LinkKind.ROCE and bool(is_known))
 
     def _open_channel(
-        self, offer: ChannelOffer, handles: list[Handle], timeout: float, comm: Communicator
+        self, offer: ChannelOffer, handles: dict[Region, Handle], timeout: float, comm: Communicator
     ) -> HcclChannel:
         deadline = time.monotonic() + timeout
         config = communicator_config(offer.name, BUFFER_MIB, self.rdma)
@@ -255,8 +255,8 @@ class HcclTransport(Transport):
         with self.device.current():
             try:
                 comm.make(rank_table(offer.endpoints), offer.rank, config)
-                for handle in handles:
-                    channel.bind(handle)
+                for region, handle in handles.items():
+                    channel.bind(region, handle)
                 comm.prepare(deadline - time.monotonic())
             except BaseException:
                 channel.close()
@@ -281,16 +281,16 @@ class HcclChannel(Channel):
         self._device = device
         self._comm = comm
         self._peer_rank = peer_rank
-        self._bound: list[Handle] = []
+        self._bound: dict[Region, Handle] = {}
         self._closing = threading.Lock()
 
     @property
     def _runtime(self) -> Runtime:
         return self._device.runtime
 
-    def bind(self, handle: Handle) -> None:
+    def bind(self, region: Region, handle: Handle) -> None:
         self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm.handle, handle))
-        self._bound.append(handle)
+        self._bound[region] = handle
 
     def add_get(self, program: Program, grid: Grid) -> None:
         program.get(self._comm.handle, self._peer_rank, grid)
@@ -309,15 +309,25 @@ class HcclChannel(Channel):
         with self._closing:
             if self._comm.handle is None:
                 return
+            bound, self._bound = self._bound, {}
             with self._device.current():
-                refused = self._unbind()
-                self._comm.destroy()
+                refused = self._unbind(bound.values())
+                try:
+                    self._comm.destroy()
+                except StuckError:
+                    self._leave_behind(bound)
+                    raise
             if refused is not None:
                 raise refused
 
-    def _unbind(self) -> LLMException | None:
+    def _leave_behind(self, bound: Iterable[Region]) -> None:
+        """HCCL may be using the communicator until the process ends: so does memory that was bound to it."""
+        for region in bound:
+            registrations.keep(self._device, region)
+            self._device.mark_stuck(region.address, region.nbytes)
+
+    def _unbind(self, bound: Iterable[Handle]) -> LLMException | None:
         """All of it; the first refusal."""
-        bound, self._bound = self._bound, []
         unbind = self._runtime.hccl.HcclCommUnbindMem
         refused: LLMException | None = None
         for handle in bound:

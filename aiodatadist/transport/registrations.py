@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aiodatadist._native.library import Handle, ffi
-from aiodatadist.errors import ParamInvalid
+from aiodatadist.errors import ParamInvalid, StuckError
 from aiodatadist.values.descriptors import Placement
 
 if TYPE_CHECKING:
@@ -42,11 +42,16 @@ WARNING_SHARE: Final = 0.8
 
 
 class _Registration:
-    """A range that HCCL knows, and how many transports want it."""
+    """A range that HCCL knows, and how many transports want it.
+
+    Attributes:
+        is_kept: a communicator that was left behind reaches it: it stays registered until the process ends.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.users = 1
+        self.is_kept = False
 
 
 _known: dict[tuple[str, int], dict[Region, _Registration]] = {}
@@ -118,17 +123,29 @@ def deregister(device: Device, region: Region) -> None:
     """Give one registration back; the last one ends it. Blocking.
 
     Raises:
+        StuckError: if a communicator that was left behind reaches it. It is still registered, and must not be freed.
         LLMException: HCCL refused. It is still registered.
     """
     with _lock:
         known = _known[device.runtime.name, device.index]
         registration = known[region]
         if registration.users == 1:
+            if registration.is_kept:
+                raise StuckError(
+                    f"{region} is reached by a communicator that HCCL never destroyed: it stays registered, and must not be "
+                    "freed, until the process ends"
+                )
             with device.current():
                 code = device.runtime.hccl.HcclDeregisterGlobalMem(registration.handle)
                 device.runtime.check_hccl("HcclDeregisterGlobalMem", code)
             del known[region]
         registration.users -= 1
+
+
+def keep(device: Device, region: Region) -> None:
+    """Keep a range registered until the process ends: a communicator that was left behind reaches it."""
+    with _lock:
+        _known[device.runtime.name, device.index][region].is_kept = True
 
 
 def _tell(device: Device, region: Region) -> Handle:

@@ -122,12 +122,13 @@ class TestOneAtATime:
         program = """if True:
             import os
             from aiodatadist.transport import communicator
-            with communicator._turn:
-                pid = os.fork()
-                if not pid:
-                    os._exit(0 if communicator._turn.acquire(blocking=False) else 1)
-                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            assert communicator._turn.acquire(blocking=False)
+            communicator._turn.take()
+            pid = os.fork()
+            if not pid:
+                os._exit(1 if communicator._turn.is_taken else 0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            communicator._turn.give()
+            assert not communicator._turn.is_taken
         """
         subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

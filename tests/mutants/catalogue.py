@@ -12,6 +12,7 @@ LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
+HELD_DESTROY = "tests/strict/test_held_destroy.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -61,6 +62,14 @@ MUTANTS = (
         '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n        self.cancel()\n',
         '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n',
         ("tests/test_deadlines.py::test_each_has_its_own",),
+    ),
+    Mutant(
+        "left-behind-is-freed",
+        "memory that a communicator reaches, which HCCL never destroyed, is not freed and stays registered",
+        "aiodatadist/transport/hccl.py",
+        "                    self._leave_behind(bound)\n",
+        "",
+        (f"{HELD_DESTROY}::test_finalize_leaves_it_to_the_end_of_the_process",),
     ),
     # ---- where bytes go ----
     Mutant(
