@@ -74,7 +74,8 @@ class Settings(BaseModel):
         pull_seconds: that one request's blocks may take to arrive, whatever they wait for. Those that this end keeps are kept
             no longer for a pull that began, whatever the peer's setting is.
         link_seconds: that linking to a peer may take.
-        patience_seconds: in which a peer may hear of its own finished request.
+        patience_seconds: in which a peer may hear of its own finished request; and for which one end of a pushed request
+            waits for the other, if that may have given it up before.
         max_offer_workers: workers that what a router carries may name.
         max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are answered
             without an offer.
@@ -462,6 +463,8 @@ class _Life:
             sending,
             layout,
             settings.lease_seconds,
+            settings.pull_seconds,
+            settings.patience_seconds,
             tasks,
             self._links.current,
             self._post,
@@ -517,14 +520,15 @@ class _Life:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 
     async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
-        """What is asked over a link that is over by now its peer does not want any more."""
+        """What is asked over a link that is over by now its peer does not want any more. No await: what waits for the peer
+        must not keep its message."""
         match message:
             case More() if self._links.hears(peer):
                 self.outgoing.more(peer, message)
             case Want() if self._links.hears(peer):
-                await self.outgoing.want(peer, message)
+                self.outgoing.want(peer, message)
             case Drop():
-                await self.outgoing.drop(peer, message)
+                self.outgoing.drop(peer, message)
             case Sent() | Refused():
                 self.incoming.settle(peer, message)
 

@@ -9,6 +9,11 @@ Whose a transfer is
     A transfer belongs to one request of this engine, and to the first ``want`` with the same name and the same prompt. Anyone
     may know the name; who knows the prompt as well gets what it could have computed.
 
+Names that are used again
+    A name has no number of its use, so a word about a transfer may be of an earlier one whose other end never came. Therefore
+    what was given up, or dropped, before its other end came ends nothing: it only shortens, to ``patience``, the time for
+    which the next end of that name and prompt waits for the other one.
+
 What cancellation means
     A transfer that is abandoned, dropped or cut off is answered with Refused when no further byte of it lands.
 """
@@ -32,7 +37,7 @@ from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, TransferTimeout
+from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid
 from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import BlocksCacheKey
 from aiodatadist.values.foreign import printable
@@ -52,23 +57,32 @@ Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
 NO_PEER = LinkedPeer(0, 0)
 
 
-class _End(Enum):
-    """An end of a transfer."""
+class _Request(Enum):
+    """What the engine has said of a transfer's request."""
 
-    ENGINE = auto()
-    PEER = auto()
+    UNKNOWN = auto()
+    COMPUTING = auto()
+    COMPUTED = auto()
+    """There are no more portions, and the blocks are kept."""
+    GIVEN_UP = auto()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Push:
-    """One transfer. ``owner``: the engine's request whose blocks these are; empty until the engine names it. ``request``: the
-    same, when all portions are known, from when on its blocks are kept."""
+    """One transfer.
+
+    Attributes:
+        owner: the engine's request whose blocks these are; empty until the engine names it.
+        earlier: how a transfer of this name and prompt ended whose other end had not come. That end may be the one for which
+            this transfer waits, so this does not wait for long.
+    """
 
     portions: deque[Portion] = field(default_factory=deque)
     want: Want | None = None
     peer: LinkedPeer = NO_PEER
+    request: _Request = _Request.UNKNOWN
     owner: str = ""
-    request: str | None = None
+    earlier: str = ""
     aux: int | None = None
     scope: Scope = field(default_factory=Scope)
     news: Signal = field(default_factory=Signal)
@@ -94,6 +108,8 @@ class OutgoingPushes:
         sending: how portions travel.
         layout: what a peer's cache has to be like.
         seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
+        want_seconds: that a peer's want is kept for a request that the engine has not named.
+        patience: seconds of either, if the other end may have come and gone.
         accepted: names of what may differ from a peer's layout.
         check: raises LLMException: the peer's link is over, and its blocks may be another request's.
     """
@@ -103,6 +119,8 @@ class OutgoingPushes:
         sending: Sending,
         layout: dict[str, str | int],
         seconds: float,
+        want_seconds: float,
+        patience: float,
         tasks: Spawner,
         check: Callable[[LinkedPeer], object],
         post: Post,
@@ -113,14 +131,18 @@ class OutgoingPushes:
         self._accepted = accepted
         self._layout = layout
         self._seconds = seconds
+        self._want_seconds = want_seconds
+        self._patience = patience
         self._tasks = tasks
         self._check_linked = check
         self._post = post
         self._tell = tell
         self._pushes: dict[TransferKey, _Push] = {}
         self._computed: dict[str, set[TransferKey]] = {}  # by name: transfers of this engine's requests
-        self._ended: OrderedDict[str, str] = OrderedDict()  # how those ended whose request goes on
-        self._unmet: OrderedDict[tuple[TransferKey, _End], str] = OrderedDict()  # those that one end does not know yet
+        self._ended: OrderedDict[str | TransferKey, str] = OrderedDict()  # how those ended whose request goes on
+        self._given_up: OrderedDict[TransferKey, str] = OrderedDict()  # how those ended that no peer had asked for
+        self._dropped: OrderedDict[TransferKey, str] = OrderedDict()  # and those that the engine had not named
+        self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
         self._begun: dict[tuple[LinkedPeer, str, int], list[int]] = {}
         self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
         self._numbers: Counter[int] = Counter()  # of blocks in them
@@ -140,33 +162,37 @@ class OutgoingPushes:
         push = self._of_engine(key, request)
         if not isinstance(push, _Push):
             how = push
-            self._ended.pop(request, None)
+            self._forget_ended(key, request)
             self._tell(lambda ended: ended.let_go(request, how))
             return
-        push.request, push.aux = request, aux
-        if push.want is None:
-            push.scope.deadline = asyncio.get_running_loop().time() + self._seconds
+        push.request, push.aux = _Request.COMPUTED, aux
+        self._set_limit(push)
         push.news.wake()
 
     def abandon(self, key: TransferKey, request: str = "") -> None:
-        """The request ends without having been computed; its blocks are not kept."""
-        push = self._of_engine(key, request)
-        if isinstance(push, _Push):
+        """The request ends without having been computed, or its blocks are not kept any more."""
+        push = self._pushes.get(key)
+        if self._forget_ended(key, request):
+            return
+        if push is None:
+            if self._dropped.pop(key, None) is None:  # else both ends have ended
+                _keep(self._given_up, key, "push_stopped")
+        elif push.request is _Request.UNKNOWN:
+            self._shorten(push)  # the want may be another request's, which is still to come
+        elif not (request and push.owner and push.owner != request):
+            push.request = _Request.GIVEN_UP
             push.stop(ParamInvalid("the request was aborted at the prefill engine"))
-        self._ended.pop(request, None)
+            self._free_name(key, push, "push_stopped")
 
     def _of_engine(self, key: TransferKey, request: str) -> _Push | str:
         """Return the transfer of a request, or how it ended: ``push_refused`` if it is another request's."""
-        if (how := self._ended.get(request)) is not None:
-            return how
+        for name in (request, key):
+            if (how := self._ended.get(name)) is not None:
+                return how
         push = self._pushes.get(key)
-        if push is None and (how := self._unmet.get((key, _End.ENGINE))) is not None:
-            if request:
-                del self._unmet[key, _End.ENGINE]
-                _keep(self._ended, request, how)
-                _keep(self._unmet, (key, _End.PEER), how)  # a later want of this request's is not kept waiting
-            return how
-        push = push or self._begin(key)
+        if push is None:
+            push = self._begin(key, self._dropped.pop(key, ""))
+            self._given_up.pop(key, None)  # an earlier request's: the next want is of this one
         if request and push.owner and push.owner != request:
             words = "request %s: transfer %s is request %s's"
             logger.warning(words, printable(request), key, printable(push.owner))
@@ -174,8 +200,16 @@ class OutgoingPushes:
             self._tell(lambda ended: ended.outcomes.update({request: "push_refused"}))
             return "push_refused"
         push.owner = push.owner or request
-        self._computed.setdefault(key.name, set()).add(key)
+        if push.request is _Request.UNKNOWN:
+            push.request = _Request.COMPUTING
+            self._set_limit(push)
+            self._computed.setdefault(key.name, set()).add(key)
         return push
+
+    def _forget_ended(self, key: TransferKey, request: str) -> bool:
+        """The request goes on no longer. Return whether its transfer had ended before."""
+        by_request, by_key = (self._ended.pop(name, None) for name in (request, key))
+        return by_request is not None or by_key is not None
 
     # ---- what peers say ----
 
@@ -211,68 +245,90 @@ class OutgoingPushes:
         self._count(key[0], -1, -len(begun))
         return begun
 
-    async def want(self, peer: LinkedPeer, want: Want) -> None:
+    def want(self, peer: LinkedPeer, want: Want) -> None:
         begun = self._take_begun((peer, want.transfer, want.number))
         want = want.model_copy(update={"into": (*begun, *want.into)})
-        why = self._refusal(peer, 1, len(want.into)) or self._why_not(want)
+        why = self._refusal(peer, 1, len(want.into)) or self._why_not(peer, want)
         if why:
-            await self._refuse(peer, want, why)
+            self._refuse(peer, want, why)
             return
-        push = self._pushes.get(want.key) or self._begin(want.key)
-        self._unmet.pop(
-            (want.key, _End.ENGINE), None
-        )  # an earlier want was dropped: the engine's next request has this one
+        push = self._pushes.get(want.key) or self._begin(want.key, self._given_up.pop(want.key, ""))
+        self._dropped.pop(want.key, None)  # an earlier want was dropped: the engine's next request has this one
         push.want, push.peer = want, peer
+        if want.number:
+            self._numbered[peer, want.number] = push
         self._count(peer, 1, len(want.into))
-        push.scope.deadline = math.inf
+        self._set_limit(push)
         push.news.wake()
         self._tell(lambda ended: ended.wanted.add(want.transfer))
 
-    def _why_not(self, want: Want) -> str:
-        """Return why the blocks do not come; empty if they may."""
-        key = want.key
+    def _why_not(self, peer: LinkedPeer, want: Want) -> str:
+        """Return why the blocks do not come; empty if they may.
+
+        Other prompts of this name say nothing: this one's request may still come.
+        """
         if len(want.into) != want.count:
             return f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
-        if (push := self._pushes.get(key)) is not None:
-            return "" if push.want is None else "another request has this name"
-        if (how := self._unmet.pop((key, _End.PEER), None)) is not None:
-            return f"it is over: {how}"
-        if self._computed.get(key.name):
-            self._tell(lambda ended: ended.counters.update(push_another_prompt=1))
-            return "another prompt"
-        return ""
+        if (peer, want.number) in self._numbered:
+            return "another want has this number"
+        push = self._pushes.get(want.key)
+        return "another request has this name" if push is not None and push.want is not None else ""
 
-    async def drop(self, peer: LinkedPeer, drop: Drop) -> None:
+    def drop(self, peer: LinkedPeer, drop: Drop) -> None:
         """Answer in any case: the peer waits for it. Another prompt, or an earlier use of the name, ends nothing."""
         self._take_begun((peer, drop.transfer, drop.number))
-        push = self._pushes.get(drop.key)
         if drop.number:
-            if push is not None and push.want is not None and (push.peer, push.want.number) == (peer, drop.number):
-                push.stop(LLMException("the decode engine dropped it"))
+            wanted = self._numbered.get((peer, drop.number))
+            if wanted is not None:
+                self._stop(drop.key, wanted, "the decode engine dropped it")
                 return  # it is answered when no byte of it lands
-        elif push is None:
-            _keep(self._unmet, (drop.key, _End.ENGINE), "push_stopped")
+        elif (push := self._pushes.get(drop.key)) is None:
+            if self._given_up.pop(drop.key, None) is None:  # else both ends have ended
+                _keep(self._dropped, drop.key, "push_stopped")
         elif push.want is None:
-            push.stop(LLMException("the decode engine dropped it"))
-        await self._refuse(peer, drop, "it was dropped")
+            self._shorten(push)
+        self._refuse(peer, drop, "it was dropped")
 
-    async def _refuse(self, peer: LinkedPeer, asked: Want | Drop, why: str) -> None:
-        await self._answer(peer, Refused(transfer=asked.transfer, number=asked.number, reason=why))
+    def _refuse(self, peer: LinkedPeer, asked: Want | Drop, why: str) -> None:
+        refused = Refused(transfer=asked.transfer, number=asked.number, reason=why)
+        self._tasks.start_soon(self._answer, peer, refused)
 
     def lost(self, peer: LinkedPeer) -> None:
         """This peer's link is over."""
         for key in [key for key in self._begun if key[0] == peer]:
             self._take_begun(key)
-        for push in self._pushes.values():
+        for transfer, push in list(self._pushes.items()):
             if push.want is not None and push.peer == peer:
-                push.stop(LLMException("the link to the decode engine is gone"))
+                self._stop(transfer, push, "the link to the decode engine is gone")
 
     # ---- one transfer ----
 
-    def _begin(self, key: TransferKey) -> _Push:
-        push = self._pushes[key] = _Push()
+    def _begin(self, key: TransferKey, earlier: str) -> _Push:
+        push = self._pushes[key] = _Push(earlier=earlier)
         self._tasks.start_soon(self._run, key, push)
         return push
+
+    def _set_limit(self, push: _Push) -> None:
+        """For how long it waits for the end that has not come yet."""
+        if push.want is None:
+            seconds = self._seconds if push.request is _Request.COMPUTED else math.inf
+        else:
+            seconds = self._want_seconds if push.request is _Request.UNKNOWN else math.inf
+        if push.earlier and seconds < math.inf:
+            seconds = self._patience
+        push.scope.deadline = asyncio.get_running_loop().time() + seconds
+
+    def _shorten(self, push: _Push) -> None:
+        """The end that has not come yet may be gone."""
+        if not push.earlier:
+            push.earlier = "push_stopped"
+            self._set_limit(push)
+
+    def _stop(self, key: TransferKey, push: _Push, why: str) -> None:
+        """Its peer does not want it any more."""
+        push.stop(LLMException(why))
+        if push.request is _Request.UNKNOWN:  # nothing of it travels
+            self._free_name(key, push, "push_stopped")
 
     async def _run(self, key: TransferKey, push: _Push) -> None:
         outcome: Sent | Refused = Refused(transfer=key.name, reason="the prefill engine ends")
@@ -296,32 +352,49 @@ class OutgoingPushes:
             return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_failed"
         if is_done:
             return Sent(transfer=key.name), "push_done"
-        reason = push.reason or TransferTimeout(f"no engine asked for the blocks within {self._seconds:g} seconds")
-        how = "push_stopped" if push.reason else "push_expired"
-        return Refused(transfer=key.name, reason=reason_of(reason)), how
+        if push.reason is not None:
+            return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_stopped"
+        return Refused(transfer=key.name, reason=self._why_in_vain(key, push)), push.earlier or "push_expired"
+
+    def _why_in_vain(self, key: TransferKey, push: _Push) -> str:
+        """Why one end waited too long for the other."""
+        if push.want is None:
+            return f"no engine asked for the blocks within {self._seconds:g} seconds"
+        if push.earlier:
+            return f"it is over: {push.earlier}"
+        if self._computed.get(key.name):
+            self._tell(lambda ended: ended.counters.update(push_another_prompt=1))
+            return "another prompt"
+        return f"its request did not come within {self._want_seconds:g} seconds"
 
     def _end(self, key: TransferKey, push: _Push, how: str) -> None:
-        del self._pushes[key]
+        self._free_name(key, push, how)
         if push.want is not None:
             self._count(push.peer, -1, -len(push.want.into))
+            self._numbered.pop((push.peer, push.want.number), None)
+        if push.request is _Request.COMPUTED:
+            self._tell(lambda ended: ended.let_go(push.owner, how))
+
+    def _free_name(self, key: TransferKey, push: _Push, how: str) -> None:
+        """What is said of this name and prompt from now on is of another transfer."""
+        if self._pushes.get(key) is not push:
+            return
+        del self._pushes[key]
         if computed := self._computed.get(key.name):
             computed.discard(key)
             if not computed:
                 del self._computed[key.name]
-        if not push.owner:
-            _keep(self._unmet, (key, _End.ENGINE), how)
-        elif push.request is None:
-            _keep(self._ended, push.owner, how)
+        if push.request is _Request.UNKNOWN:
+            _keep(self._dropped, key, how)
+        elif push.request is _Request.COMPUTING:
+            _keep(self._ended, push.owner or key, how)
         if push.want is None:
-            _keep(self._unmet, (key, _End.PEER), how)
-        if push.request is not None:
-            request = push.request
-            self._tell(lambda ended: ended.let_go(request, how))
+            _keep(self._given_up, key, how)
 
     async def _carry_out(self, push: _Push) -> None:
         want = await self._wanted(push)
         self._check(want)
-        while push.portions or push.request is None:
+        while push.portions or push.request is not _Request.COMPUTED:
             if push.portions:
                 await self._send(push, want, push.portions.popleft())
             else:

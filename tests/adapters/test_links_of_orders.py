@@ -217,11 +217,8 @@ def test_a_peer_that_neither_answers_nor_agrees_to_part_loses_its_link_before_bl
                 await anyio.sleep_forever()
             await parting(link)
 
-        async def drop(*_: object) -> None:
-            pass
-
         monkeypatch.setattr(Link, "_say_bye", say_bye)
-        monkeypatch.setattr(prefill.service._running().outgoing, "drop", drop)
+        monkeypatch.setattr(prefill.service._running().outgoing, "drop", lambda *_: None)
         decode.service.cancel("a")
         assert decode.received("a").outcomes == {"a": "push_cancelled"}
         assert not engine_of(decode.service).links.has_any

@@ -22,7 +22,7 @@ from aiodatadist.values import peer_budget
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5, "patience_seconds": 0.2}
 
 
 class End:

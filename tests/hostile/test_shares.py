@@ -234,7 +234,11 @@ async def pushes() -> AsyncIterator[tuple[OutgoingPushes, list[PushMessage], Cou
 
     async with anyio.create_task_group() as group:
         sending = cast("Any", None)  # nothing is computed here, so nothing is sent
-        yield OutgoingPushes(sending, {}, 60, Spawner(group), lambda _: None, post, tell), answers, told.counters
+        yield (
+            OutgoingPushes(sending, {}, 60, 60, 60, Spawner(group), lambda _: None, post, tell),
+            answers,
+            told.counters,
+        )
         group.cancel_scope.cancel()
 
 
@@ -245,9 +249,11 @@ def want(transfer: str, *into: int) -> Want:
 async def test_a_peer_that_wants_too_much_leaves_room_for_others() -> None:
     async with pushes() as (outgoing, answers, counters):
         for number in range(16_384):
-            await outgoing.want(LinkedPeer(7, 1), want(f"{number}", 0))
+            outgoing.want(LinkedPeer(7, 1), want(f"{number}", 0))
+            await anyio.lowlevel.checkpoint()
         assert len(answers) == 16_384 - peer_budget.WANTS
-        await outgoing.want(LinkedPeer(8, 1), want("honest", 0))
+        outgoing.want(LinkedPeer(8, 1), want("honest", 0))
+        await anyio.lowlevel.checkpoint()
         assert not [each for each in answers if each.transfer == "honest"]
         assert counters["wants_refused"] == 16_384 - peer_budget.WANTS
 
@@ -261,7 +267,8 @@ async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_othe
         for number in range(100):
             outgoing.more(liar, More(transfer=f"{number}", into=(1, 2, 3)))
         assert counters["wants_refused"] == 97
-        await outgoing.want(honest, want("honest", 0, 1))
+        outgoing.want(honest, want("honest", 0, 1))
+        await anyio.lowlevel.checkpoint()
         assert answers == []
         outgoing.lost(liar)
         assert outgoing._numbers == {8: 2}

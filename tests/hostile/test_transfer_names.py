@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 
 import pytest
 
@@ -14,6 +15,7 @@ from aiodatadist.values.digests import prompt_digest
 from tests.adapters.test_pushes import End, until
 
 MINE, THEIRS = prompt_digest([1, 2, 3]), prompt_digest([4, 5, 6])
+_WORDS = count()
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def expect(decode: End, prefill: End, transfer: str, request: str, prompt: bytes
 
 def heard(prefill: End, decode: End) -> None:
     """Wait until the prefill engine has acted on what the decode engine said before."""
-    name = f"behind {id(object())}"
+    name = f"behind {next(_WORDS)}"
     expect(decode, prefill, name, name, None)
     prefill.until(lambda ended: name in ended.wanted)
     decode.service.cancel(name)
@@ -57,13 +59,14 @@ def test_who_names_a_transfer_without_its_prompt_gets_nothing_of_it(ends: tuple[
     prefill, decode, stranger = ends
     prefill.service.push("t", Portion(0, (3, 9)), request="p", prompt=MINE)
     expect(stranger, prefill, "t", "s", THEIRS)
-    assert stranger.received("s").failed == {"s": (0, 1)}
+    heard(prefill, stranger)
     prefill.service.pushed("t", "p", prompt=MINE)
     expect(decode, prefill, "t", "d", MINE)
     assert decode.received("d").outcomes["d"] == "push_arrived"
-    ended = prefill.sent("p")
-    assert ended.outcomes["p"] == "push_done"
-    assert ended.counters["push_another_prompt"] == 1
+    assert prefill.sent("p").outcomes["p"] == "push_done"
+    stranger.service.cancel("s")
+    assert stranger.received("s").failed["s"] == (0, 1)
+    assert (stranger.holds(0), stranger.holds(1)) == ({32}, {33})
 
 
 def test_who_names_it_first_gets_nothing_of_it(ends: tuple[End, End, End]) -> None:
