@@ -17,6 +17,7 @@ from aiodatadist import (
     DataType,
     FeatureNotEnabled,
     LLMClusterInfo,
+    LLMException,
     LLMRole,
     LLMStatusCode,
     NotLinked,
@@ -84,6 +85,20 @@ async def test_both_ends_link_and_each_ends_its_own() -> None:
         assert not a.has_link
         await b.cluster.datadist.cache_manager._engine.links.wait_parted()
         assert not b.has_link
+
+
+async def test_memory_that_a_peers_link_reaches_stays_registered_at_both_ends() -> None:
+    """Also at an end that made no link. HIXL refuses only where the link was made."""
+    async with ends() as (a, b):
+        await a.link()
+        for end in (a, b):
+            with pytest.raises(LLMException, match="can be reached through links") as caught:
+                await end.cluster.datadist.cache_manager.unregister_cache(end.cache.cache_id)
+            assert caught.value.status_code is LLMStatusCode.LLM_EXIST_LINK
+            await a.pull()
+        await a.unlink()
+        for end in (b, a):
+            await end.cluster.datadist.cache_manager.unregister_cache(end.cache.cache_id)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -263,8 +263,8 @@ class Caches:
         takes. If cancelled while it waits, the cache is forgotten all the same; call it again to wait for that.
 
         Raises:
-            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made; unlink first.
-                ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
+            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made, whichever end made
+                it; unlink first. ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
         """
         checks.integer(cache_id, "cache_id", checks.INT64)
         self._engine.check_here()
