@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -113,21 +114,63 @@ async def test_whatever_an_observer_raises_the_transfer_ends(when: str, caplog: 
         assert f"at the {when} of pull_blocks" in caplog.text
 
 
-def test_an_interrupt_in_a_done_callback_ends_the_event_loop_and_is_raised_there() -> None:
-    async def main() -> None:
-        async with linked_pair(DESC) as (_, decoder, _, cache):
-            manager = decoder.datadist.cache_manager
+async def interrupted(raising: Callable[[], object]) -> None:
+    """A done callback that calls something, in a program that would otherwise never end."""
+    async with linked_pair(DESC) as (_, decoder, _, cache):
+        task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
+        task.add_done_callback(lambda _: raising())
+        await anyio.sleep_forever()
 
-            def interrupt(_: CacheTask) -> None:
-                raise KeyboardInterrupt
 
-            task = manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
-            task.add_done_callback(interrupt)
-            with anyio.fail_after(5):
-                await anyio.sleep_forever()
+async def interrupted_layer(raising: Callable[[], object]) -> None:
+    """The same in a coroutine: a synchronizer's."""
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
+    class Raising:
+        async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+            raising()
+            return True
+
+    async with linked_pair(DESC) as (prompt, _, cache, _):
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(1), range(1))
+        prompt.datadist.cache_manager.transfer_cache_async(cache, Raising(), [config], [0], [1])
+        await anyio.sleep_forever()
+
+
+by_signal = pytest.mark.parametrize("program", [interrupted, interrupted_layer])
+
+
+@by_signal
+def test_what_a_signal_handler_raises_in_code_of_the_callers_ends_the_event_loop(
+    program: Callable[[Callable[[], object]], Coroutine[Any, Any, None]],
+) -> None:
+    """As ``signal.signal(SIGTERM, lambda *_: sys.exit())`` does: the signal comes while that code runs."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(5)
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit, match="5"):
+            asyncio.run(program(lambda: signal.raise_signal(signal.SIGUSR1)))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@by_signal
+def test_ctrl_c_in_code_of_the_callers_ends_the_event_loop(
+    program: Callable[[Callable[[], object]], Coroutine[Any, Any, None]],
+) -> None:
+    """``asyncio.run`` would cancel the program's task instead, and raise nothing here."""
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(program(lambda: signal.raise_signal(signal.SIGINT)))
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
 
 
 async def test_pull_starts_in_the_done_callback_of_another() -> None:

@@ -51,6 +51,8 @@ WHAT: dict[str, Callable[[], BaseException]] = {
     "BaseException": lambda: Unusual("mine"),
     "CancelledError": lambda: asyncio.CancelledError("mine"),
     "a future's CancelledError": lambda: concurrent.futures.CancelledError("mine"),
+    "SystemExit": lambda: SystemExit("mine"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt("mine"),
     "GeneratorExit": lambda: GeneratorExit("mine"),
     "StopIteration": lambda: StopIteration("mine"),
     "StopAsyncIteration": lambda: StopAsyncIteration("mine"),

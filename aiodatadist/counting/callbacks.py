@@ -1,16 +1,22 @@
 """Code of the caller's that runs in the middle of our own: callbacks, observers, synchronizers, models, pools.
 
 Whatever such code raises ends no more than the call it was made for. That includes CancelledError, which would cancel our
-task, StopIteration, which no future can hold, and exceptions of other libraries that are no Exception. KeyboardInterrupt
-and SystemExit are raised again from the event loop, if the code runs there.
+task, StopIteration, which no future can hold, KeyboardInterrupt and SystemExit, which would end the event loop, and
+exceptions of other libraries that are no Exception. What a signal handler raised in the middle of such code is the process's
+affair instead: it is raised again from the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import signal
+import threading
 from asyncio import _get_running_loop  # get_running_loop() raises where there is none, which is fine here
 from collections.abc import Awaitable, Callable
+from traceback import walk_tb
+from types import CodeType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,10 +45,15 @@ def attempt(call: Callable[[], T]) -> T:
     try:
         return call()
     except BaseException as error:
-        loop = _get_running_loop()
-        if loop is not None and isinstance(error, (KeyboardInterrupt, SystemExit)):
-            loop.call_soon(_raise, error)
-        raise Raised(f"raised {shown(error)}") from error
+        raise _raised(error) from error
+
+
+def _raised(error: BaseException) -> Raised:
+    """Return what takes an error's place. If a signal handler raised the error, have the event loop raise it again."""
+    loop = _get_running_loop()
+    if loop is not None and is_interrupt(error):
+        loop.call_soon(_raise, error)
+    return Raised("was cancelled" if isinstance(error, asyncio.CancelledError) else f"raised {shown(error)}")
 
 
 async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -50,7 +61,17 @@ async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
 
     Raises Raised: whatever it raises, also CancelledError, unless this was cancelled from outside.
     """
-    task: asyncio.Future[Any] = attempt(lambda: asyncio.ensure_future(call()))
+
+    async def run() -> Any:
+        """Turn what is raised into Raised inside the task: a task's step would raise SystemExit from the event loop."""
+        try:
+            return await call()
+        except BaseException as error:
+            if is_delivered(error, task) and not is_interrupt(error):
+                raise
+            raise _raised(error) from error
+
+    task = asyncio.ensure_future(run())
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -58,19 +79,38 @@ async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
         raise
     if task.cancelled():
         raise Raised("was cancelled")
-    error = task.exception()
-    if error is not None:
-        raise Raised(f"raised {shown(error)}") from error
     return task.result()
 
 
 def is_delivered(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether what code of the caller's let pass, awaited in this task, is not its own: an interrupt, a cancellation of the
-    task from outside, or the end of a coroutine that is never resumed. Such an error must be raised again."""
+    """Return True if an error that code of the caller's let pass, awaited in this task, is not its own: an interrupt, a
+    cancellation of the task from outside, or the end of a coroutine that is never resumed. It must be raised again."""
     if isinstance(error, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
-    is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
-    return is_interrupt or (isinstance(error, GeneratorExit) and current_task() is not task)
+    return is_interrupt(error) or (isinstance(error, GeneratorExit) and current_task() is not task)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return True if a signal handler raised this KeyboardInterrupt or SystemExit, or may have.
+
+    Python's own handler of SIGINT leaves no trace in the error. So while that one is in force, any KeyboardInterrupt in the
+    main thread counts. ``asyncio.run`` replaces it.
+    """
+    is_kind = isinstance(error, (KeyboardInterrupt, SystemExit))
+    if not is_kind or threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
+        return True
+    codes = {_code_of(handler) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code of a function, method or partial; None for anything else."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
 def current_task() -> asyncio.Task[Any] | None:
