@@ -664,6 +664,28 @@ async def test_cancelling_before_it_ran() -> None:
         await made.still_works()
 
 
+@modes
+async def test_results_tell_a_cancelled_destination_from_a_failed_one_and_a_complete_one(one_sided: bool) -> None:
+    async with fan(count=3, one_sided=one_sided) as made:
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
+        configs = [made.config(0, range(1)), made.config(1), made.config(2, range(1, 2))]
+        task = made.blocks(synchronizer, configs)
+        synchronizer.ready(0)
+        await anext(done async for done in task.progress() if done.config_index == 0)
+        synchronizer.fail(1)
+        assert await task.get_results() == [OK, LLMStatusCode.LLM_PARAM_INVALID, LLMStatusCode.LLM_PARAM_INVALID]
+        synchronizer = AwaitableLayerSynchronizer(LAYERS)
+        task = made.blocks(synchronizer, configs[:2])
+        synchronizer.ready(0)
+        await anext(done async for done in task.progress() if done.config_index == 0)
+        task.cancel()
+        assert await task.get_results() == [OK, None]
+        assert task.cancelled()
+        assert task.exception() is None
+        assert await task.synchronize() is LLMStatusCode.LLM_FAILED
+        await made.still_works(1)
+
+
 async def test_a_cancelled_wait_for_results_leaves_it_alone() -> None:
     async with fan() as made:
         synchronizer = AwaitableLayerSynchronizer(LAYERS)

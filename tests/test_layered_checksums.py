@@ -159,7 +159,7 @@ async def test_of_two_destinations_the_other_one_succeeds(one_sided: bool) -> No
             synchronizer.ready(layer)
         soft_fault("HcclBatchPut:flip=0")
         results = await start(made, synchronizer).get_results()
-        assert sorted(results) == [LLMStatusCode.LLM_SUCCESS, DAMAGED]
+        assert set(results) == {LLMStatusCode.LLM_SUCCESS, DAMAGED}
         assert (made.held(1) == made.after_blocks(1, before)) or results[1] is DAMAGED
 
 

@@ -25,17 +25,17 @@ class CacheTask:
     def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
         """Wait; the first destination's failure, or success. ``LLM_TIMEOUT`` when the wait is over first.
 
-        An interrupt cancels the transfer, and is re-raised when no byte can land any more.
+        ``LLM_FAILED`` also if it was cancelled: :meth:`cancelled` says so. An interrupt cancels the transfer, and is
+        re-raised when no byte can land any more.
         """
-        results = self.get_results(timeout_in_millis)
-        success = LLMStatusCode.LLM_SUCCESS
-        return next((status for status in results if status is not success), success)
+        return awaitable.first_failure(self.get_results(timeout_in_millis))
 
-    def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        """The same with one status per destination, in the order in which they were given."""
+    def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
+        """Wait like :meth:`synchronize`, and return one status per destination, in the order in which they were given. None
+        stands for a destination that was cancelled."""
         return self._thread.call(lambda: self._wait(timeout_in_millis))
 
-    async def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode]:
+    async def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode | None]:
         try:
             return await self._inner.get_results(timeout_in_millis)
         except asyncio.CancelledError:

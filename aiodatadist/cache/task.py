@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -111,14 +111,19 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return TransferReport(transfer.nbytes, transfer.ranges, transfer.queue_seconds, transfer.transfer_seconds)
 
     async def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
-        """Wait, without raising: the status. ``LLM_TIMEOUT`` when the wait is over first; the transfer goes on then."""
-        results = await self.get_results(timeout_in_millis)
-        return next(
-            (status for status in results if status is not LLMStatusCode.LLM_SUCCESS), LLMStatusCode.LLM_SUCCESS
-        )
+        """Wait for the end and return the first status that is not success, or success. Do not raise.
 
-    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        """The same with one status per destination, in the order in which they were given."""
+        ``LLM_FAILED`` also if it was cancelled: :meth:`cancelled` says so. ``LLM_TIMEOUT`` if the wait is over first; the
+        transfer continues then.
+        """
+        return first_failure(await self.get_results(timeout_in_millis))
+
+    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
+        """Wait like :meth:`synchronize`, and return one status per destination, in the order in which they were given.
+
+        None stands for a destination that was cancelled. It neither failed nor is complete; upstream has None for one that
+        the end of the job left like that.
+        """
         self._check_here()
         if timeout_in_millis is not None:
             checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
@@ -251,7 +256,13 @@ class EndedTask(CacheTask):
         return self._report
 
 
-def _status(state: TransferState, error: LLMException | None) -> LLMStatusCode:
+def first_failure(results: Sequence[LLMStatusCode | None]) -> LLMStatusCode:
+    """Return one status for all destinations: the first that is not success. A cancelled one counts as failed."""
+    statuses = (LLMStatusCode.LLM_FAILED if result is None else result for result in results)
+    return next((status for status in statuses if status is not LLMStatusCode.LLM_SUCCESS), LLMStatusCode.LLM_SUCCESS)
+
+
+def _status(state: TransferState, error: LLMException | None) -> LLMStatusCode | None:
     if error is not None:
         return error.status_code
-    return LLMStatusCode.LLM_SUCCESS if state is TransferState.DONE else LLMStatusCode.LLM_FAILED
+    return LLMStatusCode.LLM_SUCCESS if state is TransferState.DONE else None

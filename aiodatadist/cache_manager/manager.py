@@ -538,8 +538,8 @@ class CacheManager(Caches):
 
         Awaiting it raises the first destination's error; ``get_results()`` has the status of each: ``LLM_PARAM_INVALID`` if
         the synchronizer gave a layer up, ``LLM_FAILED`` if it raised, or, with ``checksum``, if a layer is not what was sent:
-        DataCorrupted, which names it. One that waited for its link: NotLinked if that came too late, CacheNotFound if
-        another process than before answers to the name of a destination that is given by addresses.
+        DataCorrupted, which names it; None if it was cancelled. One that waited for its link: NotLinked if that came too
+        late, CacheNotFound if another process than before answers to the name of a destination that is given by addresses.
         After failure and cancellation no byte lands any more, and what the destinations hold is undefined.
         """
         entry = self._local(src_cache, "src_cache")

@@ -77,5 +77,6 @@ class KvTask(StartedTask):
         with v1_errors():
             return super().result()
 
-    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode]:
-        return [v1_status(status) for status in await super().get_results(timeout_in_millis)]
+    async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
+        results = await super().get_results(timeout_in_millis)
+        return [None if status is None else v1_status(status) for status in results]

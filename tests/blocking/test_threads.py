@@ -254,7 +254,7 @@ def test_an_interrupted_wait_for_a_layered_transfer_stops_it(pair: Pair, monkeyp
     assert not task.done()
     wait = CacheTask._wait
 
-    async def interrupted(self: CacheTask, timeout_in_millis: int | None) -> list[LLMStatusCode]:
+    async def interrupted(self: CacheTask, timeout_in_millis: int | None) -> list[LLMStatusCode | None]:
         os.kill(os.getpid(), signal.SIGINT)
         return await wait(self, timeout_in_millis)
 
@@ -367,6 +367,7 @@ def test_in_a_child_of_the_process_what_is_under_way_can_be_asked_and_not_told(p
     assert other.wait(10)
     task.cancel()
     assert task.synchronize(10_000) is LLMStatusCode.LLM_FAILED
+    assert task.get_results() == [None]
     hanging.let_go.set()
     for layer in range(2):
         handle.layer_ready(layer)

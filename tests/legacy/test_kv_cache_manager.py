@@ -344,6 +344,10 @@ async def test_a_pull_during_a_transfer_is_told_that_the_link_is_busy() -> None:
         for layer in range(2):
             synchronizer.ready(layer)
         assert await task.get_results() == [OK]
+        layers = AwaitableLayerSynchronizer(2)
+        cancelled = p.owner.transfer_cache_async(source, layers, [TransferConfig(2, target.tensor_addrs)])
+        cancelled.cancel()
+        assert await cancelled.get_results() == [None]
         assert [int(array[0, 0]) for array in held(p.puller, target)] == [value(t, 0) for t in range(4)]
         await p.puller.pull_cache(CacheKey(1, 7), target, 1)
         assert [int(array[1, 0]) for array in held(p.puller, target)] == [value(t, 0) for t in range(4)]
