@@ -387,6 +387,20 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
     assert scheduler.side.take_counters() == {}
 
 
+def test_a_transfer_id_that_is_refused_is_counted_once(vllm: SimpleNamespace) -> None:
+    """It is read when the request gets blocks, and again when the request ends. The blocks are kept for a pull instead."""
+    scheduler = Scheduler(vllm)
+    scheduler.side.meet({0: WorkerAddress.model_validate(worker())})
+    request = SimpleNamespace(
+        request_id="r", num_prompt_tokens=16, num_computed_tokens=16, prompt_token_ids=[0] * 16, lora_request=None,
+        kv_transfer_params={"do_remote_decode": True, "transfer_id": "x" * 10_000}, cache_salt=None, mm_features=[],
+        status=vllm.scheduler_side.RequestStatus.FINISHED_LENGTH_CAPPED, prompt_embeds=None,
+    )  # fmt: skip
+    scheduler.side.allocated(request, [3], 0)
+    assert scheduler.side.finished(request, [3])[0]
+    assert scheduler.side.take_counters() == {"offer_unreadable": 1}
+
+
 def computed(vllm: SimpleNamespace, side: Any, name: str, blocks: int) -> tuple[bool, Any]:
     """A request that was computed whole, for another engine."""
     request = SimpleNamespace(

@@ -166,7 +166,10 @@ class Offers:
         return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]
 
     def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
-        """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull."""
+        """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull.
+
+        A name that is refused is refused once: from then on the request has none.
+        """
         if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
             return None
         try:
@@ -174,6 +177,8 @@ class Offers:
             self._check_name(name)
         except Unreadable as error:
             self._refuse("offer_unreadable", f"kv_transfer_params: transfer_id is ignored: {error}")
+            if isinstance(params, dict):
+                del params["transfer_id"]
             return None
         return name
 
