@@ -24,7 +24,7 @@ from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Misuse, Resident
 from aiodatadist.config.llm_config import LLMConfig
-from aiodatadist.counting import Call, Ended, Figures, Observer, Totals, figures_of, tell
+from aiodatadist.counting import Call, Ended, Figures, Incident, Observer, Totals, figures_of, tell
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     FeatureNotEnabled,
@@ -286,6 +286,7 @@ class LLMDataDist:
             totals.answers_late,
             dict(totals.claims_refused),
             dict(totals.budget_refusals),
+            dict(totals.incidents.counts),
         )
 
     @property
@@ -509,7 +510,8 @@ class LLMDataDist:
                         await call()
                 except LLMException as error:
                     is_named = any(f"cluster {peer}{mark}" in str(error) for mark in " :,;")
-                    logger.warning("cluster %d: %s%s", self._cluster_id, "" if is_named else f"cluster {peer}: ", error)
+                    told = self._cluster_id, "" if is_named else f"cluster {peer}: ", error
+                    self.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: %s%s", *told)
                     errors[index] = error
 
         async with anyio.create_task_group() as group:

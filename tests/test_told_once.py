@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -126,10 +127,11 @@ async def test_a_defect_is_the_cause_of_what_is_raised(
 async def test_links_that_fail_have_a_line_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ``link_clusters`` returns are statuses."""
+    """What ``link_clusters`` returns are statuses. Each of these calls is in a second of its own."""
     info = LLMClusterInfo(1)
     info.append_remote_ip_info("127.0.0.1", 1)
     async with open_cluster(2) as cluster:
+        cluster.datadist.totals.incidents.clock = count(0.0, 1.0).__next__
         status, _ = await cluster.datadist.link_clusters([info], 5000)
         assert status is LLMStatusCode.LLM_LINK_FAILED
         assert len(lines(caplog)) == 1

@@ -41,7 +41,7 @@ from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portio
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config.llm_config import LLMConfig, TransportName
-from aiodatadist.counting import Refusals
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
@@ -326,6 +326,11 @@ class BlockService:
         life, key = self._running(), TransferKey.of(transfer, prompt)
         self._thread.post(lambda: life.incoming.decline(source, key))
 
+    @property
+    def incidents(self) -> Incidents:
+        """What peers and clients cause; :meth:`take` has the counts."""
+        return self._running().incidents
+
     def take(self) -> Ended:
         """What ended since the last time. Never waits.
 
@@ -337,6 +342,8 @@ class BlockService:
             self._life.check()
         with self._lock:
             ended, self._ended = self._ended, Ended()
+        if self._life is not None:
+            ended.incidents = self._life.incidents.take()
         return ended
 
     def close(self) -> None:
@@ -377,7 +384,7 @@ class _Life:
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
         self._tasks: OrderTasks
-        self._refusals = Refusals(logger)
+        self.incidents = self._datadist.totals.incidents
         self._links: PeerLinks
         self.broken: LLMException | None = None
         self.leased: LeasedBlocks
@@ -434,7 +441,7 @@ class _Life:
                 'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
             )
         await self._service.open(enter, leave)
-        self._start(OrderTasks(self._service.group), *sending)
+        self._start(OrderTasks(self._service.group, self.incidents), *sending)
         address = self._datadist.listen_address
         assert address is not None
         return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
@@ -458,6 +465,7 @@ class _Life:
             tell,
             self._break,
             settings.accept_differences,
+            self.incidents,
         )
         self.outgoing = OutgoingPushes(
             sending,
@@ -470,6 +478,7 @@ class _Life:
             self._post,
             tell,
             settings.accept_differences,
+            self.incidents,
         )
         self.incoming = IncomingPushes(
             self._first_name,
@@ -482,6 +491,7 @@ class _Life:
             tell,
             self._wait_usable,
             self._break,
+            self.incidents,
         )
         tasks.start_soon(self._listen)
 
@@ -490,7 +500,7 @@ class _Life:
 
     def _break(self, error: LLMException) -> None:
         self.broken = self.broken or error
-        logger.error("the KV cache is lost: %s", error)
+        self.incidents.add(Incident.MEMORY_LOST, logger, "the KV cache is lost: %s", error, level=logging.ERROR)
 
     def check(self) -> None:
         """From any thread. Raises InternalError: a transfer may write into the cache for ever, or a task failed."""
@@ -514,8 +524,8 @@ class _Life:
             try:
                 message = push_messages.decode(note.payload)
             except ValueError as error:
-                text = f"cluster {note.cluster_id} said what is no message: {error}"
-                self._refusals.add("message", str(note.cluster_id), text)
+                told = "cluster %d said what is no message: %s", note.cluster_id, error
+                self.incidents.add(Incident.MESSAGE_UNREADABLE, logger, *told)
             else:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 

@@ -34,6 +34,7 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
 from aiodatadist.values.foreign import printable
 
@@ -147,6 +148,8 @@ class CacheService:
         """What ended since the last time. Never waits."""
         with self._lock:
             ended, self._ended = self._ended, Ended()
+        if self._life is not None:
+            ended.incidents = self._life.incidents.take()
         return ended
 
     def close(self) -> None:
@@ -184,6 +187,7 @@ class _Life:
         self._tell = tell
         self._answer = answer
         self._service = LoopService("cache service")
+        self.incidents = Incidents()
         self._cache: ContextCache
         self._block_size = 0
         self._tasks: Spawner
@@ -207,6 +211,9 @@ class _Life:
     async def close(self) -> None:
         await self._service.close()
 
+    def _say(self, kind: Incident, words: str, request: str, error: EmsException) -> None:
+        self.incidents.add(kind, logger, words, printable(request), error)
+
     # ---- looking up ----
 
     def look_up(self, request: str, hashes: list[int]) -> None:
@@ -218,7 +225,7 @@ class _Life:
             found = await self._cache.exists(hashes, timeout=self._settings.lookup_seconds, all_ranks=True)
             count = found.success
         except EmsException as error:
-            logger.warning("request %s: nothing is found: %s", printable(request), error)
+            self._say(Incident.LOOKUP_FAILED, "request %s: nothing is found: %s", request, error)
         finally:
             self._answer(request, count)
 
@@ -248,7 +255,7 @@ class _Life:
         try:
             result = await self._cache.load(hashes, chunks=self._chunks(into), timeout=self._settings.load_seconds)
         except EmsException as error:
-            logger.warning("request %s: its blocks are not loaded: %s", printable(request), error)
+            self._say(Incident.LOAD_FAILED, "request %s: its blocks are not loaded: %s", request, error)
             return error.partial.success if error.partial is not None else 0
         return result.success
 
@@ -285,7 +292,7 @@ class _Life:
         try:
             result = await self._cache.save(hashes, chunks=self._chunks(blocks), timeout=self._settings.save_seconds)
         except EmsException as error:
-            logger.warning("request %s: its blocks are not saved: %s", printable(request), error)
+            self._say(Incident.SAVE_FAILED, "request %s: its blocks are not saved: %s", request, error)
             return error.partial.success if error.partial is not None else 0
         return result.success
 

@@ -22,6 +22,7 @@ class Ended:
         wanted: transfers for which a peer has said where they belong.
         counters: pulls, pushes and leases by how they ended, blocks, bytes.
         pull_seconds: of pulls that succeeded.
+        incidents: what others caused, by kind: :class:`~aiodatadist.counting.Incident`.
     """
 
     sent: set[str] = field(default_factory=set)
@@ -31,6 +32,7 @@ class Ended:
     wanted: set[str] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     pull_seconds: list[float] = field(default_factory=list)
+    incidents: Counter[str] = field(default_factory=Counter)
 
     def let_go(self, request: str, how: str) -> None:
         """No peer needs its blocks."""

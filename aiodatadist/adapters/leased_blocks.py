@@ -32,7 +32,7 @@ from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.counting import Refusals
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
@@ -210,7 +210,8 @@ class LeasedBlocks:
         tasks: Spawner,
         tell: Tell,
         lose: Callable[[LLMException], object],
-        accepted: Container[str] = (),
+        accepted: Container[str],
+        incidents: Incidents,
     ) -> None:
         self._manager = manager
         self._lose = lose
@@ -226,7 +227,7 @@ class LeasedBlocks:
         self._tasks = tasks
         self._tell = tell
         self._pulls: dict[str, Scope] = {}
-        self._untold = Refusals(logger)
+        self._incidents = incidents
 
     # ---- keeping ----
 
@@ -242,7 +243,7 @@ class LeasedBlocks:
                 )
                 leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
-            logger.warning("request %s: its blocks are not kept: %s", printable(request), error)
+            self._say(Incident.KEEP_FAILED, "request %s: its blocks are not kept: %s", request, error)
             for made in leases:
                 self._tasks.start_soon(made.withdraw)
             self._tell(lambda ended: ended.let_go(request, "lease_failed"))
@@ -251,12 +252,17 @@ class LeasedBlocks:
         for made in leases:
             made.add_done_callback(kept.ended)
 
+    def _say(self, kind: Incident, words: str, name: str, why: object) -> None:
+        self._incidents.add(kind, logger, words, printable(name), why)
+
     # ---- pulling ----
 
     def pull(self, order: PullOrder) -> None:
         """It comes out in ``received``."""
         if order.request in self._pulls:
-            logger.error("request %s: its blocks are being pulled: a second order is ignored", printable(order.request))
+            self._say(
+                Incident.ORDER_REPEATED, "request %s: %s", order.request, "it is pulled: a second order is ignored"
+            )
             return
         scope = self._pulls[order.request] = Scope()
         self._tasks.start_soon(self._pull, order, scope)
@@ -276,10 +282,10 @@ class LeasedBlocks:
         except _Failed as failure:
             error, failed, untold = failure.first, order.into[failure.landed :], failure.untold
             outcome = failure.outcome
-            logger.warning("request %s: its blocks cannot be pulled: %s", printable(order.request), error)
+            self._say(Incident.PULL_FAILED, "request %s: its blocks cannot be pulled: %s", order.request, error)
         except LLMException as error:
             outcome = "pull_failed"
-            logger.warning("request %s: its blocks cannot be pulled: %s", printable(order.request), error)
+            self._say(Incident.PULL_FAILED, "request %s: its blocks cannot be pulled: %s", order.request, error)
         finally:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
@@ -428,7 +434,7 @@ class LeasedBlocks:
             for ticket in tickets(source, lease, blocks):
                 await self._manager.release_lease(ticket, prompt_digest=digest)
         except ValueError as error:
-            logger.warning("lease %s: its blocks are not released: %s", lease, printable(error))
+            self._say(Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", lease, printable(error))
         except LLMException as error:
-            text = f"cluster {source.cluster_id} keeps the blocks of lease {lease}: {error}"
-            self._untold.add("release", source.host, text)
+            told = f"cluster {source.cluster_id} keeps its blocks: {error}"
+            self._say(Incident.RELEASE_FAILED, "lease %s: %s", lease, told)

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import anyio.abc
+
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident, Incidents
 
 logger = logging.getLogger(__name__)
 
@@ -14,12 +17,16 @@ logger = logging.getLogger(__name__)
 class OrderTasks(Spawner):
     """Starts tasks that tell of their own ends: an exception of one is logged, and concerns no other."""
 
+    def __init__(self, group: anyio.abc.TaskGroup, incidents: Incidents) -> None:
+        super().__init__(group)
+        self._incidents = incidents
+
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, name: object = None) -> None:
         super().start_soon(self._guarded, function, args, name=name)
 
-    @staticmethod
-    async def _guarded(function: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...]) -> None:
+    async def _guarded(self, function: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...]) -> None:
         try:
             await function(*args)
         except Exception:
-            logger.exception("an order ended because of what has to be reported as a defect")
+            told = "an order ended because of what has to be reported as a defect"
+            self._incidents.add(Incident.DEFECT, logger, told, level=logging.ERROR, exc_info=True)

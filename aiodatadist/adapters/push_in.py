@@ -23,6 +23,7 @@ from aiodatadist.adapters.push_messages import Drop, PushMessage, Refused, Sent,
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.values.foreign import printable
 
@@ -96,7 +97,9 @@ class IncomingPushes:
         tell: Tell,
         wait_usable: Callable[[], Awaitable[None]],
         lose: Callable[[LLMException], object],
+        incidents: Incidents | None = None,
     ) -> None:
+        self._incidents = incidents or Incidents()
         self._caches = caches
         self._layout = layout
         self._seconds = seconds
@@ -117,7 +120,8 @@ class IncomingPushes:
 
     def expect(self, order: ExpectOrder) -> None:
         if order.request in self._scopes:
-            logger.error("request %s: its blocks are expected: a second order is ignored", printable(order.request))
+            words = "request %s: its blocks are expected: a second order is ignored"
+            self._incidents.add(Incident.ORDER_REPEATED, logger, words, printable(order.request))
             return
         scope = self._scopes[order.request] = Scope()
         self._tasks.start_soon(self._expect, order, scope)
@@ -160,7 +164,8 @@ class IncomingPushes:
                 is_here, outcome = True, "push_arrived"
         except LLMException as error:
             outcome = "push_missed"
-            logger.warning("request %s: its blocks do not come: %s", printable(order.request), error)
+            words = "request %s: its blocks do not come: %s"
+            self._incidents.add(Incident.PUSH_MISSED, logger, words, printable(order.request), error)
         finally:
             try:
                 await self._call_off(order, arrival)
@@ -226,13 +231,13 @@ class IncomingPushes:
                 await self._post(peer, Drop(transfer=order.transfer, number=arrival.number, prompt=arrival.key.prompt))
             await arrival.over.wait()
         if arrival.answer is None:
-            logger.warning(
-                "request %s: %s does not answer: its link ends", printable(order.request), order.source.place
-            )
+            words = "request %s: %s does not answer: its link ends"
+            self._incidents.add(Incident.PEER_SILENT, logger, words, printable(order.request), order.source.place)
             await self._links.end(peer)
 
     async def _decline(self, source: PeerAddress, key: TransferKey) -> None:
         try:
             await self._post(await self._links.link(source), Drop(transfer=key.name, prompt=key.prompt))
         except LLMException as error:
-            logger.warning("cluster %d keeps the blocks of %s: %s", source.cluster_id, key, error)
+            words = "cluster %d keeps the blocks of %s: %s"
+            self._incidents.add(Incident.RELEASE_FAILED, logger, words, source.cluster_id, key, error)

@@ -37,6 +37,7 @@ from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid
 from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import BlocksCacheKey
@@ -126,7 +127,9 @@ class OutgoingPushes:
         post: Post,
         tell: Tell,
         accepted: Container[str] = (),
+        incidents: Incidents | None = None,
     ) -> None:
+        self._incidents = incidents or Incidents()
         self._sending = sending
         self._accepted = accepted
         self._layout = layout
@@ -195,7 +198,7 @@ class OutgoingPushes:
             self._given_up.pop(key, None)  # an earlier request's: the next want is of this one
         if request and push.owner and push.owner != request:
             words = "request %s: transfer %s is request %s's"
-            logger.warning(words, printable(request), key, printable(push.owner))
+            self._incidents.add(Incident.NAME_TAKEN, logger, words, printable(request), key, printable(push.owner))
             _keep(self._ended, request, "push_refused")
             self._tell(lambda ended: ended.outcomes.update({request: "push_refused"}))
             return "push_refused"
@@ -348,7 +351,8 @@ class OutgoingPushes:
                 is_done = True
         except LLMException as error:
             push.reason = push.reason or error
-            logger.warning("transfer %s: its blocks cannot be pushed: %s", key, error)
+            words = "transfer %s: its blocks cannot be pushed: %s"
+            self._incidents.add(Incident.PUSH_FAILED, logger, words, key, error)
             return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_failed"
         if is_done:
             return Sent(transfer=key.name), "push_done"
@@ -441,7 +445,8 @@ class OutgoingPushes:
         """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
         cluster = peer.cluster_id
         if self._answers[cluster] >= MAX_ANSWERS:
-            logger.warning("cluster %d takes no answers: it does not hear of %s", cluster, printable(message.transfer))
+            words = "cluster %d takes no answers: it does not hear of %s"
+            self._incidents.add(Incident.ANSWER_DROPPED, logger, words, cluster, printable(message.transfer))
             return
         self._answers[cluster] += 1
         try:

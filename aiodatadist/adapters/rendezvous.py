@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from time import monotonic
 
 import anyio
 import anyio.abc
@@ -41,6 +39,7 @@ from aiodatadist.adapters.rendezvous_lines import (
 )
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cluster.listener import Listener
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import (
     AuthError,
     LinkError,
@@ -81,6 +80,7 @@ class RendezvousServer:
 
     Attributes:
         port: on which it listens, a free one if 0 was asked for.
+        incidents: what its clients cause.
 
     Raises:
         OSError: if it cannot listen there.
@@ -91,7 +91,8 @@ class RendezvousServer:
         _check_host(host, key)
         self._thread = shared_loop.separate("aiodatadist rendezvous")
         self._life: _Life | None = None
-        life = _Life(key, clock)
+        self.incidents = Incidents()
+        life = _Life(key, clock, self.incidents)
         try:
             self.port: int = self._thread.call(lambda: life.open(host, port))
         except BaseException:
@@ -109,33 +110,15 @@ class RendezvousServer:
                 self._thread.join()
 
 
-class _RefusalLog:
-    """Logs one refusal a second, and how many others there were: strangers do not fill the log."""
-
-    def __init__(self) -> None:
-        self._others = 0
-        self._next = -math.inf
-
-    def add(self, host: str, why: object) -> None:
-        now = monotonic()
-        if now < self._next:
-            self._others += 1
-            return
-        self._next = now + 1.0
-        others = f", and {self._others} others before" if self._others else ""
-        self._others = 0
-        logger.warning("the rendezvous refused %s%s: %s", printable(host), others, printable(why))
-
-
 class _Life:
     """On the server's loop: a listener, and a task for each client."""
 
-    def __init__(self, key: bytes | None, clock: Clock) -> None:
+    def __init__(self, key: bytes | None, clock: Clock, incidents: Incidents) -> None:
         self._key = key
         self._clock = clock
         self._ranks = EngineRanks()
         self._slots = ClientSlots()
-        self._refusals = _RefusalLog()
+        self._incidents = incidents
         self._service = LoopService("rendezvous")
 
     async def open(self, host: str, port: int) -> int:
@@ -148,7 +131,7 @@ class _Life:
             stack.callback(listener.close)
 
         await self._service.open(enter)
-        self._service.group.start_soon(listener.serve, self._serve, self._service.group)
+        self._service.group.start_soon(listener.serve, self._serve, self._service.group, self._incidents)
         return listener.address[1]
 
     async def close(self) -> None:
@@ -167,24 +150,29 @@ class _Life:
         except (OSError, Unreadable) as error:
             logger.debug("a client of the rendezvous: %s", printable(repr(error)))
         except Exception:
-            logger.exception("a client of the rendezvous was not answered")
+            told = "a client of the rendezvous was not answered"
+            self._incidents.add(Incident.DEFECT, logger, told, level=logging.ERROR, exc_info=True)
         finally:
             if slot is not None:
                 self._slots.leave(slot)
             client.close()
 
+    def _refused(self, host: str, why: object) -> None:
+        told = "the rendezvous refused %s: %s", printable(host), printable(why)
+        self._incidents.add(Incident.RENDEZVOUS_REFUSED, logger, *told)
+
     async def _answer(self, line: bytes, host: str) -> bytes:
         try:
             question: Register | Ask = read(self._key, line, QUESTION, MAX_QUESTION)
         except Unsealed as error:
-            self._refusals.add(host, error)
+            self._refused(host, error)
             return written(None, Refused(reason=f"{error}; {KEY_HINT}"))
         except Unreadable as error:
-            self._refusals.add(host, error)
+            self._refused(host, error)
             return written(self._key, Refused(reason=str(error)), line)
         why = await self._why_not(question)
         if why:
-            self._refusals.add(host, why)
+            self._refused(host, why)
         return written(self._key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
 
     async def _why_not(self, question: Register | Ask) -> str:

@@ -20,6 +20,7 @@ from aiodatadist.adapters.pools import PoolSettings, open_cache
 from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig, CcResult, CcStatus, ContextCache, EmsException
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.counting.callbacks import guarded
 from aiodatadist.errors import LLMException, LLMStatusCode
 
@@ -116,6 +117,7 @@ class _Life:
     def __init__(self, settings: ValueSettings) -> None:
         self._settings = settings
         self._service = LoopService("value service")
+        self._incidents = Incidents()
         self._cache: ContextCache
         self._tasks: Spawner
         self._waiting: set[int] = set()
@@ -150,7 +152,7 @@ class _Life:
             else:
                 outcome[:] = await self._ask(what, keys, buffers)
         except EmsException as error:
-            logger.warning("%s of %d values: %s", what, len(keys), error)
+            self._incidents.add(Incident.CALL_FAILED, logger, "%s of %d values: %s", what, len(keys), error)
         finally:
             guarded(partial(done, outcome), logger, "%s of %d values: its callback failed", what, len(keys))
 

@@ -21,6 +21,7 @@ from aiodatadist.cache.table import CacheTable, Entry, LeaseHolder, check_desc
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.device import Device, Memory
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
 from aiodatadist.transport import Region, Transport
@@ -93,7 +94,9 @@ class CacheRegistry:
         transport: Transport,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], bool],
         cluster_id: int = 0,
+        incidents: Incidents | None = None,
     ) -> None:
+        self._incidents = incidents or Incidents()
         self.home = CacheHome(cluster_id)
         self.table = CacheTable(self.home)
         self._device = device
@@ -485,14 +488,15 @@ class CacheRegistry:
         try:
             await writes.wait_let_go()
         except LLMException as error:
-            logger.error("%r may write for ever: %s", peer, error)  # noqa: TRY400 - the message says it all
+            self._lost("%r may write for ever: %s", peer, error)
             for entry in entries:
                 entry.poison()
         except BaseException:
             self._hold_on_to(entries, writes)
             raise
         else:
-            logger.info("%r has let go of %d caches", peer, len(entries))
+            told = "%r has let go of %d caches", peer, len(entries)
+            self._incidents.add(Incident.MEMORY_RETURNED, logger, *told, level=logging.INFO)
             for entry in entries:
                 entry.drop_holder(peer)
 
@@ -503,10 +507,13 @@ class CacheRegistry:
         for entry in entries:
             if entry.pool is None:
                 _kept.append(entry.keep)
-                logger.error(
+                self._lost(
                     "cache %d: a peer that was stopped while it wrote there may go on; do not use its memory",
                     entry.cache_id,
                 )
+
+    def _lost(self, words: str, *args: object) -> None:
+        self._incidents.add(Incident.MEMORY_LOST, logger, words, *args, level=logging.ERROR)
 
     def end(self) -> None:
         """The engine is over: a caller that waits for a cache that was not given back is told so. Keep callers' memory that
@@ -532,7 +539,7 @@ class CacheRegistry:
                 deallocation.error = None
             except LLMException as error:
                 deallocation.error = error
-                logger.error("cache %d: %s", entry.cache_id, error)  # noqa: TRY400 - the message says it all
+                self._lost("cache %d: %s", entry.cache_id, error)
             finally:
                 if not entry.is_poisoned:
                     del self._deallocations[entry.cache_id]

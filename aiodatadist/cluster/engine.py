@@ -30,7 +30,7 @@ from aiodatadist.concurrency.resident import Resident
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig
 from aiodatadist.config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
-from aiodatadist.counting import Observer, Refusals, Totals
+from aiodatadist.counting import Incident, Observer, Totals
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     LinkClosed,
@@ -102,7 +102,6 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox = NotificationInbox(resident.check_here)
         self.totals = owner.totals
-        self._refusals = Refusals(logger)
         self.observer = owner.observer
         self.block_leases = BlockLeases(self.totals, resident.check_here)
         self.changes = ChangeFeed(self.totals, resident.check_here)
@@ -132,7 +131,9 @@ class Engine:
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
-            self.registry = CacheRegistry(self.device, self.transport, self.spawn, self.cluster_id)
+            self.registry = CacheRegistry(
+                self.device, self.transport, self.spawn, self.cluster_id, self.totals.incidents
+            )
             await self._open_pools()
             self.local_copies = LocalCopies(self.device)
             stack.push_async_callback(self.local_copies.aclose)
@@ -258,7 +259,7 @@ class Engine:
 
     def _serve_on(self, listener: Listener) -> None:
         self._listeners.add(listener)
-        self.tasks().start_soon(listener.serve, self._serve_client, self.tasks())
+        self.tasks().start_soon(listener.serve, self._serve_client, self.tasks(), self.totals.incidents)
 
     def close_listener(self, listener: Listener) -> None:
         self._listeners.discard(listener)
@@ -284,7 +285,6 @@ class Engine:
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
         client, who = PendingClient(self), _place(sock)
-        host = who.rpartition(":")[0]
         link: Link | None = None
         try:
             first: Message | Unknown | None = None
@@ -303,10 +303,12 @@ class Engine:
         except OwnListener:
             logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
         except LinkError as error:
-            text = f"cluster {self.cluster_id}: a client was not linked: {who}: {error}"
-            self._refusals.add(type(error).__name__, host, text)
+            told = "cluster %d: a client was not linked: %s: %s", self.cluster_id, who, error
+            self.totals.incidents.add(Incident.CLIENT_REFUSED, logger, *told)
         except Exception:
-            logger.exception("cluster %d: a client was not linked: %s", self.cluster_id, who)
+            words = "cluster %d: a client was not linked: %s"
+            incidents = self.totals.incidents
+            incidents.add(Incident.DEFECT, logger, words, self.cluster_id, who, level=logging.ERROR, exc_info=True)
         finally:
             client.is_known()
             if link is None:

@@ -23,6 +23,7 @@ import anyio.abc
 from aiodatadist.cluster.dial import dial
 from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.cluster.pending_client import HANDSHAKE_TIMEOUT
+from aiodatadist.counting import Incident
 from aiodatadist.errors import AuthError, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
 from aiodatadist.link import DRAIN_TIMEOUT, Connection, Link, channel_name
 from aiodatadist.values.addresses import host_port
@@ -345,7 +346,8 @@ class LinkInitiator:
                 again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
                 if not left or not again or isinstance(error, AuthError):
                     raise
-                logger.info("cluster %d tries again: %s", self._engine.cluster_id, error)
+                told = "cluster %d tries again: %s", self._engine.cluster_id, error
+                self._engine.totals.incidents.add(Incident.LINK_RETRIED, logger, *told, level=logging.INFO)
             else:
                 return
 

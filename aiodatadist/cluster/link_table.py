@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.counting import forget_oldest
+from aiodatadist.counting import Incident, forget_oldest
 from aiodatadist.errors import LinkClosed, LinkError, LLMStatusCode, NotLinked
 from aiodatadist.link import AWAIT_LINK, DRAIN_TIMEOUT, Link, LinkStatistics
 
@@ -100,14 +100,18 @@ class LinkTable:
         words of its own, may be quicker than the link."""
         self._relinker.linked(link)
         self.news.wake()
-        logger.info("cluster %d is linked to %d", self._engine.cluster_id, link.cluster_id)
+        ends = self._engine.cluster_id, link.cluster_id
+        self._engine.totals.incidents.add(
+            Incident.LINK_MADE, logger, "cluster %d is linked to %d", *ends, level=logging.INFO
+        )
 
     async def serve(self, link: Link) -> None:
         """Until the link is over. Whatever goes wrong on it is its own affair."""
         try:
             await link.serve()
         except Exception:
-            logger.exception("cluster %d: the link to cluster %d failed", self._engine.cluster_id, link.cluster_id)
+            told = "cluster %d: the link to cluster %d failed", self._engine.cluster_id, link.cluster_id
+            self._engine.totals.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
         finally:
             self._engine.totals.links_ended[link.cause] += 1
             self._replaced.discard(link)

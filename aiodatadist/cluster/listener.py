@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import LLMException, explained
 from aiodatadist.values.addresses import host_port
 
@@ -95,19 +96,23 @@ class Listener:
             ) from error
 
     async def serve(
-        self, client: Callable[[socket.socket, Listener], Coroutine[Any, Any, None]], group: anyio.abc.TaskGroup
+        self,
+        client: Callable[[socket.socket, Listener], Coroutine[Any, Any, None]],
+        group: anyio.abc.TaskGroup,
+        incidents: Incidents,
     ) -> None:
         """Serve clients, in tasks of the group, until closed; a client's task closes its socket."""
         with self._scope:
             async with self._owner, anyio.create_task_group() as accepting:
                 for sock in self._sockets:
-                    accepting.start_soon(self._accept, sock, client, group)
+                    accepting.start_soon(self._accept, sock, client, group, incidents)
 
     async def _accept(
         self,
         sock: socket.socket,
         client: Callable[[socket.socket, Listener], Coroutine[Any, Any, None]],
         group: anyio.abc.TaskGroup,
+        incidents: Incidents,
     ) -> None:
         """Running out of file descriptors makes clients wait, no more."""
         loop = asyncio.get_running_loop()
@@ -115,7 +120,8 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(sock)
             except OSError as error:
-                logger.error("a client cannot be accepted: %s", error)  # noqa: TRY400
+                told = "a client cannot be accepted: %s", error
+                incidents.add(Incident.ACCEPT_FAILED, logger, *told, level=logging.ERROR)
                 await anyio.sleep(ACCEPT_PAUSE)
             else:
                 group.start_soon(client, accepted, self)

@@ -22,6 +22,7 @@ import anyio
 from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting import Incident
 from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 from aiodatadist.link import AwaitedLink, Link
 from aiodatadist.values.addresses import host_port, is_address
@@ -248,7 +249,9 @@ class Relinker:
 
     def _is_there(self, wanted: _Wanted, link: Link) -> None:
         if wanted.lost_at is not None:
-            logger.warning(
+            self._totals.incidents.add(
+                Incident.LINK_MADE_AGAIN,
+                logger,
                 "cluster %d is linked to cluster %d again, after %.1f s and %d attempts",
                 *(self._engine.cluster_id, wanted.cluster_id, anyio.current_time() - wanted.lost_at, wanted.attempts),
             )
@@ -315,12 +318,12 @@ class Relinker:
         if error.is_proved and isinstance(error, IncompatiblePeer) and is_address(wanted.address[0]):
             self._give_up(wanted)
             return True
-        is_told = not wanted.attempts & wanted.attempts - 1  # of the first, the second, the fourth: many are of no use
-        logger.log(
-            logging.INFO if is_told else logging.DEBUG,
-            "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s",
-            *(self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error),
-        )
+        words = "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s"
+        told = self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error
+        if wanted.attempts & wanted.attempts - 1:  # of the first, the second, the fourth: many are of no use
+            logger.debug(words, *told)
+        else:
+            self._totals.incidents.add(Incident.RELINK_FAILED, logger, words, *told, level=logging.INFO)
         return False
 
     def _next_delay(self, wanted: _Wanted) -> float | None:
@@ -356,7 +359,9 @@ class Relinker:
             del self._wanted[wanted.cluster_id]
         self._totals.relinks_given_up += 1
         why = wanted.reason or LinkClosed("the link broke")
-        logger.warning(
+        self._totals.incidents.add(
+            Incident.RELINK_GIVEN_UP,
+            logger,
             "cluster %d gives the link to cluster %d up after %d attempts: %s",
             *(self._engine.cluster_id, wanted.cluster_id, wanted.attempts, why),
         )

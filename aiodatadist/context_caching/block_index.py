@@ -18,6 +18,7 @@ from aiodatadist.context_caching.identity.names import LAYOUT_RECORD_BYTES, Name
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.context_caching.results import CcResult, CcStatus
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
+from aiodatadist.counting import Incident
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class BlockIndex:
             deadline = min(deadline - 2 * LATE_TOLERANCE, now + NOTE_PATIENCE)  # before the call is late
             is_there = await in_time(self._write_layout_record(self._own, is_due, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
-            logger.info("the layout could not be noted down: %s", problem)
+            told = "the layout could not be noted down: %s", problem
+            self._pipeline.incidents.add(Incident.SAVE_FAILED, logger, *told, level=logging.INFO)
             is_there = False
         finally:
             self._is_recording = False

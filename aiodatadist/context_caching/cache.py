@@ -43,7 +43,7 @@ from aiodatadist.context_caching.transfer.handle import BlockTransfer
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
 from aiodatadist.context_caching.transfer.start_limiter import StartLimiter
-from aiodatadist.counting import Observer
+from aiodatadist.counting import Incident, Observer
 from aiodatadist.counting.callbacks import current_task, is_delivered
 from aiodatadist.device import give_way
 from aiodatadist.errors import LLMException, TransferTimeout
@@ -563,7 +563,8 @@ class ContextCache:
             if is_delivered(problem, task):
                 raise
             if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
-                logger.exception("%r failed", transfer)
+                told = "%r failed", transfer
+                self._pipeline.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
             error = _translated(problem, transfer.what, transfer.seconds)
             if error is not problem:
                 error.__cause__ = problem
@@ -645,7 +646,8 @@ class ContextCache:
             return await in_time(self._block_index.exists(wanted, question), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
-            logger.warning("%s", _translated(problem, what, seconds).message())
+            told = _translated(problem, what, seconds).message()
+            self._pipeline.incidents.add(Incident.LOOKUP_FAILED, logger, "%s", told)
             self._failed(seconds)
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(wanted))
@@ -678,7 +680,8 @@ class ContextCache:
         try:
             found = await in_time(self._block_index.exists_keys(names, lease_ms, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
-            logger.warning("exists of %d keys found nothing: %s", len(names), problem)
+            told = "exists of %d keys found nothing: %s", len(names), problem
+            self._pipeline.incidents.add(Incident.LOOKUP_FAILED, logger, *told)
             self._failed(seconds)
             failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
             return CcResult.of([failure] * len(names))
@@ -749,7 +752,8 @@ class ContextCache:
     def figures(self) -> CacheFigures:
         """All that was counted so far: what a metrics endpoint needs. From any thread, also when it is closed."""
         name = self._pipeline.pool.capabilities.name
-        return CacheFigures(self._records.figures(), self.statistics, name, self._guard.is_open)
+        incidents = dict(self._pipeline.incidents.counts)
+        return CacheFigures(self._records.figures(), self.statistics, name, self._guard.is_open, incidents)
 
     @property
     def statistics(self) -> Statistics:

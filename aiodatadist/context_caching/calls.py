@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
@@ -34,12 +34,15 @@ class CacheFigures:
         statistics: of the values.
         pool: the engine's name.
         is_used: the pool is used; else every call misses.
+        incidents: what the pool and calls caused and is logged at most once a second, as
+            :class:`~aiodatadist.counting.Incident` names it. Those that were not logged count, too.
     """
 
     calls: Mapping[str, FlowFigures]
     statistics: Statistics
     pool: str
     is_used: bool
+    incidents: Mapping[str, int] = field(default_factory=dict)
 
 
 class Record:

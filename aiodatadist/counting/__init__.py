@@ -3,11 +3,12 @@
 from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
 from aiodatadist.counting.flow import SECONDS, Flow, figures_of
+from aiodatadist.counting.incidents import OF_POOLS, Incident, Incidents
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
-from aiodatadist.counting.refusals import Refusals
 from aiodatadist.counting.totals import Totals, forget_oldest
 
 __all__ = [
+    "OF_POOLS",
     "SECONDS",
     "SUCCESS",
     "Call",
@@ -15,8 +16,9 @@ __all__ = [
     "Figures",
     "Flow",
     "FlowFigures",
+    "Incident",
+    "Incidents",
     "Observer",
-    "Refusals",
     "Tell",
     "Totals",
     "figures_of",

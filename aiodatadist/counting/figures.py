@@ -75,6 +75,8 @@ class Figures(Generic[Pool]):
             ``"no_digests"`` where the peer's version has none. The leases continued.
         budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit, as
             ``aiodatadist.values.peer_budget`` names it.
+        incidents: what others caused and is logged at most once a second, as :class:`~aiodatadist.counting.Incident` names
+            it. Those that were not logged count, too.
         caches: caches that are registered or allocated now.
         pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
         failure_causes: transfers that failed for a reason that their status does not tell: ``"checksum"``, bytes changed on
@@ -100,3 +102,4 @@ class Figures(Generic[Pool]):
     answers_late: int = 0
     claims_refused: Mapping[str, int] = field(default_factory=dict)
     budget_refusals: Mapping[str, int] = field(default_factory=dict)
+    incidents: Mapping[str, int] = field(default_factory=dict)

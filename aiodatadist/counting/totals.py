@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from aiodatadist.counting.flow import Flow
+from aiodatadist.counting.incidents import Incidents
 
 MAX_PEERS = 4096
 """Peers that are remembered beyond their links, which is some hundred bytes each: those that were linked last."""
@@ -48,6 +49,7 @@ class Totals:
         self.leases_ended: Counter[str] = Counter()
         self.claims_refused: Counter[str] = Counter()
         self.budget_refusals: Counter[str] = Counter()
+        self.incidents = Incidents()
 
     def linked(self, cluster_id: int) -> int:
         """The link to this peer was made once more: how many times by now."""

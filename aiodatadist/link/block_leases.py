@@ -35,7 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.counting import Totals, guarded
+from aiodatadist.counting import Incident, Totals, guarded
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.link.early_claims import EarlyClaims, ReleasedNames
@@ -313,7 +313,7 @@ class BlockLeases:
         """A peer of an older version cannot tell which blocks it pulls, or keeps. Say so once for each peer."""
         if cluster_id not in self._warned:
             words = "cluster %d has version %s of the protocol: which blocks are kept is not compared; update it"
-            logger.warning(words, cluster_id, version)
+            self._totals.incidents.add(Incident.PEER_OUTDATED, logger, words, cluster_id, version)
         _remember(self._warned, cluster_id)
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:

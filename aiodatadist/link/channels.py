@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ParamInvalid, ProtocolError
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
@@ -132,7 +133,9 @@ class Channels:
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
         out_of_use: Callable[[LinkChannel], object],
+        incidents: Incidents,
     ) -> None:
+        self._incidents = incidents
         self._out_of_use = out_of_use
         self._transport = transport
         self._post = post
@@ -228,7 +231,10 @@ class Channels:
             if self._rank == 0:
                 await self._renew(link_channel.mine, link_channel.theirs)
         except LinkError as error:  # what needs it tries again, and raises it
-            logger.info("the next channel: %s", error)
+            self._not_renewed("the next channel: %s", error)
+
+    def _not_renewed(self, words: str, error: LinkError) -> None:
+        self._incidents.add(Incident.CHANNEL_FAILED, logger, words, error, level=logging.INFO)
 
     async def wait_opened(self) -> None:
         """Until no channel is being opened: an end that left would let the other one wait for it in vain, in a call that
@@ -389,10 +395,12 @@ class Channels:
             with anyio.CancelScope(shield=True):  # it is not interrupted either way, and transfers wait for its end
                 await link_channel.channel.aclose()
         except StillWritten as error:
-            logger.warning("an outdated channel is closed with its link: %s", error)
+            self._incidents.add(
+                Incident.MEMORY_WITHHELD, logger, "an outdated channel is closed with its link: %s", error
+            )
             return
         except LLMException as error:  # told once: closing it again would say nothing
-            logger.warning("an outdated channel was not closed: %s", error)
+            self._incidents.add(Incident.CLOSE_FAILED, logger, "an outdated channel was not closed: %s", error)
             self._refused = self._refused or error
             is_closed = False
         self._old.pop(link_channel.name, None)
@@ -412,7 +420,7 @@ class Channels:
             try:
                 await self._renew(message.yours, message.mine)
             except LinkError as error:  # the peer, who wanted it, hears why from Renewed, and raises it
-                logger.info("for the peer: %s", error)
+                self._not_renewed("for the peer: %s", error)
             finally:
                 self._post(Pong(call=message.call))
 
@@ -433,7 +441,7 @@ class Channels:
             try:
                 await self._open_further(message.channel, message.seconds)
             except LinkError as error:  # the same
-                logger.info("for the peer: %s", error)
+                self._not_renewed("for the peer: %s", error)
             finally:
                 self._following -= 1
 

@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 from aiodatadist.cache.names import Name
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident
 from aiodatadist.device import StreamTransfer, TransferCompletion, TransferState, give_way
 from aiodatadist.errors import (
     FeatureNotEnabled,
@@ -393,7 +394,8 @@ class Link(Session):
     def _on_unsupported(self, message: Unsupported) -> None:
         """What this end said is of a newer version than the peer's: only what asked for it fails."""
         if not self.questions.refused(message.call):
-            logger.warning("cluster %d does not know %r: it is of an older version", self.cluster_id, message.kind)
+            told = "cluster %d does not know %r: it is of an older version", self.cluster_id, message.kind
+            self.incidents.add(Incident.PEER_OUTDATED, logger, *told)
 
     def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
         """Not of one that the peer took back since it said so: who needs it asks again."""
@@ -624,14 +626,15 @@ class Link(Session):
         try:
             await self.channels.aclose()
         except StillWritten as error:
-            logger.warning("link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error)
+            told = "link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error
+            self.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
             self._is_written = True
             return True
         except LLMException as error:
-            logger.warning("link to cluster %d: %s", self.cluster_id, error)
+            self.incidents.add(Incident.CLOSE_FAILED, logger, "link to cluster %d: %s", self.cluster_id, error)
             return False
         except Exception:  # out of threads, for instance
-            logger.exception("link to cluster %d: a channel could not be closed", self.cluster_id)
+            self._failed_to_close("a channel")
             return False
         return True
 
@@ -649,13 +652,20 @@ class Link(Session):
         try:
             await part.aclose()
         except LLMException as error:
-            level = logging.ERROR if isinstance(error, StuckError) else logging.WARNING
-            logger.log(level, "link to cluster %d: %s", self.cluster_id, error)
+            is_stuck = isinstance(error, StuckError)
+            kind, level = (
+                (Incident.MEMORY_LOST, logging.ERROR) if is_stuck else (Incident.CLOSE_FAILED, logging.WARNING)
+            )
+            self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, error, level=level)
             return False
         except Exception:  # out of threads, for instance
-            logger.exception("link to cluster %d: a part of it could not be closed", self.cluster_id)
+            self._failed_to_close("a part of it")
             return False
         return True
+
+    def _failed_to_close(self, what: str) -> None:
+        told = "link to cluster %d: %s could not be closed", self.cluster_id, what
+        self.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
 
     async def refuse(self, why: LinkError) -> None:
         """Tell the peer, which may take the link for made, that there is none. It may have been told before."""

@@ -15,6 +15,7 @@ from aiodatadist.cache.names import Key
 from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident
 from aiodatadist.device import Program, Stream, StreamTransfer, TransferReport, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from aiodatadist.cache.digester import Digester
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
-    from aiodatadist.counting import Totals
+    from aiodatadist.counting import Incidents, Totals
     from aiodatadist.device import Device
     from aiodatadist.transport import Transport
     from aiodatadist.values.grid import Grid
@@ -150,7 +151,13 @@ class Session:
         self.questions = PendingQuestions(wire.post, self.post_again)
         self.catalogue = Catalogue()
         self.channels = Channels(
-            transport, wire.post, self.questions, self.spawn, self._channel_name, self._on_out_of_use
+            transport,
+            wire.post,
+            self.questions,
+            self.spawn,
+            self._channel_name,
+            self._on_out_of_use,
+            host.totals.incidents,
         )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self._give_up, self.post_again)
         self.notification_queue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
@@ -223,6 +230,10 @@ class Session:
     def totals(self) -> Totals:
         """What this end counts, over all its links."""
         return self._host.totals
+
+    @property
+    def incidents(self) -> Incidents:
+        return self._host.totals.incidents
 
     def revoke(self, entry: Entry) -> Signal:
         """Take a cache back that the peer was told of; the event is set when it gave it back."""
@@ -394,7 +405,9 @@ class Session:
         """Bytes are moved as they are. Said once for each of the peer's caches whose elements may be taken for others."""
         if entry.stride == remote.stride and not remote.is_of_other_type:
             remote.is_of_other_type = True
-            logger.warning(
+            self.incidents.add(
+                Incident.TYPES_DIFFER,
+                logger,
                 "cache %d is %s, and cache %d of cluster %d is %s: bytes are moved, and not converted",
                 *(entry.cache_id, type_name(entry.data_type)),
                 *(remote.cache_id, self.cluster_id, type_name(remote.data_type)),
@@ -554,8 +567,9 @@ class Session:
             self.layer_events.stop_sending(self.copy_of_failure())
             for scope in self._waiting:
                 scope.cancel()
-            level = logging.WARNING if state is LinkState.BROKEN else logging.INFO
-            logger.log(level, "link to cluster %d: %s", self.cluster_id, failure)
+            is_lost = state is LinkState.BROKEN
+            kind, level = (Incident.LINK_LOST, logging.WARNING) if is_lost else (Incident.LINK_ENDED, logging.INFO)
+            self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, failure, level=level)
         self.state = state
 
     def lost(self, why: str, cause: str = "") -> None:

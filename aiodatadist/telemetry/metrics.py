@@ -60,6 +60,9 @@ CLUSTER: Final = {
     "aiodatadist_budget_refusals": Metric(
         "counter", "Requests that were refused because their peer had too much under way.", ("limit",)
     ),
+    "aiodatadist_incidents": Metric(
+        "counter", "What others caused: of each kind the log has one line a second at most.", ("kind",)
+    ),
     "aiodatadist_caches": Metric("gauge", "Caches that are registered or allocated."),
     "aiodatadist_pool_bytes": Metric("gauge", "Memory pools: used and free add up to all.", ("placement", "state")),
     "aiodatadist_pool_pinned_bytes": Metric("gauge", "Used bytes that transfers or peers may touch.", ("placement",)),
@@ -80,6 +83,9 @@ CACHE: Final = {
     "aiodatadist_context_cache_bytes": Metric("counter", "Payloads that were saved or loaded.", ("direction",)),
     "aiodatadist_context_cache_local_hits": Metric("counter", "Loaded values from the local read cache."),
     "aiodatadist_context_cache_damaged": Metric("counter", "Missed values that were there, and not whole."),
+    "aiodatadist_context_cache_incidents": Metric(
+        "counter", "What pools and calls caused: of each kind the log has one line a second at most.", ("kind",)
+    ),
     "aiodatadist_context_cache_in_flight_bytes": Metric("gauge", "Host memory that calls hold."),
     "aiodatadist_context_cache_pool_in_use": Metric("gauge", "1 while the pool is used, 0 while its gate is closed."),
 }

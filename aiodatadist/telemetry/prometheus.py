@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.context_caching.calls import CacheFigures
-from aiodatadist.counting import SECONDS, SUCCESS, Figures, FlowFigures
+from aiodatadist.counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
 from aiodatadist.link import LeaseEnd
 from aiodatadist.link.checksums import FAILURE_CAUSES
 from aiodatadist.link.session import LINK_CAUSES
@@ -220,6 +220,8 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     refusals = [why.name.lower() for why in Refusal]
     sheet.add_each("aiodatadist_claims_refused", figures.claims_refused, refusals, *which)
     sheet.add_each("aiodatadist_budget_refusals", figures.budget_refusals, [limit.value for limit in Budget], *which)
+    kinds = [kind.value for kind in Incident if kind not in OF_POOLS]
+    sheet.add_each("aiodatadist_incidents", figures.incidents, kinds, *which)
     sheet.add("aiodatadist_caches", figures.caches, *which)
     for placement, usage in figures.pools.items():
         sheet.add("aiodatadist_pool_bytes", usage.total - usage.free, *which, placement, "used")
@@ -254,5 +256,7 @@ def _write_cache(sheet: _Sheet, which: tuple[str, ...], figures: CacheFigures) -
     sheet.add("aiodatadist_context_cache_bytes", values.loaded_bytes, *which, "loaded")
     sheet.add("aiodatadist_context_cache_local_hits", values.local, *which)
     sheet.add("aiodatadist_context_cache_damaged", values.damaged, *which)
+    kinds = [kind.value for kind in Incident if kind in OF_POOLS or kind is Incident.DEFECT]
+    sheet.add_each("aiodatadist_context_cache_incidents", figures.incidents, kinds, *which)
     sheet.add("aiodatadist_context_cache_in_flight_bytes", values.bytes_in_flight, *which)
     sheet.add("aiodatadist_context_cache_pool_in_use", int(figures.is_used), *which)

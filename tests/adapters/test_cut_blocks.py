@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_one_of_two_workers_that_share_blocks_is_cancelled(stack: ExitStack) -> 
 
 def test_engines_that_do_not_fit_are_refused_by_name(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 8, TOKEN_MAJOR)
+    decode.service.incidents.clock = count(0.0, 1.0).__next__
     plain = prefill.address.model_copy(update={"shape": None})
     cases = [
         ((prefill.address,), f"block_size is 8 here and 16 at 127.0.0.1:{prefill.address.port}"),

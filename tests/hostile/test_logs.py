@@ -133,16 +133,16 @@ async def test_many_strangers_are_one_line_a_second(log: Log) -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         address = cluster.datadist.listen_address
         assert address is not None
-        refusals, now = cluster.datadist._running()._refusals, 0.0
-        refusals._clock = lambda: now
+        incidents, now = cluster.datadist.totals.incidents, 0.0
+        incidents.clock = lambda: now
         for _ in range(50):
             await told(address[1], frame(b"{}"))
         now = 1.0
         await told(address[1], frame(b"{}"))
     lines = [text for text in log.records if "a client was not linked" in text]
     assert len(lines) == 2
-    assert lines[1].endswith("(49 more like this since the last line)")
-    assert refusals.counts["ProtocolError"] == 51
+    assert lines[1].endswith("(and 49 more)")
+    assert cluster.datadist.figures().incidents == {"client_refused": 51}
 
 
 PEERS: dict[str, Callable[[], bytes]] = {

@@ -24,6 +24,7 @@ from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.cluster import dial, host_names
+from aiodatadist.counting import Incidents
 from tests.hostile.vllm_names import both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
@@ -374,14 +375,14 @@ def test_a_hostile_offer_is_refused_in_one_short_line(vllm: SimpleNamespace, rea
 
 def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> None:
     scheduler, now = Scheduler(vllm), 0.0
-    scheduler.side._offers._refusals._clock = lambda: now
+    scheduler.side.incidents.clock = lambda: now
     for number in range(257):
         assert scheduler.go_through(offer(workers=[worker(host=f"10.0.0.{number % 255}")]), f"r{number}") == (0, False)
     assert scheduler.log.getvalue() == "request r0: offer refused: 10.0.0.0 is none of peers\n"
     now = 1.0
     scheduler.go_through(offer(workers=[worker(host="10.0.0.9")]), "last")
     assert scheduler.log.getvalue().splitlines()[1:] == [
-        "request last: offer refused: 10.0.0.9 is none of peers (256 more like this since the last line)"
+        "request last: offer refused: 10.0.0.9 is none of peers (and 256 more)"
     ]
     assert scheduler.side.take_counters() == {"offer_elsewhere": 258}
     assert scheduler.side.take_counters() == {}
@@ -465,6 +466,7 @@ def test_a_request_sends_no_engine_to_a_bootstrap_server_that_is_none_of_peers(
 
         manager._peers, manager._asks = Settings().allowed_peers(), SimpleNamespace(ask=ask)
         manager.prefill_info_table = {}
+        manager._incidents = Incidents()
         assert manager.try_ensure_parallel_info(address) is False
     assert bool(asked) == is_asked
     (line,) = caplog.messages

@@ -11,6 +11,7 @@ STOPPED_WRITERS = "tests/faults/test_stopped_writers.py"
 LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
+LOG_LINES = "tests/hostile/test_log_lines.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
@@ -344,12 +345,12 @@ MUTANTS = (
         (LOGS,),
     ),
     Mutant(
-        "every-refusal-logged",
-        "refusals of one kind and address are one line a second",
-        "aiodatadist/counting/refusals.py",
-        "        if now - last < SECONDS:\n",
-        "        if now - last < 0:\n",
-        (LOGS,),
+        "every-incident-logged",
+        "what others cause is one line of each kind a second",
+        "aiodatadist/counting/incidents.py",
+        "        if now - self._logged.get(kind, -math.inf) < SECONDS:\n",
+        "        if now - self._logged.get(kind, -math.inf) < 0:\n",
+        (LOGS, LOG_LINES),
     ),
     # ---- whose blocks, and for which prompt ----
     Mutant(

@@ -100,6 +100,7 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
         "aiodatadist_budget_refusals",
         "aiodatadist_caches",
         "aiodatadist_claims_refused",
+        "aiodatadist_incidents",
         "aiodatadist_leases_opened",
         "aiodatadist_link_changes_dropped",
         "aiodatadist_links_made",
@@ -108,6 +109,7 @@ def test_most_of_what_is_counted_has_a_panel() -> None:
         "aiodatadist_context_cache_calls_running",
         "aiodatadist_context_cache_damaged",
         "aiodatadist_context_cache_in_flight_bytes",
+        "aiodatadist_context_cache_incidents",
         "aiodatadist_context_cache_local_hits",
     }
     assert CACHE.keys() & asked

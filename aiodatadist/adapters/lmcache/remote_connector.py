@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from aiodatadist.adapters.lmcache.buffers import bytes_of
 from aiodatadist.adapters.value_service import ValueService, ValueSettings, short
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         super().__init__(config, local_cpu_backend.metadata)
         self._allocator = local_cpu_backend
         self._service = ValueService(settings_of(config))
+        self._incidents = Incidents()
 
     # ---- what is there ----
 
@@ -105,7 +107,8 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
             told = RemoteMetadata.deserialize(bytes(header))
             made = self._allocator.allocate(told.shapes, told.dtypes, told.fmt)
         except (ValueError, KeyError) as error:
-            logger.warning("a chunk's header is not understood: %s", printable(error))
+            told = "a chunk's header is not understood: %s", printable(error)
+            self._incidents.add(Incident.VALUE_DAMAGED, logger, *told)
             return None
         if made is not None and len(bytes_of(made)) != told.length:
             made.ref_count_down()

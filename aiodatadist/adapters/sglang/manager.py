@@ -19,6 +19,7 @@ from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layou
 from aiodatadist.adapters.sglang.identity import meaning_of
 from aiodatadist.adapters.sglang.settings import from_environment, on_device
 from aiodatadist.blocking import shared_loop
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import IncompatiblePeer, LLMException
 from aiodatadist.values.foreign import printable, shown
 
@@ -62,6 +63,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self._wanted: set[str] = set()
         self._outcomes: dict[str, str] = {}
+        self._incidents = Incidents()
         self.service = BlockService(self.settings, self.rank, self._ranks)
         with ExitStack() as opened:
             opened.callback(self.service.close)
@@ -92,7 +94,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         try:
             return self.find_ranks(bootstrap_addr, 0.0)
         except IncompatiblePeer as error:
-            logger.warning("%s", printable(error))
+            self._incidents.add(Incident.RANKS_DIFFER, logger, "%s", printable(error))
             return False
 
     def find_ranks(self, bootstrap_addr: str, seconds: float) -> bool:
@@ -117,7 +119,8 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             self._peers.check(host, int(port))
             return self._asks.ask(host, int(port), seconds)
         except (LLMException, ValueError) as error:
-            logger.warning("bootstrap server %s: %s", printable(bootstrap_addr), printable(error))
+            told = "bootstrap server %s: %s", printable(bootstrap_addr), printable(error)
+            self._incidents.add(Incident.RANKS_UNKNOWN, logger, *told)
             return None
 
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:

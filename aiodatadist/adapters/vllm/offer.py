@@ -8,7 +8,6 @@ this engine dial must be one of ``peers``.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +17,7 @@ from aiodatadist.adapters.leased_blocks import WorkerAddress
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.peers import Peers
 from aiodatadist.adapters.push_messages import TransferName
-from aiodatadist.counting import Refusals
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.values.foreign import Unreadable, printable, read_foreign, scan_foreign
 from aiodatadist.values.lease_ticket import Blocks, LeaseName
 from aiodatadist.wire.messages import MAX_SECONDS
@@ -112,16 +111,14 @@ class Offers:
         shortest_name: characters that a ``transfer_id`` has at least.
     """
 
-    def __init__(self, ranks: int, peers: Peers, max_workers: int, shortest_name: int = 1) -> None:
+    def __init__(
+        self, ranks: int, peers: Peers, max_workers: int, shortest_name: int = 1, incidents: Incidents | None = None
+    ) -> None:
         self._shortest_name = shortest_name
         self._ranks = ranks
         self._peers = peers
         self._max_workers = max_workers
-        self._refusals = Refusals(logger)
-
-    def take_refused(self) -> Counter[str]:
-        """How many offers were refused since the last time: ``offer_unreadable`` and ``offer_elsewhere``."""
-        return self._refusals.take()
+        self._incidents = incidents or Incidents()
 
     def offer_of(self, request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
         """None: the request brings no blocks, or what it brings is refused, which is logged. It is refused once: from then on
@@ -131,12 +128,12 @@ class Offers:
         try:
             offer = self._read(params)
         except Unreadable as error:
-            self._refuse("offer_unreadable", f"request {printable(request_id, 64)}: kv_transfer_params: {error}")
+            self._refuse(Incident.OFFER_UNREADABLE, request_id, "kv_transfer_params", error)
         else:
             for peer in self._places_of(offer):
                 why = self._peers.why_not(peer.host, peer.port, peer.cluster_id)
                 if why:
-                    self._refuse("offer_elsewhere", f"request {printable(request_id, 64)}: offer refused: {why}")
+                    self._refuse(Incident.OFFER_ELSEWHERE, request_id, "offer refused", why)
                     break
             else:
                 return offer
@@ -176,7 +173,8 @@ class Offers:
             name = read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
             self._check_name(name)
         except Unreadable as error:
-            self._refuse("offer_unreadable", f"kv_transfer_params: transfer_id is ignored: {error}")
+            told = printable(f"kv_transfer_params: transfer_id is ignored: {error}")
+            self._incidents.add(Incident.OFFER_UNREADABLE, logger, "%s", told)
             if isinstance(params, dict):
                 del params["transfer_id"]
             return None
@@ -189,8 +187,9 @@ class Offers:
                 f"transfer_id has {len(name)} characters: it must have {self._shortest_name} where engines have keys"
             )
 
-    def _refuse(self, why: str, text: str) -> None:
-        self._refusals.add(why, "", printable(text))  # who sent it is not known: it came through the engine's endpoint
+    def _refuse(self, kind: Incident, request_id: str, what: str, why: object) -> None:
+        """Who sent it is not known: it came through the engine's endpoint."""
+        self._incidents.add(kind, logger, "%s", printable(f"request {printable(request_id, 64)}: {what}: {why}"))
 
 
 _NAME: TypeAdapter[str] = TypeAdapter(TransferName)

@@ -16,6 +16,7 @@ from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
 from aiodatadist.adapters.vllm.orders import Decline, Expect, Keep, Load, Orders, Push, Release, Transfer
 from aiodatadist.adapters.vllm.prompts import digest_of
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.values.foreign import Unreadable, printable
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 
@@ -41,7 +42,8 @@ class SchedulerSide:
         self._no_room = 0
         self._block_size = block_size
         shortest = 1 if settings.auth_key_file is None else SHORTEST_NAME
-        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest)
+        self.incidents = Incidents()
+        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents)
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._loading: set[str] = set()
@@ -96,8 +98,8 @@ class SchedulerSide:
         request_id = transfer.request_id
         first = self._pushers.setdefault((transfer.name, transfer.prompt_digest), request_id)
         if first != request_id:
-            words = "request %s: transfer_id is %s: request %s has it"
-            logger.warning(words, printable(request_id), printable(transfer.name), printable(first))
+            words, told = "request %s: transfer_id is %s: request %s has it", (request_id, transfer.name, first)
+            self.incidents.add(Incident.NAME_TAKEN, logger, words, *map(printable, told))
         return first == request_id
 
     def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
@@ -118,7 +120,7 @@ class SchedulerSide:
     def take_counters(self) -> Counter[str]:
         """What this half counted since the last time."""
         taken, self._no_room = Counter(lease_no_room=self._no_room), 0
-        return +(taken + self._offers.take_refused())
+        return +(taken + self.incidents.take())
 
     # ---- prefill, and the end of a request ----
 
@@ -141,7 +143,8 @@ class SchedulerSide:
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
         if len(blocks) > MAX_TICKET_BLOCKS:
             words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
-            logger.warning(words, printable(request_id), len(blocks), MAX_TICKET_BLOCKS)
+            told = printable(request_id), len(blocks), MAX_TICKET_BLOCKS
+            self.incidents.add(Incident.KEEP_FAILED, logger, words, *told)
             return False, None
         made = Offer(
             remote_request_id=printable(request_id, MAX_OFFER_TEXT),
@@ -155,7 +158,8 @@ class SchedulerSide:
         try:
             sent = made.to_send()
         except Unreadable as error:
-            logger.warning("request %s: its blocks are not kept: the offer of them: %s", printable(request_id), error)
+            words = "request %s: its blocks are not kept: the offer of them: %s"
+            self.incidents.add(Incident.KEEP_FAILED, logger, words, printable(request_id), error)
             return False, None
         if not self._has_room(request, blocks):
             return False, None

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from aiodatadist.adapters.ended import Ended
+from aiodatadist.counting import Incident
 
 COUNTERS = {
     "pull_done": ("num_successful_transfers", "Pulls of a request's blocks that succeeded."),
@@ -52,26 +53,27 @@ SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
-    """``data`` has a number for each counter, and ``seconds`` of each pull that succeeded."""
+    """``data`` has a number for each counter and each kind of incident, and ``seconds`` of each pull that succeeded."""
 
     data: dict[str, Any]
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data if data is not None else {"counters": {}, "seconds": []})
+        super().__init__({**_nothing(), **(data or {})})
 
     def add(self, ended: Ended) -> None:
         """Of a worker."""
-        self._add(ended.counters, ended.pull_seconds)
+        self._add(ended.counters, ended.pull_seconds, ended.incidents)
 
-    def _add(self, counters: dict[str, int], seconds: list[float]) -> None:
-        self.data["counters"] = dict(Counter(self.data["counters"]) + Counter(counters))
+    def _add(self, counters: dict[str, int], seconds: list[float], incidents: dict[str, int]) -> None:
+        for name, more in (("counters", counters), ("incidents", incidents)):
+            self.data[name] = dict(Counter(self.data[name]) + Counter(more))
         self.data["seconds"] += seconds
 
     def reset(self) -> None:
-        self.data = {"counters": {}, "seconds": []}
+        self.data = _nothing()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        self._add(other.data["counters"], other.data["seconds"])
+        self._add(other.data["counters"], other.data["seconds"], other.data["incidents"])
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -85,12 +87,19 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type
         return summary
 
     def is_empty(self) -> bool:
-        return not self.data["counters"]
+        return not self.data["counters"] and not self.data["incidents"]
+
+
+def _nothing() -> dict[str, Any]:
+    return {"counters": {}, "seconds": [], "incidents": {}}
 
 
 def stats_of(counters: Counter[str]) -> TransferStats | None:
     """Return the scheduler's figures; None if it counted nothing."""
-    return TransferStats({"counters": dict(counters), "seconds": []}) if counters else None
+    if not counters:
+        return None
+    incidents = {kind.value: counters[kind.value] for kind in Incident if kind.value in counters}
+    return TransferStats({**_nothing(), "counters": dict(counters), "incidents": incidents})
 
 
 class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
@@ -106,6 +115,15 @@ class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             documentation="Seconds from the order to pull a request's blocks until they were there.",
             buckets=SECONDS,
         )
+        incidents = self._counter_cls(
+            name="vllm:aiodatadist_incidents",
+            documentation="What others caused: of each kind the log has one line a second at most.",
+            labelnames=[*labelnames, "kind"],
+        )
+        self._incidents = {
+            index: {kind.value: incidents.labels(*values, kind.value) for kind in Incident}
+            for index, values in self.per_engine_labelvalues.items()
+        }
         self._counters = {
             key: self._each(self._counter_cls, name=f"vllm:aiodatadist_{name}", documentation=words)
             for key, (name, words) in COUNTERS.items()
@@ -120,5 +138,8 @@ class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for key, number in transfer_stats_data["counters"].items():
             if key in self._counters:
                 self._counters[key][engine_idx].inc(number)
+        for kind, number in transfer_stats_data.get("incidents", {}).items():
+            if kind in self._incidents[engine_idx]:
+                self._incidents[engine_idx][kind].inc(number)
         for seconds in transfer_stats_data["seconds"]:
             self._seconds[engine_idx].observe(seconds)

@@ -39,6 +39,7 @@ from aiodatadist.context_caching.transfer.double_buffer import Sequential, doubl
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.counting.callbacks import current_task, is_delivered, shown
 
 logger = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class TransferPipeline:
         self.pool = pool
         self.local = local
         self.counts: Counter[str] = Counter()
+        self.incidents = Incidents()
         self.budget = budget
         self._copy_streams = copy_streams
         self._fill_on_read = fill_on_read
@@ -180,7 +182,8 @@ class TransferPipeline:
         except BaseException as error:  # a pool may be the caller's
             if is_delivered(error, task):
                 raise
-            logger.exception("the %s pool failed", self.pool.capabilities.name)
+            told = "the %s pool failed", self.pool.capabilities.name
+            self.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
             raise PoolUnreachable(f"the {self.pool.capabilities.name} pool raised {shown(error)}") from error
         raise PoolTimeout(f"the {self.pool.capabilities.name} pool did not answer in time")
 
@@ -234,7 +237,9 @@ class TransferPipeline:
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
         rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
         if rejected:
-            logger.warning(
+            self.incidents.add(
+                Incident.NO_ROOM,
+                logger,
                 "no room in the %s pool for %d of %d values, the largest of %d bytes: %s",
                 self.pool.capabilities.name,
                 len(rejected),
@@ -400,7 +405,8 @@ class TransferPipeline:
         proven = await self.wrapping.proven([call.keys[v] for v in found.remote], list(found.remote.values()))
         damaged = [v for v, is_proven in zip(found.remote, proven, strict=True) if not is_proven]
         for value in damaged:
-            logger.warning("a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name)
+            told = "a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name
+            self.incidents.add(Incident.VALUE_DAMAGED, logger, *told)
             call.statuses[value] = CcStatus.MISS
             self._damaged[call.keys[value]] = None  # the next save replaces it
             if len(self._damaged) > DAMAGED:

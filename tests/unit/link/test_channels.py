@@ -10,6 +10,7 @@ import anyio
 
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incidents
 from aiodatadist.link.channels import Channels
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
@@ -77,6 +78,7 @@ async def client(rank: int = 0) -> AsyncIterator[tuple[Channels, FakeTransport, 
             Spawner(group).start_soon,
             lambda: next(names),
             lambda _: None,
+            Incidents(),
         )
         await channels.open("channel_1", rank, (HERE, THERE), 1)
         channels.on_first(1)

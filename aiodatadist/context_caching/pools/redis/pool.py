@@ -65,6 +65,7 @@ from aiodatadist.context_caching.pools.redis.resp import (
 )
 from aiodatadist.context_caching.pools.redis.tls_port import SpeaksTLS, check_tls_options, or_tls
 from aiodatadist.context_caching.pools.turns import Turns
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class RedisPool(KVPool):
         self._turns = Turns()
         self._is_closed = False
         self.refusals = Refusals()
+        self._incidents = Incidents()
         self._refusing: dict[str, str] = {}  # servers that refused to write, each with a key that it refused
 
     @classmethod
@@ -237,7 +239,8 @@ class RedisPool(KVPool):
         requests = await self._prepared(lambda key: exists(flat(key)), keys, deadline, "exists")
         replies = await self._run(requests, deadline, "exists", at_once=True)
         if refused := [reply for reply in replies if isinstance(reply, ResponseError)]:
-            logger.warning("%d of %d keys count as absent: %s", len(refused), len(keys), _in_words(refused))
+            told = "%d of %d keys count as absent: %s", len(refused), len(keys), _in_words(refused)
+            self._incidents.add(Incident.LOOKUP_FAILED, logger, *told)
         return [reply == 1 for reply in replies]
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:

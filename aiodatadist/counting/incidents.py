@@ -1,0 +1,132 @@
+"""What a peer, a client, a pool or a network can cause as often as it likes: counted, and at most one log line a second.
+
+Otherwise each of them could fill the disk with lines. The limit is one line of each kind, however many addresses, names or
+cluster ids are behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from time import monotonic
+from typing import Final
+
+SECONDS: Final = 1.0
+"""Seconds until a line of the same kind may be logged again."""
+
+
+class Incident(StrEnum):
+    """The kinds: each has its own line in a second, and its own count. No text of others decides about a kind."""
+
+    DEFECT = "defect"
+    """An exception that is not foreseen; it ended what it happened in and nothing else."""
+
+    # ---- links ----
+    CLIENT_REFUSED = "client_refused"
+    ACCEPT_FAILED = "accept_failed"
+    LINK_MADE = "link_made"
+    LINK_FAILED = "link_failed"
+    LINK_RETRIED = "link_retried"
+    LINK_ENDED = "link_ended"
+    LINK_LOST = "link_lost"
+    LINK_MADE_AGAIN = "link_made_again"
+    RELINK_FAILED = "relink_failed"
+    RELINK_GIVEN_UP = "relink_given_up"
+    CHANNEL_FAILED = "channel_failed"
+    CLOSE_FAILED = "close_failed"
+    PEER_OUTDATED = "peer_outdated"
+    TYPES_DIFFER = "types_differ"
+    MEMORY_WITHHELD = "memory_withheld"
+    MEMORY_RETURNED = "memory_returned"
+    MEMORY_LOST = "memory_lost"
+
+    # ---- requests of engines ----
+    OFFER_UNREADABLE = "offer_unreadable"
+    OFFER_ELSEWHERE = "offer_elsewhere"
+    MESSAGE_UNREADABLE = "message_unreadable"
+    NAME_TAKEN = "name_taken"
+    ORDER_REPEATED = "order_repeated"
+    KEEP_FAILED = "keep_failed"
+    PULL_FAILED = "pull_failed"
+    PUSH_FAILED = "push_failed"
+    PUSH_MISSED = "push_missed"
+    PEER_SILENT = "peer_silent"
+    RELEASE_FAILED = "release_failed"
+    ANSWER_DROPPED = "answer_dropped"
+    RANKS_UNKNOWN = "ranks_unknown"
+    RANKS_DIFFER = "ranks_differ"
+    RENDEZVOUS_REFUSED = "rendezvous_refused"
+
+    # ---- values in pools ----
+    LOOKUP_FAILED = "lookup_failed"
+    LOAD_FAILED = "load_failed"
+    SAVE_FAILED = "save_failed"
+    CALL_FAILED = "call_failed"
+    NO_ROOM = "no_room"
+    VALUE_DAMAGED = "value_damaged"
+
+
+OF_POOLS: Final = frozenset(
+    {
+        Incident.LOOKUP_FAILED,
+        Incident.LOAD_FAILED,
+        Incident.SAVE_FAILED,
+        Incident.CALL_FAILED,
+        Incident.NO_ROOM,
+        Incident.VALUE_DAMAGED,
+    }
+)
+"""Those that no cluster counts."""
+
+
+class Incidents:
+    """Those of one component, on one thread; any thread may read the counts.
+
+    Attributes:
+        counts: how many there were of each kind, logged or not.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
+        self._logged: dict[Incident, float] = {}
+        self._unsaid: Counter[Incident] = Counter()
+        self._taken: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    def take(self) -> Counter[str]:
+        """Return what was counted since this was called the last time. For one caller, on any thread."""
+        counted = Counter(dict(self.counts))
+        since, self._taken = counted - self._taken, counted
+        return since
+
+    def add(
+        self,
+        kind: Incident,
+        logger: logging.Logger,
+        words: str,
+        *args: object,
+        level: int = logging.WARNING,
+        exc_info: bool = False,
+    ) -> None:
+        """Count it, and log it unless a line of the same kind was logged within this second.
+
+        The next line of that kind says how many were not logged.
+
+        Args:
+            words: as for ``logger``; text of others among ``args`` must be printable and short.
+            exc_info: log the exception that is being handled, too.
+        """
+        self.counts[kind.value] += 1
+        if not logger.isEnabledFor(level):
+            return
+        now = self.clock()
+        if now - self._logged.get(kind, -math.inf) < SECONDS:
+            self._unsaid[kind] += 1
+            return
+        self._logged[kind] = now
+        if unsaid := self._unsaid.pop(kind, 0):
+            words, args = f"{words} (and %d more)", (*args, unsaid)
+        logger.log(level, words, *args, exc_info=exc_info, stacklevel=2)
