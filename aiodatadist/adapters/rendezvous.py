@@ -18,7 +18,6 @@ import anyio
 import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from aiodatadist.adapters.client_slots import ClientSlots
 from aiodatadist.adapters.engine_ranks import EngineRanks, contradiction
 from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.peer_links import PeerAddress
@@ -38,6 +37,7 @@ from aiodatadist.adapters.rendezvous_lines import (
     written,
 )
 from aiodatadist.blocking import shared_loop
+from aiodatadist.cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import (
@@ -117,7 +117,7 @@ class _Life:
         self._key = key
         self._clock = clock
         self._ranks = EngineRanks()
-        self._slots = ClientSlots()
+        self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
         self._incidents = incidents
         self._service = LoopService("rendezvous")
 

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -16,13 +17,14 @@ import anyio.abc
 from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
+from aiodatadist.cluster.client_slots import ClientSlots
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.cluster.link_changes import ChangeFeed
 from aiodatadist.cluster.link_table import LinkTable
 from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.cluster.liveness import Heartbeats
-from aiodatadist.cluster.pending_client import PendingClient
+from aiodatadist.cluster.pending_client import Introduced, PendingClient
 from aiodatadist.cluster.relinker import Relinker
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.deadlines import Deadlines
@@ -46,10 +48,8 @@ from aiodatadist.link import (
     Link,
     Notification,
     NotificationInbox,
-    hear_first,
 )
 from aiodatadist.transport import RdmaConfig, Transport, open_transport
-from aiodatadist.values.addresses import host_port
 from aiodatadist.values.descriptors import LLMRole, Placement
 from aiodatadist.wire.auth import Side
 from aiodatadist.wire.frames import Unknown
@@ -59,8 +59,6 @@ from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, Endpoint
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 512
-MAPPED_IPV4 = "::ffff:"
-"""In front of the address of an IPv4 client that came to a socket of both families."""
 
 
 class Owner(Protocol):
@@ -114,7 +112,7 @@ class Engine:
         self.links = LinkTable(self, self.relinker)
         self.peek_link = self.links.peek
         self.initiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, config.link_retry_count)
-        self.pending_clients = 0
+        self._clients = ClientSlots()
         self._owner = owner
         self._config = config
         self._group: anyio.abc.TaskGroup | None = None
@@ -284,31 +282,32 @@ class Engine:
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
-        client, who = PendingClient(self), _place(sock)
+        client = PendingClient(sock, self._clients)
         link: Link | None = None
         try:
-            first: Message | Unknown | None = None
+            introduced: Introduced | None = None
             with client.scope:
-                first = await hear_first(sock)
-                if isinstance(first, Hello):
-                    who += f", cluster {first.cluster_id}"
-                if not isinstance(first, AttachHeartbeats):
-                    link = await self._welcome(sock, first, client, listener)
+                introduced = await client.introduce(partial(self._handshake, listener), self.gave_up)
+                if isinstance(introduced, tuple):
+                    link = await self._welcome(sock, *introduced, listener)
             if client.scope.cancelled_caught:
-                raise LinkTimeout(f"the client did not {client.wanted}")
-            if isinstance(first, AttachHeartbeats):  # not within the scope: heartbeats go on for as long as their link
+                raise client.too_late()
+            if isinstance(introduced, AttachHeartbeats):  # not within the scope: they go on for as long as their link
                 client.is_known()
-                beating = self._heartbeats.accept(first)
+                beating = self._heartbeats.accept(introduced)
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
         except OwnListener:
+            self.initiator.met_itself = True
             logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
         except LinkError as error:
-            told = "cluster %d: a client was not linked: %s: %s", self.cluster_id, who, error
+            told = "cluster %d: a client was not linked: %s: %s", self.cluster_id, client.who, error
             self.totals.incidents.add(Incident.CLIENT_REFUSED, logger, *told)
         except Exception:
             words = "cluster %d: a client was not linked: %s"
             incidents = self.totals.incidents
-            incidents.add(Incident.DEFECT, logger, words, self.cluster_id, who, level=logging.ERROR, exc_info=True)
+            incidents.add(
+                Incident.DEFECT, logger, words, self.cluster_id, client.who, level=logging.ERROR, exc_info=True
+            )
         finally:
             client.is_known()
             if link is None:
@@ -316,23 +315,25 @@ class Engine:
         if link is not None:
             await self.links.serve(link)
 
+    def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
+        """Answer a client that claims to be this cluster."""
+        return Handshake("server", self.hello(listener.key, peer), listener.key)
+
     async def _welcome(
-        self, sock: socket.socket, first: Message | Unknown, client: PendingClient, listener: Listener
+        self, sock: socket.socket, handshake: Handshake, first: Message | Unknown, listener: Listener
     ) -> Link:
-        """Make a link with a client, which said this. Raises LinkError: there is none, and the socket is closed."""
+        """Make a link with a client that is known, and said this next. Raises LinkError: there is none, and the socket is
+        closed."""
         link = self.new_link(await Connection.over(sock))
         self._heartbeats.expect(link)
         try:
-            peer = first.cluster_id if isinstance(first, Hello) else None
-            handshake = Handshake("server", self.hello(listener.key, peer), listener.key)
-            await self.make(link, handshake, first=first, client=client, listener=listener)
+            await self.make(link, handshake, first=first, listener=listener)
             self.tasks()  # raises where no new link may begin
             link.is_owned = not self._config.links_have_owners
             self.links.file(link)
             link.is_mutual = True
             self.links.tell_of(link)
         except LinkError as error:
-            self.initiator.met_itself |= isinstance(error, OwnListener)
             await link.refuse(error)
             raise
         except asyncio.CancelledError:
@@ -355,7 +356,6 @@ class Engine:
         handshake: Handshake,
         connect: Connect | None = None,
         first: Message | Unknown | None = None,
-        client: PendingClient | None = None,
         listener: Listener | None = None,
         attach: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
@@ -367,10 +367,8 @@ class Engine:
         comes_from: list[int] = []
 
         async def admit(peer: Hello) -> None:
-            if client is not None:
-                client.is_known()
             await self._admit(peer, handshake.side)
-            if client is not None:
+            if handshake.side == "server":
                 comes_from.append(peer.cluster_id)
                 self.links.coming[peer.cluster_id] += 1
 
@@ -465,12 +463,3 @@ class Engine:
     @property
     def auth_key(self) -> bytes | None:
         return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()
-
-
-def _place(sock: socket.socket) -> str:
-    """Where a client is; it may be gone already."""
-    try:
-        host, port = sock.getpeername()[:2]
-        return host_port(host.removeprefix(MAPPED_IPV4), port)
-    except OSError:
-        return "gone already"

@@ -1,44 +1,109 @@
-"""A client that came to a listener, until it is known."""
+"""A client that came to a listener, until it is known. It is no link before that, and has no part in what links decide."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import socket
+from collections.abc import Callable
 
 import anyio
 
+from aiodatadist.cluster.client_slots import ClientSlots
+from aiodatadist.errors import LinkError, LinkTimeout
+from aiodatadist.link import FirstWords
+from aiodatadist.values.addresses import host_port
+from aiodatadist.wire.frames import Unknown
+from aiodatadist.wire.handshake import Handshake
+from aiodatadist.wire.messages import AttachHeartbeats, Hello, Message
+
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds that a client has, from connecting to the end of the handshake, whatever it asks for."""
+"""Seconds that a client has, from being known to the end of the handshake, whatever it asks for."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is."""
-MAX_PENDING_CLIENTS = 64
-"""Connections that have not said so yet, before the next one gets a fiftieth of the time."""
+MAPPED_IPV4 = "::ffff:"
+"""In front of the address of an IPv4 client that came to a socket of both families."""
 
-
-class ClientHost(Protocol):
-    """What it has to know of the engine: how many there are."""
-
-    pending_clients: int
+Introduced = AttachHeartbeats | tuple[Handshake, Message | Unknown]
+"""What a client wants: to bring heartbeats, or a link: who it is, and what it said next."""
 
 
 class PendingClient:
-    """A client that has not said yet who it is: it has little time for that, and less when many others have not either."""
+    """A client that has not said yet who it is. It has little time for that, and makes room if many others come.
 
-    def __init__(self, engine: ClientHost) -> None:
-        self._engine = engine
-        self._seconds = CLIENT_TIMEOUT / 50 if engine.pending_clients >= MAX_PENDING_CLIENTS else CLIENT_TIMEOUT
-        self._is_known = False
-        self.scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
-        engine.pending_clients += 1
+    Attributes:
+        host: its address.
+        who: its address, its port and the cluster that it claims to be.
+        scope: ends when it has to leave.
+        wanted: what it had to do, in words.
+    """
+
+    def __init__(self, sock: socket.socket, slots: ClientSlots) -> None:
+        self.host, self.who = _place(sock)
+        self.scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_TIMEOUT)
+        self.wanted = f"say who it is within {CLIENT_TIMEOUT:g} s"
+        self._words = FirstWords(sock)
+        self._slots = slots
+        self._slot: int | None = slots.enter(self.host, self._give_way)
+
+    def _give_way(self) -> None:
+        self.wanted = "say who it is before it had to make room for others"
+        # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
+        asyncio.get_running_loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        if self._slot is not None:
+            self.scope.cancel()
 
     def is_known(self) -> None:
         """It proved who it is, or is gone: from here on it has the time of a handshake."""
-        if not self._is_known:
-            self._is_known = True
-            self._engine.pending_clients -= 1
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._slots.leave(slot)
+            self.wanted = f"open its channel within {HANDSHAKE_TIMEOUT:g} s"
             self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
 
-    @property
-    def wanted(self) -> str:
-        if self._is_known:
-            return f"open its channel within {HANDSHAKE_TIMEOUT:g} s"
-        return f"say who it is within {self._seconds:g} s"
+    async def introduce(
+        self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]
+    ) -> Introduced:
+        """Hear who the client is, and its proof.
+
+        Args:
+            handshake: makes one for the cluster that the client claims to be; for None if it does not say one.
+            gave_up: what it is told if this is cancelled.
+
+        Raises:
+            LinkError: there is no link with it; it was told why.
+        """
+        try:
+            message = await self._words.hear()
+            if isinstance(message, AttachHeartbeats):
+                return message
+            claimed = message.cluster_id if isinstance(message, Hello) else None
+            if claimed is not None:
+                self.who += f", cluster {claimed}"
+            made = handshake(claimed)
+            while made.is_introducing:
+                await self._words.say(*made.receive(message))
+                message = await self._words.hear()
+        except LinkError as error:
+            self._words.refuse(error)
+            raise
+        except asyncio.CancelledError:
+            self._words.refuse(gave_up())
+            raise
+        self.is_known()
+        return made, message
+
+    def too_late(self) -> LinkTimeout:
+        """Return the reason why it had to leave."""
+        return LinkTimeout(f"the client did not {self.wanted}")
+
+
+def _place(sock: socket.socket) -> tuple[str, str]:
+    """Return a client's address, without and with its port; it may be gone already."""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "", "gone already"
+    host = str(host).removeprefix(MAPPED_IPV4)
+    return host, host_port(host, port)

@@ -13,7 +13,7 @@ more. Refuses to know: other links.
 from aiodatadist.link.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.channels import channel_name
-from aiodatadist.link.connection import Connection, connected, hear_first
+from aiodatadist.link.connection import Connection, FirstWords, connected
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
@@ -32,6 +32,7 @@ __all__ = [
            "BlockLease",
            "BlockLeases",
            "Connection",
+           "FirstWords",
            "KeptBlocks",
            "LayerReceiver",
            "LeaseEnd",
@@ -48,5 +49,4 @@ __all__ = [
            "channel_name",
            "check_still_usable",
            "connected",
-           "hear_first",
 ]  # fmt: skip

@@ -21,14 +21,12 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.concurrency import forks
-from aiodatadist.errors import IncompatiblePeer, LinkError, PeerLost, ProtocolError
+from aiodatadist.errors import LinkError, PeerLost
 from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
 
-REFUSAL_SECONDS = 1.0
-"""Seconds for telling a client that it is refused."""
 MAX_REST = 8 << 20
 """Bytes that are read of a connection that broke: no more than the kernel holds, usually."""
 
@@ -50,36 +48,55 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
     return sock
 
 
-async def hear_first(sock: socket.socket) -> Message | Unknown:
-    """The first message on a non-blocking socket. What is behind it stays in the socket, which stays the caller's.
+class FirstWords:
+    """Messages on a plain non-blocking socket, which stays the caller's. What is behind a message stays in the socket, too.
 
-    Raises:
-        PeerLost: the client is gone.
-        ProtocolError: what came is no message; the client was told.
-        IncompatiblePeer: it is of another major version; the client was told.
+    They cost a fraction of what a stream and a link do, so a client gets those when it is known.
     """
-    loop, decoder, messages = asyncio.get_running_loop(), Decoder(UNVERIFIED_BODY), list[Message | Unknown]()
-    try:
-        while not messages:
-            data = await loop.sock_recv(sock, decoder.wanting)
-            if not data:
-                raise PeerLost(GONE)
-            messages = decoder.feed(data)
-    except (ProtocolError, IncompatiblePeer) as error:
-        await _refuse(sock, error, decoder.minor or 0)
-        raise
-    except LinkError:  # which is an OSError, too
-        raise
-    except OSError as error:
-        raise PeerLost(GONE) from error
-    return messages[0]
 
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = Decoder(UNVERIFIED_BODY)
 
-async def _refuse(sock: socket.socket, error: LinkError, minor: int) -> None:
-    """Before closing, the rest is read: the kernel throws away what was sent if something received was not read."""
-    with contextlib.suppress(OSError), anyio.move_on_after(REFUSAL_SECONDS, shield=True):
-        await asyncio.get_running_loop().sock_sendall(sock, encode(refusal(error), minor))
-        sock.recv(RECEIVE)
+    async def hear(self) -> Message | Unknown:
+        """Return the next message.
+
+        Raises:
+            PeerLost: if the client is gone.
+            ProtocolError: if what came is no message.
+            IncompatiblePeer: if it is of another major version.
+        """
+        loop, messages = asyncio.get_running_loop(), list[Message | Unknown]()
+        try:
+            while not messages:
+                data = await loop.sock_recv(self._sock, self._decoder.wanting)
+                if not data:
+                    raise PeerLost(GONE)
+                messages = self._decoder.feed(data)
+        except LinkError:  # which is an OSError, too
+            raise
+        except OSError as error:
+            raise PeerLost(GONE) from error
+        return messages[0]
+
+    async def say(self, *messages: Message) -> None:
+        """Send messages. Raises PeerLost if the client is gone."""
+        data = b"".join(encode(message, self._decoder.minor or 0) for message in messages)
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        except OSError as error:
+            raise PeerLost(GONE) from error
+
+    def refuse(self, error: LinkError) -> None:
+        """Tell the client why there is no link, if the kernel takes that now: it keeps so little for a client that reads.
+
+        The rest is read before the caller closes: the kernel throws away what was sent if something received was not read.
+        """
+        if isinstance(error, PeerLost):
+            return
+        with contextlib.suppress(OSError):
+            self._sock.send(encode(refusal(error), self._decoder.minor or 0))
+            self._sock.recv(RECEIVE)
 
 
 class _Reader(asyncio.StreamReader):

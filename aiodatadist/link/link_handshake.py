@@ -67,7 +67,7 @@ class LinkHandshake:
 
         Args:
             connect: makes us the client.
-            first: what the client said already.
+            first: what a client said after its introduction.
             heartbeat_token: what a connection for heartbeats has to say to us.
             attach: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
 
@@ -103,8 +103,9 @@ class LinkHandshake:
 
     async def _converse(self, first: Message | Unknown | None) -> tuple[Hello, Connect]:
         """Until both ends know who the other is and what the channel is called."""
-        if first is not None:
-            self._wire.meet(first)
+        if self._handshake.peer is not None:  # a client, which was heard before there was a link
+            self._wire.meet(self._handshake.peer)
+            self._check(self._handshake.peer)
         while True:
             message, first = first or await self._wire.receive(), None
             answers = self._handshake.receive(message)

@@ -85,6 +85,11 @@ class Handshake:
         return None if self.peer is None or self.connect is None else (self.peer, self.connect)
 
     @property
+    def is_introducing(self) -> bool:
+        """True until a server knows who the client is, as far as it can be known."""
+        return self.state in {State.HELLO, State.PROOF}
+
+    @property
     def is_done(self) -> bool:
         return self._is_open and self.ready is not None
 

@@ -17,9 +17,8 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import AuthError, LinkError, LinkTimeout, ParamInvalid, ProtocolError
-from aiodatadist.adapters import client_slots, rendezvous, rendezvous_lines
+from aiodatadist.adapters import rendezvous, rendezvous_lines
 from aiodatadist.adapters.block_shapes import MAX_LAYOUT, MAX_WORD
-from aiodatadist.adapters.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist.adapters.engine_ranks import EngineRanks
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Registered, RendezvousServer, ask, register
@@ -36,6 +35,8 @@ from aiodatadist.adapters.rendezvous_lines import (
     written,
 )
 from aiodatadist.blocking import shared_loop
+from aiodatadist.cluster import client_slots
+from aiodatadist.cluster.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist.values.foreign import Unreadable
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -301,7 +302,7 @@ async def test_a_client_has_its_time_from_the_accept_on(
 
 
 def test_the_oldest_connections_make_room_for_the_newest() -> None:
-    slots, gone = ClientSlots(), list[str]()
+    slots, gone = ClientSlots(MAX_CLIENTS_OF_ONE), list[str]()
     for i in range(MAX_CLIENTS_OF_ONE + 2):
         slots.enter("10.0.0.1", lambda i=i: gone.append(f"first {i}"))  # type: ignore[misc]
     other = slots.enter("10.0.0.2", lambda: gone.append("other"))

@@ -12,6 +12,7 @@ LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
 LOG_LINES = "tests/hostile/test_log_lines.py"
+STRANGERS = "tests/hostile/test_strangers.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
@@ -274,10 +275,34 @@ MUTANTS = (
     Mutant(
         "newest-turned-away",
         "idle connections make room for a new one",
-        "aiodatadist/adapters/client_slots.py",
+        "aiodatadist/cluster/client_slots.py",
         "        self._take(number)()\n",
         "        self._take(number)\n",
         (f"{BOOTSTRAP}::test_the_oldest_connections_make_room_for_the_newest",),
+    ),
+    Mutant(
+        "few-make-room-for-many",
+        "if there is no room, the address with the most connections loses one",
+        "aiodatadist/cluster/client_slots.py",
+        "            most: dict[int, GiveWay] = max(self._by_place.values(), key=len)\n",
+        "            most: dict[int, GiveWay] = min(self._by_place.values(), key=len)\n",
+        (STRANGERS,),
+    ),
+    Mutant(
+        "no-room-made",
+        "a client that has to make room is closed",
+        "aiodatadist/cluster/pending_client.py",
+        "        if self._slot is not None:\n            self.scope.cancel()\n",
+        "        pass\n",
+        (f"{STRANGERS}::test_silent_connections_make_room_for_a_cluster_that_links",),
+    ),
+    Mutant(
+        "hello-is-a-link",
+        "a client that is not proved is no link",
+        "aiodatadist/cluster/pending_client.py",
+        "            while made.is_introducing:\n",
+        "            while made.side == 'client':\n",
+        (STRANGERS,),
     ),
     Mutant(
         "bootstrap-on-the-kv-loop",

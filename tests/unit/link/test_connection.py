@@ -15,7 +15,7 @@ import pytest
 
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
-from aiodatadist.link import Connection, hear_first
+from aiodatadist.link import Connection, FirstWords
 from aiodatadist.link.connection import connected
 from aiodatadist.link.wire import RECEIVE, UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
@@ -51,7 +51,7 @@ def said(client: socket.socket) -> list[Message | Unknown]:
 async def test_what_is_behind_the_first_message_stays_in_the_socket(cut: int) -> None:
     async with pair() as (client, server):
         data = encode(ATTACH) + b"\0\0\0"
-        hearing = asyncio.create_task(hear_first(server))
+        hearing = asyncio.create_task(FirstWords(server).hear())
         for at in range(0, len(data), cut):
             client.sendall(data[at : at + cut])
             await asyncio.sleep(0)
@@ -76,8 +76,10 @@ async def test_what_is_behind_the_first_message_stays_in_the_socket(cut: int) ->
 async def test_client_that_says_nonsense_is_told(data: bytes, words: str) -> None:
     async with pair() as (client, server):
         client.sendall(data)
-        with pytest.raises(ProtocolError, match=words):
-            await hear_first(server)
+        first = FirstWords(server)
+        with pytest.raises(ProtocolError, match=words) as raised:
+            await first.hear()
+        first.refuse(raised.value)
         server.close()
         (refusal,) = said(client)
         assert isinstance(refusal, Refuse)
@@ -90,16 +92,16 @@ async def test_client_that_leaves_is_lost(data: bytes) -> None:
         client.sendall(data)
         client.close()
         with pytest.raises(PeerLost):
-            await hear_first(server)
+            await FirstWords(server).hear()
 
 
 async def test_waiting_for_a_silent_client_can_be_cancelled() -> None:
     async with pair() as (client, server):
         with anyio.move_on_after(0.01) as scope:
-            await hear_first(server)
+            await FirstWords(server).hear()
         assert scope.cancelled_caught
         client.sendall(encode(ATTACH))
-        assert await hear_first(server) == ATTACH
+        assert await FirstWords(server).hear() == ATTACH
 
 
 # ---- the rest as a stream ----

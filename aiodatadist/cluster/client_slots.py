@@ -1,14 +1,17 @@
 """Room for connections of clients that are not known: the oldest ones make room for the newest. No I/O.
 
-If the newest had to wait instead, a client could keep all others away with connections on which it says nothing.
+If the newest had to wait instead, a client could keep all others away with connections on which it says nothing. If there is
+no room at all, the address with the most connections loses one, so that it takes none from an address with few.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import resource
 from collections.abc import Callable
 
 MAX_CLIENTS = 1024
+"""Connections of all addresses; fewer if the process may not have four times as many files."""
 MAX_CLIENTS_OF_ONE = 64
 """Connections of one address; of one /64 network with IPv6, where a host has as many addresses as it likes."""
 
@@ -18,12 +21,17 @@ GiveWay = Callable[[], object]
 class ClientSlots:
     """Connections by where they come from.
 
+    Args:
+        of_one: connections of one address, at most.
+
     Attributes:
         displaced: how many had to make room.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_one: int = MAX_CLIENTS) -> None:
         self.displaced = 0
+        self._limit = min(MAX_CLIENTS, max(_files() // 4, 1))
+        self._of_one = of_one
         self._all: dict[int, str] = {}  # in the order in which they came, as all dictionaries here
         self._by_place: dict[str, dict[int, GiveWay]] = {}
         self._last = 0
@@ -35,10 +43,11 @@ class ClientSlots:
         """Take a slot; return its number. ``give_way`` is called if a later client needs the slot."""
         place = _place(host)
         theirs = self._by_place.get(place, {})
-        if len(theirs) >= MAX_CLIENTS_OF_ONE:
+        if len(theirs) >= self._of_one:
             self._displace(next(iter(theirs)))
-        elif len(self._all) >= MAX_CLIENTS:
-            self._displace(next(iter(self._all)))
+        elif len(self._all) >= self._limit:
+            most: dict[int, GiveWay] = max(self._by_place.values(), key=len)
+            self._displace(next(iter(most)))
         self._last += 1
         self._all[self._last] = place
         self._by_place.setdefault(place, {})[self._last] = give_way
@@ -60,6 +69,12 @@ class ClientSlots:
         if not theirs:
             del self._by_place[place]
         return give_way
+
+
+def _files() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CLIENTS * 4 if soft == resource.RLIM_INFINITY else soft
 
 
 def _place(host: str) -> str:

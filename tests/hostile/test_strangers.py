@@ -1,0 +1,165 @@
+"""Strangers at a cluster's port: they cost their own connections, and have no part in what links decide."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+
+import anyio
+import anyio.abc
+import pytest
+
+from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
+from aiodatadist.cluster import client_slots, engine
+from aiodatadist.cluster.client_slots import ClientSlots
+from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from aiodatadist.wire.frames import Decoder, Unknown, encode
+from aiodatadist.wire.handshake import Handshake
+from aiodatadist.wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
+from tests.unit.wire.examples import hello
+
+KEY = b"k" * 32
+DESC = CacheDesc(1, [4, 64], DataType.DT_UINT8)
+MANY = 80
+"""Connections that say nothing."""
+
+
+def stranger(cluster_id: int = 5) -> Hello:
+    return hello(cluster_id, has_key=True, minor=MINOR)
+
+
+class Client:
+    """A connection to a cluster's port."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._decoder = Decoder()
+
+    async def say(self, *messages: Message) -> None:
+        await self._stream.send(b"".join(map(encode, messages)))
+
+    async def hear(self) -> Message | Unknown:
+        """Raises EndOfStream, BrokenResourceError."""
+        while True:
+            if heard := self._decoder.feed(await self._stream.receive()):
+                return heard[0]
+
+
+def port_of(cluster: Cluster) -> int:
+    address = cluster.datadist.listen_address
+    assert address is not None
+    return address[1]
+
+
+@asynccontextmanager
+async def client_of(cluster: Cluster) -> AsyncIterator[Client]:
+    async with await anyio.connect_tcp("127.0.0.1", port_of(cluster)) as stream:
+        yield Client(stream)
+
+
+@contextmanager
+def silent(cluster: Cluster, count: int, host: str = "127.0.0.2") -> Iterator[list[socket.socket]]:
+    """Connections from an address, on which nothing is said."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                closing(socket.create_connection(("127.0.0.1", port_of(cluster)), source_address=(host, 0)))
+            )
+            for _ in range(count)
+        ]
+
+
+async def link(decoder: Cluster, prompt: Cluster) -> None:
+    linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+    assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
+
+
+async def test_hellos_without_a_proof_take_no_room_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_LINKS", 1)
+    async with (
+        open_cluster(1, auth_key=KEY) as prompt,
+        open_cluster(2, device_id=1, auth_key=KEY) as decoder,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(3):
+            client = await stack.enter_async_context(client_of(prompt))
+            await client.say(stranger())
+            assert isinstance(await client.hear(), Hello)
+        await link(decoder, prompt)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+async def test_a_hello_alone_keeps_no_call_from_its_work(key: bytes | None) -> None:
+    """A cluster's role can be switched, and its caches unregistered, when it has no link."""
+    async with open_cluster(1, auth_key=key) as cluster, client_of(cluster) as client:
+        cache = await cluster.blocks(DESC)
+        await client.say(hello(5, has_key=key is not None, minor=MINOR))
+        assert isinstance(await client.hear(), Hello)
+        assert not cluster.datadist._running().links.opening
+        await cluster.datadist.cache_manager.unregister_cache(cache.cache_id)
+        await cluster.datadist.switch_role(LLMRole.PROMPT)
+
+
+@pytest.mark.autojump
+async def test_silent_connections_do_not_shorten_the_time_of_others() -> None:
+    async with open_cluster(1, auth_key=KEY) as cluster:
+        with silent(cluster, MANY):
+            async with client_of(cluster) as client:
+                handshake = Handshake("client", stranger(), KEY, 1)
+                await client.say(*handshake.start(Connect(channel="c", timeout=5)))
+                answers = handshake.receive(await client.hear())
+                await anyio.sleep(4)  # its network is slow
+                await client.say(*answers)
+                assert isinstance(await client.hear(), Proof)
+
+
+async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of the address that has most of them, and it is told why."""
+    monkeypatch.setattr(client_slots, "MAX_CLIENTS", 4)
+    async with (
+        open_cluster(1, auth_key=KEY) as prompt,
+        open_cluster(2, device_id=1, auth_key=KEY) as decoder,
+    ):
+        slots = prompt.datadist._running()._clients
+        async with client_of(prompt) as few:
+            await few.say(stranger())
+            assert isinstance(await few.hear(), Hello)
+            with silent(prompt, 3) as many:
+                while len(slots) < 4:
+                    await anyio.lowlevel.checkpoint()
+                await link(decoder, prompt)
+                assert slots.displaced >= 1
+                with contextlib.closing(many[0]) as oldest:
+                    oldest.settimeout(10)
+                    (refusal,) = Decoder().feed(oldest.recv(4096))
+                    assert isinstance(refusal, Refuse)
+                    assert refusal.reason == "cluster 1 does not wait any longer"
+            await few.say(Proof(mac="0" * 64))
+            assert isinstance(refused := await few.hear(), Refuse)
+            assert refused.kind == "key"
+
+
+def test_the_address_with_most_connections_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_slots, "MAX_CLIENTS", 4)
+    slots, gone = ClientSlots(), list[str]()
+
+    def enter(host: str) -> None:
+        slots.enter(host, lambda: gone.append(host))
+
+    for host in ("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"):
+        enter(host)
+    assert gone == ["10.0.0.2", "10.0.0.1"]
+    assert len(slots) == 4
+
+
+def test_strangers_take_a_quarter_of_the_files_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_slots.resource, "getrlimit", lambda _: (40, 1000))
+    slots = ClientSlots()
+    for i in range(30):
+        slots.enter(f"10.0.0.{i}", lambda: None)
+    assert (len(slots), slots.displaced) == (10, 20)
+    for files in (10**6, client_slots.resource.RLIM_INFINITY):
+        monkeypatch.setattr(client_slots.resource, "getrlimit", lambda _, soft=files: (soft, soft))
+        assert ClientSlots()._limit == client_slots.MAX_CLIENTS
