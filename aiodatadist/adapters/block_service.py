@@ -341,7 +341,7 @@ class BlockService:
         if self._life is not None:
             self._life.check()
         with self._lock:
-            ended, self._ended = self._ended, Ended()
+            ended, self._ended = self._ended, self._ended.after()
         if self._life is not None:
             ended.incidents = self._life.incidents.take()
         return ended
@@ -537,7 +537,7 @@ class _Life:
                 self.outgoing.more(peer, message)
             case Want() if self._links.hears(peer):
                 self.outgoing.want(peer, message)
-            case Drop():
+            case Drop() if self._links.hears(peer):
                 self.outgoing.drop(peer, message)
             case Sent() | Refused():
                 self.incoming.settle(peer, message)

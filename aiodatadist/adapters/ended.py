@@ -19,7 +19,8 @@ class Ended:
         received: requests whose blocks are here, or are not to come.
         failed: blocks that are not here, by request; those requests are in ``received``, too.
         outcomes: of requests in ``sent`` and ``received``, how each ended.
-        wanted: transfers for which a peer has said where they belong.
+        wanted: transfers for which a peer has said where they belong, and still wants them.
+        unwanted: those of an earlier ``wanted`` that no peer wants any more.
         counters: pulls, pushes and leases by how they ended, blocks, bytes.
         pull_seconds: of pulls that succeeded.
         incidents: what others caused, by kind: :class:`~aiodatadist.counting.Incident`.
@@ -30,9 +31,31 @@ class Ended:
     failed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
+    unwanted: set[str] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     pull_seconds: list[float] = field(default_factory=list)
     incidents: Counter[str] = field(default_factory=Counter)
+    _told: set[str] = field(default_factory=set, repr=False)  # in an earlier ``wanted``, and in no ``unwanted`` since
+
+    def after(self) -> Ended:
+        """This one was taken: the one that follows it."""
+        told = self._told
+        told |= self.wanted
+        told -= self.unwanted
+        return Ended(_told=told)
+
+    def begins_to_want(self, transfer: str) -> None:
+        """A peer wants it, and none did. Of what peers want and drop, only the difference to the last time is kept."""
+        if transfer in self._told:
+            self.unwanted.discard(transfer)
+        else:
+            self.wanted.add(transfer)
+
+    def wants_no_more(self, transfer: str) -> None:
+        if transfer in self._told:
+            self.unwanted.add(transfer)
+        else:
+            self.wanted.discard(transfer)
 
     def let_go(self, request: str, how: str) -> None:
         """No peer needs its blocks."""

@@ -32,6 +32,7 @@ from typing import Any
 from aiodatadist.adapters.ended import Tell
 from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import LinkedPeer
+from aiodatadist.adapters.push_marks import DroppedTransfers
 from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
@@ -144,9 +145,10 @@ class OutgoingPushes:
         self._computed: dict[str, set[TransferKey]] = {}  # by name: transfers of this engine's requests
         self._ended: OrderedDict[str | TransferKey, str] = OrderedDict()  # how those ended whose request goes on
         self._given_up: OrderedDict[TransferKey, str] = OrderedDict()  # how those ended that no peer had asked for
-        self._dropped: OrderedDict[TransferKey, str] = OrderedDict()  # and those that the engine had not named
+        self._dropped = DroppedTransfers()  # and those that the engine had not named
         self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
         self._begun: dict[tuple[LinkedPeer, str, int], list[int]] = {}
+        self._names: Counter[str] = Counter()  # of transfers that peers want
         self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
         self._numbers: Counter[int] = Counter()  # of blocks in them
         self._answers: Counter[int] = Counter()  # under way, by cluster
@@ -178,7 +180,7 @@ class OutgoingPushes:
         if self._forget_ended(key, request):
             return
         if push is None:
-            if self._dropped.pop(key, None) is None:  # else both ends have ended
+            if self._dropped.take(key) is None:  # else both ends have ended
                 _keep(self._given_up, key, "push_stopped")
         elif push.request is _Request.UNKNOWN:
             self._shorten(push)  # the want may be another request's, which is still to come
@@ -194,7 +196,7 @@ class OutgoingPushes:
                 return how
         push = self._pushes.get(key)
         if push is None:
-            push = self._begin(key, self._dropped.pop(key, ""))
+            push = self._begin(key, self._dropped.take(key) or "")
             self._given_up.pop(key, None)  # an earlier request's: the next want is of this one
         if request and push.owner and push.owner != request:
             words = "request %s: transfer %s is request %s's"
@@ -256,14 +258,16 @@ class OutgoingPushes:
             self._refuse(peer, want, why)
             return
         push = self._pushes.get(want.key) or self._begin(want.key, self._given_up.pop(want.key, ""))
-        self._dropped.pop(want.key, None)  # an earlier want was dropped: the engine's next request has this one
+        self._dropped.take(want.key)  # an earlier want was dropped: the engine's next request has this one
         push.want, push.peer = want, peer
         if want.number:
             self._numbered[peer, want.number] = push
         self._count(peer, 1, len(want.into))
         self._set_limit(push)
         push.news.wake()
-        self._tell(lambda ended: ended.wanted.add(want.transfer))
+        self._names[want.transfer] += 1
+        if self._names[want.transfer] == 1:
+            self._tell(lambda ended: ended.begins_to_want(want.transfer))
 
     def _why_not(self, peer: LinkedPeer, want: Want) -> str:
         """Return why the blocks do not come; empty if they may.
@@ -287,10 +291,18 @@ class OutgoingPushes:
                 return  # it is answered when no byte of it lands
         elif (push := self._pushes.get(drop.key)) is None:
             if self._given_up.pop(drop.key, None) is None:  # else both ends have ended
-                _keep(self._dropped, drop.key, "push_stopped")
+                self._remember_dropped(peer, drop.key, "push_stopped")
         elif push.want is None:
             self._shorten(push)
         self._refuse(peer, drop, "it was dropped")
+
+    def _remember_dropped(self, peer: LinkedPeer, key: TransferKey, how: str) -> None:
+        try:
+            self._check_linked(peer)
+        except LLMException:  # :meth:`lost` has been called, or does not know this link
+            self._dropped.add(None, key, how)
+        else:
+            self._dropped.add(peer.cluster_id, key, how)
 
     def _refuse(self, peer: LinkedPeer, asked: Want | Drop, why: str) -> None:
         refused = Refused(transfer=asked.transfer, number=asked.number, reason=why)
@@ -303,6 +315,7 @@ class OutgoingPushes:
         for transfer, push in list(self._pushes.items()):
             if push.want is not None and push.peer == peer:
                 self._stop(transfer, push, "the link to the decode engine is gone")
+        self._dropped.peer_gone(peer.cluster_id)
 
     # ---- one transfer ----
 
@@ -389,11 +402,16 @@ class OutgoingPushes:
             if not computed:
                 del self._computed[key.name]
         if push.request is _Request.UNKNOWN:
-            _keep(self._dropped, key, how)
+            self._remember_dropped(push.peer, key, how)
         elif push.request is _Request.COMPUTING:
             _keep(self._ended, push.owner or key, how)
         if push.want is None:
             _keep(self._given_up, key, how)
+            return
+        self._names[key.name] -= 1
+        if not self._names[key.name]:
+            del self._names[key.name]
+            self._tell(lambda ended: ended.wants_no_more(key.name))
 
     async def _carry_out(self, push: _Push) -> None:
         want = await self._wanted(push)

@@ -31,6 +31,10 @@ WANTS = 1024
 """Pushes that a peer may ask for at a time, and others that it has begun to ask for: four times the requests of a step."""
 WANT_BLOCKS = 1 << 20
 """Numbers of blocks in them, 32 MiB of Python's integers: 1024 for each."""
+DROPPED_NAMES = 1024
+"""Pushes that a peer dropped before this engine named them, and that wait less for a peer then: as many as it may want."""
+DROPPED_BY_GONE = 4096
+"""The same of all peers together whose links have ended: of four such peers."""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
 compared while two more arrive."""

@@ -13,7 +13,7 @@ import pytest
 from aiodatadist.adapters import push_out
 from aiodatadist.adapters.push_messages import Drop, More, Want
 from aiodatadist.values import peer_budget
-from tests.adapters.test_pushes import End
+from tests.adapters.test_pushes import LAYOUT, End
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
         peer = await life._links.link(prefill.address)
         for number in range(30):
             await life._post(peer, More(transfer=f"{number}", into=()))
-        await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout={}))
+        await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
 
     decode.service._thread.call(lie)
     prefill.until(lambda ended: "0" in ended.wanted)
@@ -116,7 +116,7 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
         before = len(asyncio.all_tasks())
         for number in range(1000):
             await life._post(to, Drop(transfer=f"{number}"))
-        await life._post(to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout={}))
+        await life._post(to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout=LAYOUT))
         return before
 
     async def tasks() -> int:

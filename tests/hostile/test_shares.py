@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from array import array
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,13 +18,8 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement
-from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.peer_links import LinkedPeer
-from aiodatadist.adapters.push_messages import More, PushMessage, Want
-from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.cache import digester as digesting
 from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Totals
 from aiodatadist.device.checksums import add_checksums
 from aiodatadist.link.block_leases import BlockLeases, LeaseEnd
@@ -216,59 +209,3 @@ async def test_honest_pulls_of_repeated_blocks_stay_within_that(
     for task in tasks:
         await task
     assert owner.datadist.figures().budget_refusals == {}
-
-
-# ---- pushes ----
-
-
-@asynccontextmanager
-async def pushes() -> AsyncIterator[tuple[OutgoingPushes, list[PushMessage], Counter[str]]]:
-    """Those of a prefill engine, what it answered, and what it counted."""
-    answers, told = list[PushMessage](), Ended()
-
-    async def post(_: LinkedPeer, message: PushMessage) -> None:
-        answers.append(message)
-
-    def tell(what: Callable[[Ended], object]) -> None:
-        what(told)
-
-    async with anyio.create_task_group() as group:
-        sending = cast("Any", None)  # nothing is computed here, so nothing is sent
-        yield (
-            OutgoingPushes(sending, {}, 60, 60, 60, Spawner(group), lambda _: None, post, tell),
-            answers,
-            told.counters,
-        )
-        group.cancel_scope.cancel()
-
-
-def want(transfer: str, *into: int) -> Want:
-    return Want(transfer=transfer, first=0, into=into, count=len(into), caches=0, layout={})
-
-
-async def test_a_peer_that_wants_too_much_leaves_room_for_others() -> None:
-    async with pushes() as (outgoing, answers, counters):
-        for number in range(16_384):
-            outgoing.want(LinkedPeer(7, 1), want(f"{number}", 0))
-            await anyio.lowlevel.checkpoint()
-        assert len(answers) == 16_384 - peer_budget.WANTS
-        outgoing.want(LinkedPeer(8, 1), want("honest", 0))
-        await anyio.lowlevel.checkpoint()
-        assert not [each for each in answers if each.transfer == "honest"]
-        assert counters["wants_refused"] == 16_384 - peer_budget.WANTS
-
-
-async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peer_budget, "WANT_BLOCKS", 10)
-    liar, honest = LinkedPeer(7, 1), LinkedPeer(8, 1)
-    async with pushes() as (outgoing, answers, counters):
-        for number in range(100):
-            outgoing.more(liar, More(transfer=f"{number}", into=(1, 2, 3)))
-        assert counters["wants_refused"] == 97
-        outgoing.want(honest, want("honest", 0, 1))
-        await anyio.lowlevel.checkpoint()
-        assert answers == []
-        outgoing.lost(liar)
-        assert outgoing._numbers == {8: 2}

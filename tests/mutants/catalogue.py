@@ -492,6 +492,22 @@ MUTANTS = (
         ("tests/hostile/test_transfer_orders.py",),
     ),
     Mutant(
+        "wanted-names-kept",
+        "names that a peer wants and drops are not kept until the engine takes them",
+        "aiodatadist/adapters/ended.py",
+        "            self.wanted.discard(transfer)\n",
+        "            pass\n",
+        ("tests/hostile/test_push_shares.py",),
+    ),
+    Mutant(
+        "drops-of-all-peers-in-one-share",
+        "what one peer drops makes no drop of another one forgotten",
+        "aiodatadist/adapters/push_out.py",
+        "            self._dropped.add(peer.cluster_id, key, how)\n",
+        "            self._dropped.add(None, key, how)\n",
+        ("tests/hostile/test_push_shares.py",),
+    ),
+    Mutant(
         "late-answer-believed",
         "an answer settles the want that has its number",
         "aiodatadist/adapters/push_in.py",

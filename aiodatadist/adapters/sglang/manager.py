@@ -62,6 +62,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._key = self.settings.auth_key()
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self._wanted: set[str] = set()
+        self._followed: set[str] = set()
         self._outcomes: dict[str, str] = {}
         self._incidents = Incidents()
         self.service = BlockService(self.settings, self.rank, self._ranks)
@@ -137,23 +138,28 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
     # ---- rooms ----
 
     def is_wanted(self, room: str) -> bool:
-        """The decode engine has said where the room's pages belong."""
+        """A decode engine has said where the room's pages belong, and still wants them."""
         self._take()
         return room in self._wanted
 
-    def outcome(self, room: str) -> str | None:
-        """How it ended; None: it has not."""
-        self._take()
-        return self._outcomes.get(room)
+    def follow(self, request: str) -> None:
+        """Keep how this request ends, until it is forgotten."""
+        self._followed.add(request)
 
-    def forget(self, room: str) -> None:
-        self._wanted.discard(room)
-        self._outcomes.pop(room, None)
+    def outcome(self, request: str) -> str | None:
+        """How a sender's or a receiver's request ended; None: it has not."""
+        self._take()
+        return self._outcomes.get(request)
+
+    def forget(self, request: str) -> None:
+        self._followed.discard(request)
+        self._outcomes.pop(request, None)
 
     def _take(self) -> None:
         ended = self.service.take()
         self._wanted |= ended.wanted
-        self._outcomes |= ended.outcomes
+        self._wanted -= ended.unwanted
+        self._outcomes |= {request: how for request, how in ended.outcomes.items() if request in self._followed}
 
     def teardown(self) -> None:
         """Stop what is under way, and give the memory back."""

@@ -34,6 +34,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
         self._room = str(bootstrap_room)
         self._request = f"{self._room} {next(_RECEIVERS)}"
+        mgr.follow(self._request)
         self._workers: tuple[PeerAddress, ...] = ()  # kept here: another room may have the manager forget them
         self._is_expecting = self._is_aborted = False
         self._reason = ""

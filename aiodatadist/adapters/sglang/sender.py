@@ -31,6 +31,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self.conclude_state: int | None = None
         self._room = str(bootstrap_room)
         self._request = f"{self._room} {next(_SENDERS)}"
+        mgr.follow(self._request)
         self._aux: int | None = None
         self._wanted = self._sent = 0
         self._began = monotonic()
@@ -105,11 +106,11 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         return KVTransferMetric(transfer_latency_s=self._seconds, transfer_total_bytes=nbytes)
 
     def abort(self) -> None:
-        """The decode engine is told."""
+        """The decode engine is told. No effect if the room has ended."""
+        self.poll()
         if self.conclude_state is None:
             self.kv_mgr.service.abandon(self._room, request=self._request)
             self._conclude(KVPoll.Failed, "it was aborted")
 
     def clear(self) -> None:
         self.kv_mgr.forget(self._request)
-        self.kv_mgr.forget(self._room)

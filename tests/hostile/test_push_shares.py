@@ -1,0 +1,232 @@
+"""Shares of peers in pushed requests: what one peer wants and drops costs no other one, and little memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.peer_links import LinkedPeer
+from aiodatadist.adapters.push_marks import DroppedTransfers
+from aiodatadist.adapters.push_messages import Drop, More, PushMessage, TransferKey, Want
+from aiodatadist.adapters.push_out import OutgoingPushes
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.values import peer_budget
+from tests.hostile.vllm_names import sglang_manager
+
+LIAR, HONEST = LinkedPeer(7, 1), LinkedPeer(8, 1)
+PROMPT = "a" * 32
+
+
+class Prefill:
+    """The pushes of a prefill engine that computes nothing, what it answers, and what its engine has not taken yet."""
+
+    def __init__(self, group: anyio.abc.TaskGroup) -> None:
+        self.answers: list[PushMessage] = []
+        self.told = Ended()
+        sending = cast("Any", None)  # nothing is computed, so nothing is sent
+        self.outgoing = OutgoingPushes(sending, {}, 60, 60, 0, Spawner(group), lambda _: None, self._post, self._tell)
+
+    def _tell(self, change: Callable[[Ended], object]) -> None:
+        change(self.told)
+
+    async def _post(self, _: LinkedPeer, message: PushMessage) -> None:
+        self.answers.append(message)
+
+    def take(self) -> Ended:
+        taken, self.told = self.told, self.told.after()
+        return taken
+
+    async def want(self, peer: LinkedPeer, name: str, *into: int, number: int = 0, prompt: str = "") -> None:
+        want = Want(
+            transfer=name, number=number, prompt=prompt, first=0, into=into, count=len(into), caches=0, layout={}
+        )
+        self.outgoing.want(peer, want)
+        await anyio.lowlevel.checkpoint()
+
+    async def drop(self, peer: LinkedPeer, name: str, number: int = 0, prompt: str = "") -> None:
+        self.outgoing.drop(peer, Drop(transfer=name, number=number, prompt=prompt))
+        await anyio.lowlevel.checkpoint()
+
+    async def outcome(self, name: str, prompt: str = "") -> str:
+        """Compute a request that no peer asks for, and return how it comes out."""
+        self.outgoing.complete(TransferKey(name, prompt), name)
+        while name not in self.told.outcomes:
+            await anyio.lowlevel.checkpoint()
+        return self.told.outcomes[name]
+
+
+@asynccontextmanager
+async def computing() -> AsyncIterator[Prefill]:
+    async with anyio.create_task_group() as group:
+        yield Prefill(group)
+        group.cancel_scope.cancel()
+
+
+async def test_peer_that_wants_too_much_leaves_room_for_others() -> None:
+    async with computing() as prefill:
+        for number in range(4096):
+            await prefill.want(LIAR, f"{number}", 0)
+        assert len(prefill.answers) == 4096 - peer_budget.WANTS
+        await prefill.want(HONEST, "honest", 0)
+        assert "honest" in prefill.told.wanted
+        assert not [each for each in prefill.answers if each.transfer == "honest"]
+        assert prefill.told.counters["wants_refused"] == 4096 - peer_budget.WANTS
+
+
+async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with computing() as prefill:
+        monkeypatch.setattr(peer_budget, "WANT_BLOCKS", 10)
+        for number in range(100):
+            prefill.outgoing.more(LIAR, More(transfer=f"{number}", into=(1, 2, 3)))
+        assert prefill.told.counters["wants_refused"] == 97
+        await prefill.want(HONEST, "honest", *range(10))
+        await prefill.want(LIAR, "lie", 1, 2)
+        assert [each.transfer for each in prefill.answers] == ["lie"]
+        prefill.outgoing.lost(LIAR)
+        await prefill.want(LIAR, "again", *range(10))
+        assert len(prefill.answers) == 1
+
+
+# ---- what an engine is told of them ----
+
+
+async def test_names_that_peers_want_are_bounded_until_the_engine_takes_them() -> None:
+    async with computing() as prefill:
+        for number in range(1, 2001):
+            await prefill.want(LIAR, f"{number}", 0, number=number)
+            await prefill.drop(LIAR, f"{number}", number)
+        assert not prefill.told.wanted
+        for number in range(2001, 4001):
+            await prefill.want(LIAR, f"{number}", 0, number=number)
+        await prefill.want(HONEST, "honest", 0)
+        assert len(prefill.told.wanted) == peer_budget.WANTS + 1
+        assert "honest" in prefill.told.wanted
+        prefill.take()
+        prefill.outgoing.lost(LIAR)
+        assert len(prefill.told.unwanted) == peer_budget.WANTS
+        for number in range(2000):
+            await prefill.want(LIAR, "again", 0, number=number + 1)
+            await prefill.drop(LIAR, "again", number + 1)
+        assert len(prefill.told.unwanted) == peer_budget.WANTS
+        assert not prefill.told.wanted
+
+
+@contextmanager
+def manager_of(prefill: Prefill) -> Iterator[Any]:
+    """SGLang's manager over it."""
+    with sglang_manager() as module:
+
+        class Manager(module.AioDataDistKVManager):  # type: ignore[misc,name-defined]  # found at run time
+            def __init__(self) -> None:
+                self.service = SimpleNamespace(take=prefill.take)
+                self._wanted, self._followed, self._outcomes = set[str](), set[str](), dict[str, str]()
+
+            def __len__(self) -> int:
+                return len(self._wanted) + len(self._outcomes)
+
+        yield Manager()
+
+
+@pytest.mark.parametrize("is_seen", [lambda number: True, lambda number: number % 2, lambda number: not number % 5])
+async def test_engine_that_looks_each_step_misses_no_room_and_keeps_none_that_was_dropped(
+    is_seen: Callable[[int], bool],
+) -> None:
+    async with computing() as prefill:
+        with manager_of(prefill) as manager:
+            await prefill.want(HONEST, "kept", 0)
+            for number in range(1, 1001):
+                await prefill.want(LIAR, f"{number}", 0, number=number)
+                if is_seen(number):
+                    assert manager.is_wanted(f"{number}")
+                await prefill.drop(LIAR, f"{number}", number)
+                if is_seen(number + 1):
+                    assert not manager.is_wanted(f"{number}")
+                assert manager.is_wanted("kept")
+                assert len(manager) == 1
+            prefill.outgoing.lost(HONEST)
+            assert not manager.is_wanted("kept")
+
+
+async def test_room_that_is_used_again_is_wanted_though_its_first_sender_is_cleared_late() -> None:
+    async with computing() as prefill:
+        with manager_of(prefill) as manager:
+            for number in (1, 2):
+                await prefill.want(HONEST, "5", 0, number=number)
+                manager.follow(f"5 {number}")
+                assert manager.is_wanted("5")
+                if number == 1:
+                    await prefill.drop(HONEST, "5", number)
+            manager.forget("5 1")
+            assert manager.is_wanted("5")
+
+
+async def test_outcome_that_comes_after_its_request_was_forgotten_is_not_kept() -> None:
+    async with computing() as prefill:
+        with manager_of(prefill) as manager:
+            manager.follow("r")
+            manager.forget("r")
+            prefill.told.let_go("r", "push_stopped")
+            assert manager.outcome("r") is None
+            assert len(manager) == 0
+
+
+async def test_name_of_two_prompts_is_wanted_until_no_peer_wants_either() -> None:
+    async with computing() as prefill:
+        for number, prompt in enumerate(("a" * 32, "b" * 32), 1):
+            await prefill.want(HONEST, "t", 0, number=number, prompt=prompt)
+        await prefill.drop(HONEST, "t", 1, "a" * 32)
+        assert prefill.told.wanted == {"t"}
+        await prefill.drop(HONEST, "t", 2, "b" * 32)
+        assert not prefill.told.wanted
+
+
+# ---- names that were dropped before their request came ----
+
+
+async def test_drops_of_one_peer_make_those_of_others_not_forgotten() -> None:
+    async with computing() as prefill:
+        await prefill.drop(HONEST, "declined", prompt=PROMPT)
+        await prefill.want(HONEST, "wanted", 0, number=1, prompt=PROMPT)
+        await prefill.drop(HONEST, "wanted", 1, PROMPT)
+        for number in range(1, 4201):
+            await prefill.drop(LIAR, f"{number}")
+            await prefill.want(LIAR, f"w{number}", 0, number=number)
+            await prefill.drop(LIAR, f"w{number}", number)
+        for name in ("declined", "wanted"):
+            with anyio.fail_after(20):  # else it is kept for as long as any other
+                assert await prefill.outcome(name, PROMPT) == "push_stopped"
+
+
+def test_share_of_each_peer_and_of_those_that_are_gone() -> None:
+    dropped = DroppedTransfers()
+    dropped.add(1, TransferKey("honest"), "push_stopped")
+    for peer in range(100, 120):
+        for number in range(2 * peer_budget.DROPPED_NAMES):
+            dropped.add(peer, TransferKey(f"{peer} {number}"), "push_stopped")
+        assert len(dropped) <= 1 + peer_budget.DROPPED_NAMES + peer_budget.DROPPED_BY_GONE
+        dropped.peer_gone(peer)
+    assert len(dropped) == 1 + peer_budget.DROPPED_BY_GONE
+    assert dropped.take(TransferKey("honest")) == "push_stopped"
+    assert dropped.take(TransferKey(f"119 {2 * peer_budget.DROPPED_NAMES - 1}")) == "push_stopped"
+    assert dropped.take(TransferKey("119 0")) is None
+
+
+def test_transfer_that_two_peers_dropped_is_forgotten_once() -> None:
+    dropped, key = DroppedTransfers(), TransferKey("t")
+    for peer in (1, 2, 1):
+        dropped.add(peer, key, "push_stopped")
+    for number in range(peer_budget.DROPPED_NAMES):
+        dropped.add(1, TransferKey(f"{number}"), "push_stopped")
+    assert dropped.take(key) == "push_stopped", "the other peer's share has it"
+    assert dropped.take(key) is None
+    dropped.peer_gone(2)
+    assert len(dropped) == peer_budget.DROPPED_NAMES
