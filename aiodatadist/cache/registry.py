@@ -521,7 +521,7 @@ class CacheRegistry:
         for entry in self.table.entries():
             if entry.pool is None and any(self._device.is_stuck(r.address, r.nbytes) for r in entry.regions()):
                 _kept.append(entry.keep)
-                logger.error("cache %d: the device never let go of its memory; do not use it", entry.cache_id)
+                self._lost("cache %d: the device never let go of its memory; do not use it", entry.cache_id)
         for deallocation in self._deallocations.values():
             deallocation.settled.set()
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aiodatadist.concurrency.outlast import outlast
 from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.counting import OF_PROCESS, Incident
 from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ def _start(
 
     def not_begun(error: RuntimeError) -> None:
         if gives_back:
-            logger.warning("no thread can be started for giving back what the device has: the event loop waits for it")
+            words = "no thread can be started for giving back what the device has: the event loop waits for it"
+            OF_PROCESS.add(Incident.NO_THREADS, logger, words)
             run()
         else:
             refused = LLMException(f"no thread can be started: {error}", hint="is there a limit on threads or memory?")

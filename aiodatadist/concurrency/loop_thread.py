@@ -48,6 +48,7 @@ import anyio
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.counting import OF_PROCESS, Incident
 from aiodatadist.counting.callbacks import is_delivered
 
 logger = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ class LoopThread:
             try:
                 function()
             except Exception:
-                logger.exception("%r failed", function)
+                OF_PROCESS.add(Incident.DEFECT, logger, "%r failed", function, level=logging.ERROR, exc_info=True)
         asyncio.get_running_loop().call_soon(self._run_posted)
 
     def check_process(self) -> None:

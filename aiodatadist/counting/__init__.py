@@ -3,12 +3,13 @@
 from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures
 from aiodatadist.counting.flow import SECONDS, Flow, figures_of
-from aiodatadist.counting.incidents import OF_POOLS, Incident, Incidents
+from aiodatadist.counting.incidents import OF_POOLS, OF_PROCESS, Incident, Incidents
 from aiodatadist.counting.observer import Call, Ended, Observer, Tell, tell
 from aiodatadist.counting.totals import Totals, forget_oldest
 
 __all__ = [
     "OF_POOLS",
+    "OF_PROCESS",
     "SECONDS",
     "SUCCESS",
     "Call",

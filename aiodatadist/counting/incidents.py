@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
@@ -23,6 +24,7 @@ class Incident(StrEnum):
 
     DEFECT = "defect"
     """An exception that is not foreseen; it ended what it happened in and nothing else."""
+    NO_THREADS = "no_threads"
 
     # ---- links ----
     CLIENT_REFUSED = "client_refused"
@@ -83,7 +85,7 @@ OF_POOLS: Final = frozenset(
 
 
 class Incidents:
-    """Those of one component, on one thread; any thread may read the counts.
+    """Those of one component. Any thread may add one, or read the counts.
 
     Attributes:
         counts: how many there were of each kind, logged or not.
@@ -91,6 +93,7 @@ class Incidents:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
+        self._lock = threading.RLock()  # a finalizer may add one, too
         self._logged: dict[Incident, float] = {}
         self._unsaid: Counter[Incident] = Counter()
         self._taken: Counter[str] = Counter()
@@ -119,14 +122,20 @@ class Incidents:
             words: as for ``logger``; text of others among ``args`` must be printable and short.
             exc_info: log the exception that is being handled, too.
         """
-        self.counts[kind.value] += 1
-        if not logger.isEnabledFor(level):
-            return
-        now = self.clock()
-        if now - self._logged.get(kind, -math.inf) < SECONDS:
-            self._unsaid[kind] += 1
-            return
-        self._logged[kind] = now
-        if unsaid := self._unsaid.pop(kind, 0):
+        with self._lock:
+            self.counts[kind.value] += 1
+            if not logger.isEnabledFor(level):
+                return
+            now = self.clock()
+            if now - self._logged.get(kind, -math.inf) < SECONDS:
+                self._unsaid[kind] += 1
+                return
+            self._logged[kind] = now
+            unsaid = self._unsaid.pop(kind, 0)
+        if unsaid:
             words, args = f"{words} (and %d more)", (*args, unsaid)
         logger.log(level, words, *args, exc_info=exc_info, stacklevel=2)
+
+
+OF_PROCESS: Final = Incidents()
+"""Those of code that serves no cluster or cache in particular."""

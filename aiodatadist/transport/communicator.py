@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist.counting import OF_PROCESS, Incident
 from aiodatadist.errors import FeatureNotEnabled, LinkError, LinkTimeout, LLMException, StuckError, TransferTimeout
 from aiodatadist.transport.contract import StillWritten
 
@@ -240,7 +241,8 @@ class Communicator:
         try:
             DaemonThread(destroy, "aiodatadist destroy").start()
         except RuntimeError:
-            logger.warning("no thread can be started for HcclCommDestroy: it is waited for without a limit")
+            words = "no thread can be started for HcclCommDestroy: it is waited for without a limit"
+            OF_PROCESS.add(Incident.NO_THREADS, logger, words)
             destroy()
         for _ in range(2):  # a process that was stopped during the first wait has the second one
             try:
