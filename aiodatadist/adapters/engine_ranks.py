@@ -37,6 +37,23 @@ class EngineRanks:
             )
         ]
 
+    def forget_ended(self, worker: Registered) -> None:
+        """Forget what has ended if this rank listens at an address that another one had: a port has one listener.
+
+        Another cluster with the same rank, number of ranks and layout took the place of one rank. Anything else there is of
+        another engine, started with other options, and no rank of the earlier engine is left: each would seem to answer if a
+        rank of the new one listens at its address.
+        """
+        place = worker.address.host, worker.address.port
+        for other in list(self._known.values()):
+            if (other.address.host, other.address.port) != place:
+                continue
+            if (other.rank, other.ranks, other.layout) != (worker.rank, worker.ranks, worker.layout):
+                self._known.clear()
+                return
+            if other.address.cluster_id != worker.address.cluster_id:
+                self.forget(other)
+
     def forget(self, gone: Registered) -> None:
         """Its address no longer answers."""
         if self._known.get(gone.rank) == gone:

@@ -186,23 +186,15 @@ class _Life:
             stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
             if stale:
                 return stale
+            if self._key is not None:  # without one, a stranger could say so
+                self._ranks.forget_ended(worker)
             others = self._ranks.contradicting(worker)
-            if self._key is not None:
-                others = [other for other in others if not self._is_replaced(other, worker)]
             if not others:
                 self._ranks.add(worker, question.at)
                 return ""
             alive = await self._forget_gone(others[:PROBES])
             if alive is not None:
                 return contradiction(worker, alive)
-
-    def _is_replaced(self, other: Registered, worker: Registered) -> bool:
-        """Forget a rank at whose address another one listens now, because it has ended. Return True in that case."""
-        theirs, ours = other.address, worker.address
-        is_same = (theirs.host, theirs.port) == (ours.host, ours.port)
-        if is_same:
-            self._ranks.forget(other)
-        return is_same
 
     async def _forget_gone(self, ranks: list[Registered]) -> Registered | None:
         """Try the addresses of ranks. Return one that answers, or None; ranks that do not answer are forgotten."""

@@ -200,6 +200,37 @@ async def test_an_engine_that_was_started_again_at_its_port_registers(
         await enrol(keyless, worker(door.port, 8), NOW + 1, None)
 
 
+@pytest.mark.parametrize(
+    ("size", "ports", "layout"),
+    [(2, [0, 1], {}), (3, [2, 1, 0], {}), (3, [0, 1, 2], {"page_size": 32}), (1, [2], {"page_size": 32})],
+    ids=["fewer ranks", "at each other's ports", "another layout", "one of the last rank's port"],
+)
+@pytest.mark.parametrize("renamed", [0, 10], ids=["same clusters", "other clusters"])
+async def test_an_engine_that_was_started_again_with_other_options_at_its_ports_registers(
+    server: RendezvousServer, size: int, ports: list[int], layout: dict[str, str | int], renamed: int
+) -> None:
+    """All ranks listen before the first one registers, so each address of the earlier engine may answer."""
+    with closing(Door()) as first, closing(Door()) as second, closing(Door()) as third:
+        doors = first.port, second.port, third.port
+        for rank, port in enumerate(doors):
+            await enrol(server, worker(port, 7 + rank, rank, 3))
+        assert len(await ranks(server)) == 3
+        for rank, port in enumerate(ports):
+            await enrol(server, worker(doors[port], 7 + rank + renamed, rank, size, **layout), NOW + 1)
+            assert len(await ranks(server)) == (size if rank == size - 1 else 0)
+        assert [each.port for each in await ranks(server)] == [doors[port] for port in ports]
+
+
+async def test_without_a_key_an_engine_with_other_options_waits_for_the_earlier_ports(
+    keyless: RendezvousServer, door: Door
+) -> None:
+    """A stranger could say that it is such an engine."""
+    await enrol(keyless, worker(door.port, 7, 0, 1), key=None)
+    with pytest.raises(LinkError, match="whose address still answers"):
+        await enrol(keyless, worker(door.port, 8, 0, 2), NOW + 1, None)
+    assert [each.cluster_id for each in await ranks(keyless, None)] == [7]
+
+
 async def test_ranks_of_one_engine_agree(server: RendezvousServer, door: Door, other_door: Door) -> None:
     await enrol(server, worker(door.port, 7, 0, 2))
     for changed, words in (
@@ -213,7 +244,7 @@ async def test_ranks_of_one_engine_agree(server: RendezvousServer, door: Door, o
     door.close()  # the engine is started again with other options
     await enrol(server, worker(other_door.port, 8, 1, 2, page_size=32))
     assert await ranks(server) == [], "rank 0 has to register anew"
-    await enrol(server, worker(other_door.port, 9, 0, 2, page_size=32), NOW + 1)
+    await enrol(server, worker(9, 9, 0, 2, page_size=32), NOW + 1)
     assert [each.cluster_id for each in await ranks(server)] == [9, 8]
 
 

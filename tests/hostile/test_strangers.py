@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -155,11 +156,11 @@ def test_the_address_with_most_connections_makes_room(monkeypatch: pytest.Monkey
 
 
 def test_strangers_take_a_quarter_of_the_files_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots.resource, "getrlimit", lambda _: (40, 1000))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 1000))
     slots = ClientSlots()
     for i in range(30):
         slots.enter(f"10.0.0.{i}", lambda: None)
     assert (len(slots), slots.displaced) == (10, 20)
-    for files in (10**6, client_slots.resource.RLIM_INFINITY):
-        monkeypatch.setattr(client_slots.resource, "getrlimit", lambda _, soft=files: (soft, soft))
+    for files in (10**6, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=files: (soft, soft))
         assert ClientSlots()._limit == client_slots.MAX_CLIENTS

@@ -305,6 +305,22 @@ MUTANTS = (
         (STRANGERS,),
     ),
     Mutant(
+        "anyone-ends-an-engine",
+        "without a key, a rank is not replaced while its address answers",
+        "aiodatadist/adapters/rendezvous.py",
+        "            if self._key is not None:  # without one, a stranger could say so\n",
+        "            if True:\n",
+        (BOOTSTRAP,),
+    ),
+    Mutant(
+        "one-rank-of-an-engine-ended",
+        "an engine that starts again with other options at its ports registers",
+        "aiodatadist/adapters/engine_ranks.py",
+        "                self._known.clear()\n                return\n",
+        "                self.forget(other)\n",
+        (f"{BOOTSTRAP}::test_an_engine_that_was_started_again_with_other_options_at_its_ports_registers",),
+    ),
+    Mutant(
         "bootstrap-on-the-kv-loop",
         "the bootstrap server has its own event loop",
         "aiodatadist/adapters/rendezvous.py",
