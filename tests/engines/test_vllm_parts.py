@@ -176,7 +176,7 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
         {"counters": {"pull_done": 3, "pulled_bytes": 4096, "what is not told": 1}, "seconds": [0.002, 0.2]}
     )
     second = vllm.adapter.AioDataDistConnector.build_kv_connector_stats(
-        {"counters": {"pull_done": 2}, "seconds": [7.0]}
+        {"counters": {"pull_done": 2}, "seconds": [7.0], "incidents": {"link_failed": 40, "no kind": 1}}
     )
     stats = first.aggregate(second)
     assert stats.reduce() == {
@@ -184,9 +184,9 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
     }  # fmt: skip
     seen.observe(stats.data, 1)
 
-    def figure(name: str, engine: str) -> float | None:
+    def figure(name: str, engine: str, **labels: str) -> float | None:
         value: float | None = vllm.prometheus.REGISTRY.get_sample_value(
-            f"vllm:aiodatadist_{name}", {"model_name": "m", "engine": engine}
+            f"vllm:aiodatadist_{name}", {"model_name": "m", "engine": engine, **labels}
         )
         return value
 
@@ -196,6 +196,9 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
     assert figure("xfer_time_seconds_count", "1") == 3
     assert figure("xfer_time_seconds_sum", "1") == pytest.approx(7.202)
     assert figure("num_kv_expired_reqs_total", "1") == 0
+    assert figure("incidents_total", "1", kind="link_failed") == 40
+    assert figure("incidents_total", "0", kind="pull_failed") == 0
+    assert figure("incidents_total", "1", kind="no kind") is None
 
 
 def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ A clock that stands still shows it: what is counted is lines of the package abov
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -149,6 +150,7 @@ def test_pushes_that_a_peer_wants_elsewhere_and_messages_that_are_none(lines: Li
 def until_sent(end: End, request: str) -> None:
     sent: set[str] = set()
     while request not in sent:
+        time.sleep(0)
         sent |= end.service.take().sent
 
 

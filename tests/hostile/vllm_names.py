@@ -1,6 +1,6 @@
 """The names of engines' that adapters use, where the engines are not installed.
 
-What is tested is this project's own code: it takes two base classes and the ends of a request of vLLM's, and a base class of
+What is tested is this project's own code: it takes base classes and the ends of a request of vLLM's, and a base class of
 SGLang's.
 """
 
@@ -14,11 +14,13 @@ from enum import IntEnum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import aiodatadist.adapters
 
 SGLANG, SGLANG_BASE = "aiodatadist.adapters.sglang", "sglang.srt.disaggregation.base.conn"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 ADAPTER = "aiodatadist.adapters.vllm"
 
 
@@ -67,3 +69,42 @@ def sglang_manager() -> Iterator[ModuleType]:
         for name in set(sys.modules) - before:
             if name.startswith((SGLANG, "sglang.")):
                 del sys.modules[name]
+
+
+@contextmanager
+def figures_of_vllm() -> Iterator[ModuleType]:
+    """The module of the figures that vLLM collects, likewise."""
+    before = set(sys.modules)
+    if importlib.util.find_spec("vllm") is None:
+        made = ModuleType(METRICS)
+        made.KVConnectorStats = _Stats  # type: ignore[attr-defined]
+        made.KVConnectorPromMetrics = _PromMetrics  # type: ignore[attr-defined]
+        sys.modules[METRICS] = made
+    package = ModuleType(ADAPTER)
+    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "vllm")]
+    sys.modules.setdefault(ADAPTER, package)
+    try:
+        yield import_module(f"{ADAPTER}.stats")
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith((ADAPTER, "vllm.")):
+                del sys.modules[name]
+
+
+class _Stats:
+    """As vLLM's, which is a dataclass of this one field."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+
+class _PromMetrics:
+    """As vLLM's: keeps what it is made with."""
+
+    def __init__(
+        self, _: Any, metric_types: dict[Any, Any], labelnames: list[str], labelvalues: dict[int, list[object]]
+    ) -> None:
+        by_name = {kind.__name__: made for kind, made in metric_types.items()}
+        self._counter_cls, self._histogram_cls = by_name["Counter"], by_name["Histogram"]
+        self._labelnames = labelnames
+        self.per_engine_labelvalues = labelvalues

@@ -1,0 +1,75 @@
+"""What others cause at an engine, from a pull that fails to a sample of vLLM's registry."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as PromCounter
+
+from aiodatadist import new_lease_name
+from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.ended import Ended
+from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
+from tests.adapters.test_block_service import PROMPT
+from tests.hostile.vllm_names import figures_of_vllm
+
+LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+NOWHERE = WorkerAddress(cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=LAYOUT)
+
+
+@pytest.fixture
+def stats() -> Iterator[Any]:
+    with figures_of_vllm() as module:
+        yield module
+
+
+def failed_pulls(number: int) -> Iterator[Ended]:
+    """What an engine takes while so many of its requests name a port at which nothing listens."""
+    array = np.zeros((8, 4096), np.uint8)
+    with closing(BlockService(Settings(link_seconds=1))) as service:
+        service.open([[array]], 8, LAYOUT)
+        left = {f"r{each}" for each in range(number)}
+        for name in left:
+            service.pull(PullOrder(name, (NOWHERE,), new_lease_name(), (1,), (2,), PROMPT))
+        while left:
+            time.sleep(0)
+            ended = service.take()
+            left -= ended.received
+            yield ended
+
+
+def test_failed_pulls_are_counted_by_kind_and_no_outcome_is_counted_twice(stats: Any) -> None:
+    told = stats.TransferStats()
+    for ended in failed_pulls(20):
+        told.add(ended)
+    assert told.data["incidents"]["pull_failed"] == told.data["counters"]["pull_failed"] == 20
+    assert told.data["incidents"]["link_failed"] >= 1  # requests of the same peer may share an attempt
+    assert told.reduce()["num_failed_transfers"] == 20
+
+
+def test_a_registry_has_a_fixed_set_of_kinds(stats: Any) -> None:
+    registry = CollectorRegistry()
+    types = {kind: partial(kind, registry=registry) for kind in (Gauge, PromCounter, Histogram)}
+    metrics = stats.TransferMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"], 1: ["1"]})
+    worker = stats.TransferStats({"counters": {}, "seconds": [], "incidents": {"link_failed": 40, "no kind": 1}})
+    assert not worker.is_empty()
+    metrics.observe(worker.aggregate(stats.stats_of(Counter(offer_elsewhere=3))).data, 1)
+
+    def figure(kind: str, engine: str) -> float | None:
+        return registry.get_sample_value("vllm:aiodatadist_incidents_total", {"engine": engine, "kind": kind})
+
+    assert figure("link_failed", "1") == 40
+    assert figure("offer_elsewhere", "1") == 3
+    assert figure("link_failed", "0") == figure("pull_failed", "1") == 0
+    assert figure("no kind", "1") is None
+    offers = registry.get_sample_value("vllm:aiodatadist_num_elsewhere_offers_total", {"engine": "1"})
+    assert offers == 3
