@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, EventLayerSynchronizer, TransferWithCacheKeyConfig
-from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import soft_hold, verify
+from tests.held import there_and_back
 from tests.strict import runner
 
 LAYERS = 4
@@ -33,15 +34,19 @@ def test_layers_behind_shut_gates_do_not_travel_with_other_transfers() -> None:
 
 
 async def ends_are_true() -> None:
-    async with runner.pair(DESC, sync_kv_timeout=2000) as (one, _, mine, _theirs):
+    async with runner.pair(DESC, sync_kv_timeout=2000) as (one, two, mine, _theirs):
         manager = one.datadist.cache_manager
         gates = EventLayerSynchronizer(one.datadist.device, LAYERS)
         config = TransferWithCacheKeyConfig(BlocksCacheKey(2), ALL, ALL)
         layered = manager.transfer_cache_async(mine, gates, [config], [1], [1])
         for block in range(2, 12):
-            with soft_faults_cleared():
-                soft_fault("HcclBatchGet:delay=20")
-                await manager.pull_blocks(BlocksCacheKey(2), mine, [block], [block])
+            with soft_hold("HcclBatchGet", at="half") as copy:
+                pull = manager.pull_blocks(BlocksCacheKey(2), mine, [block], [block])
+                await copy.arrived()
+                await there_and_back(one, two)
+                assert not pull.done()
+                copy.release()
+                await pull
             verify(one.memory(mine), mine, [(t, block, 2, block) for t in TENSORS])
         layered.cancel()
 

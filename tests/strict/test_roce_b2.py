@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, TransferTimeout
-from aiodatadist.testing import pattern, soft_fault, soft_faults_cleared, verify
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode, TransferTimeout
+from aiodatadist.testing import pattern, soft_hold, verify
 from tests.strict import runner
 
 DESC = CacheDesc(4, [16, 1024], DataType.DT_UINT8)
@@ -25,11 +24,16 @@ async def cancelled_is_over() -> None:
     async with runner.pair(DESC) as (one, _, mine, _theirs):
         pull = one.datadist.cache_manager.pull_blocks
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300")
-            with anyio.move_on_after(0.05) as scope:
-                await pull(BlocksCacheKey(2), mine, [5], [5])
-            assert scope.cancelled_caught
+        with soft_hold("HcclBatchGet", at="half") as copy, soft_hold("HcclCommDestroy") as close:
+            task = pull(BlocksCacheKey(2), mine, [5], [5])
+            await copy.arrived()
+            task.cancel()
+            await close.arrived()
+            assert not task.done(), "what was posted can still land"
+            copy.release()
+            close.release()
+            assert await task.synchronize() is not LLMStatusCode.LLM_SUCCESS
+            assert task.cancelled()
         use_otherwise(one.memory(mine).view(), 5)
         for block in range(6, 12):
             await pull(BlocksCacheKey(2), mine, [block], [block])
@@ -42,13 +46,18 @@ def test_a_cancelled_pull_writes_nothing_and_the_next_one_ends_when_it_has_lande
 
 
 async def timed_out_is_over() -> None:
-    async with runner.pair(DESC, sync_kv_timeout=200) as (one, two, mine, theirs):
+    async with runner.pair(DESC, sync_kv_timeout=1000) as (one, two, mine, theirs):
         push = one.datadist.cache_manager.push_blocks
         await push(BlocksCacheKey(2), mine, [0], [0])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchPut:delay=600")
+        with soft_hold("HcclBatchPut", at="half") as copy, soft_hold("HcclCommDestroy") as close:
+            task = push(BlocksCacheKey(2), mine, [5], [5])
+            await copy.arrived()
+            await close.arrived()
+            assert not task.done(), "what was posted can still be read"
+            copy.release()
+            close.release()
             with pytest.raises(TransferTimeout):
-                await push(BlocksCacheKey(2), mine, [5], [5])
+                await task
         use_otherwise(one.memory(mine).view(), 5)
         held = bytes(two.memory(theirs).view())
         await push(BlocksCacheKey(2), mine, [6], [6])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aiodatadist import (
@@ -19,7 +21,8 @@ from aiodatadist import (
 )
 from aiodatadist.errors import LinkClosed, StuckError
 from aiodatadist.link import requester
-from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold, verify
+from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict import runner
 
 DESC = CacheDesc(4, [16, 1024], DataType.DT_UINT8)
@@ -27,20 +30,26 @@ TENSORS = range(4)
 
 
 async def what_waits_moves_on() -> None:
-    async with runner.pair(DESC) as (one, _, mine, _theirs):
+    async with runner.pair(DESC) as (one, two, mine, _theirs):
         manager = one.datadist.cache_manager
         pull, engine = manager.pull_blocks, manager._engine
         await pull(BlocksCacheKey(2), mine, [0], [0])
         channels = engine.links.find(2).channels
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=600@1;HcclBatchGet:delay=600@2")
+        with held_transfer() as first, soft_hold("HcclBatchGet", at="half", nth=2) as second:
             stopped = pull(BlocksCacheKey(2), mine, [5], [5])
             waiting = pull(BlocksCacheKey(2), mine, [6], [6])
+            await first.arrived()
             outdated = channels.current
             await one.blocks(DESC, 1)  # out of the channel's reach
             await channels.reach(engine.transport.epoch, outdated.theirs)
             assert channels.current is not outdated
-            stopped.cancel()
+            await first.stopped(stopped.cancel)
+            await second.arrived()
+            await stopped.synchronize()
+            assert stopped.cancelled()
+            await there_and_back(one, two)
+            assert not waiting.done()
+            second.release()
             await waiting
         verify(one.memory(mine), mine, [(t, 6, 2, 6) for t in TENSORS])
 
@@ -55,11 +64,11 @@ async def refused_is_lost() -> None:
         manager = one.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         link = manager._engine.links.find(2)
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300;HcclCommDestroy:fail=4@*")
+        with held_transfer() as copy:
+            soft_fault("HcclCommDestroy:fail=4@*")
             stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
-            await anyio.sleep(0.05)
-            stopped.cancel()
+            await copy.arrived()
+            await copy.stopped(stopped.cancel)
             with anyio.fail_after(10), pytest.raises(StuckError, match="was not closed"):
                 await stopped
         with anyio.fail_after(10):
@@ -79,14 +88,19 @@ async def unlinked_in_good_order(leaver: int) -> None:
         clusters = {1: one, 2: two}
         engines = {n: cluster.datadist.cache_manager._engine for n, cluster in clusters.items()}
         links = [engines[1].links.find(2), engines[2].links.find(1)]
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300;HcclCommInitClusterInfoMemConfig:delay=200@*")
-            with anyio.move_on_after(0.05):
-                await manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
+        with held_transfer() as copy, soft_hold("HcclCommInitClusterInfoMemConfig", nth=None) as opening:
+            stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
+            await copy.arrived()
+            await copy.stopped(stopped.cancel)
             with anyio.fail_after(10):
-                await engines[leaver].unlink(3 - leaver, 5, force=False)
-                for link in links:
-                    await link.wait_closed()
+                await opening.arrived()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(partial(engines[leaver].unlink, 3 - leaver, 5, force=False))
+                    while links[leaver - 1].is_ready:
+                        await anyio.lowlevel.checkpoint()
+                    opening.release()
+                    for link in links:
+                        await link.wait_closed()
 
 
 async def client_leaves() -> None:
@@ -109,14 +123,14 @@ async def link_ends_meanwhile() -> None:
     async with runner.pair(DESC) as (one, two, mine, _theirs):
         manager = one.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=300;HcclCommPrepare:delay=2000@*")
+        with held_transfer() as copy, soft_hold("HcclCommPrepare", nth=None) as prepare:
             stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
             waiting = manager.pull_blocks(BlocksCacheKey(2), mine, [6], [6])
-            await anyio.sleep(0.05)
-            stopped.cancel()
+            await copy.arrived()
+            await copy.stopped(stopped.cancel)
             with anyio.fail_after(10):
-                await stopped.synchronize()  # its channel is closed, and the next one is being opened
+                await stopped.synchronize()  # its channel is closed,
+                await prepare.arrived()  # and the next one is being opened
                 await two.datadist.cache_manager._engine.links.find(1).refuse(LinkClosed("it has ended"))
                 with pytest.raises(LinkClosed):
                     await waiting
@@ -128,20 +142,24 @@ def test_what_waits_for_the_next_channel_ends_with_its_link() -> None:
 
 
 async def peer_ends_first() -> None:
-    requester.STOP_TIMEOUT = 0.3
+    requester.STOP_TIMEOUT = 1e-6  # a peer that has no channel to close would answer at once
     options = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 10000}
     async with runner.pair(DESC, **options) as (one, two, mine, theirs):
         pull, pull_there = one.datadist.cache_manager.pull_blocks, two.datadist.cache_manager.pull_blocks
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchPut:delay=1500@1;HcclBatchPut:delay=1500@2")
+        with soft_hold(PUSH, at="half") as ours:
             other = pull_there(BlocksCacheKey(1), theirs, [3], [3])
-            stopped = pull(BlocksCacheKey(2), mine, [5], [5])
-            await anyio.sleep(0.1)
-            stopped.cancel()
-            with anyio.fail_after(10):
-                await stopped.synchronize()
-                await other
+            await ours.arrived()
+            with held_transfer(PUSH) as copy:
+                stopped = pull(BlocksCacheKey(2), mine, [5], [5])
+                await copy.arrived()
+                await copy.stopped(stopped.cancel)
+                await there_and_back(one, two)
+                assert not stopped.done()
+                ours.release()
+                with anyio.fail_after(10):
+                    await stopped.synchronize()
+                    await other
         assert stopped.cancelled()
         await pull(BlocksCacheKey(2), mine, [6], [6])
 
@@ -159,8 +177,8 @@ async def layer_behind_a_failed_one() -> None:
         channels = manager._engine.links.find(2).channels
         first = channels.current
         synchronizer = AwaitableLayerSynchronizer(2)
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=1500@1;HcclBatchPut:fail=4@1")
+        with soft_faults_cleared(), soft_hold("HcclBatchGet", at="half") as copy:
+            soft_fault("HcclBatchPut:fail=4@1")
             other = manager_there.pull_blocks(BlocksCacheKey(1), theirs, [3], [3])  # keeps the channel open
             config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
             task = manager.transfer_cache_async(mine, synchronizer, [config], [5], [5])
@@ -170,6 +188,7 @@ async def layer_behind_a_failed_one() -> None:
                     await anyio.sleep(0.001)
                 assert not other.done()
                 synchronizer.ready(1)
+                copy.release()
                 assert await task.get_results() == [LLMStatusCode.LLM_FAILED]
                 await other
         assert [done.layer_index async for done in task.progress()] == []
