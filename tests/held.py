@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import anyio
 
 from aiodatadist.testing import Cluster, SoftHold, soft_faults_cleared, soft_hold
 
@@ -29,8 +32,12 @@ class HeldTransfer:
     async def stopped(self, stop: Callable[[], object]) -> None:
         """Call something that stops it, and release it when the device has been told: it does not succeed."""
         stop()
-        await self._abort.arrived()
+        await self.told_to_stop()
         self.release()
+
+    async def told_to_stop(self) -> None:
+        """Wait until the device has been told to stop something; it has not begun to."""
+        await self._abort.arrived()
 
 
 @contextmanager
@@ -45,3 +52,27 @@ async def there_and_back(one: Cluster, other: Cluster) -> None:
     for sender, taker in ((one, other), (other, one)):
         await sender.datadist.notify(taker.datadist.cluster_id, b"behind it")
         await anext(taker.datadist.notifications())
+
+
+@asynccontextmanager
+async def each_held(function: str) -> AsyncIterator[None]:
+    """Make each call stand until the event loop has had a turn: none ends in the call that starts it."""
+    async with anyio.create_task_group() as group:
+        with soft_faults_cleared(), ExitStack() as holds:
+
+            async def pass_on(hold: SoftHold) -> None:
+                while True:
+                    await hold.arrived()
+                    following = holds.enter_context(soft_hold(function))
+                    hold.release()
+                    hold = following
+
+            group.start_soon(pass_on, holds.enter_context(soft_hold(function)))
+            yield
+            group.cancel_scope.cancel()
+
+
+async def turns(count: int = 20) -> None:
+    """Give the event loop turns, in which all that waits for nothing else goes on."""
+    for _ in range(count):
+        await asyncio.sleep(0)

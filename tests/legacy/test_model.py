@@ -10,8 +10,9 @@ import pytest
 
 from aiodatadist import CacheKey, FeatureNotEnabled, LLMRole, LLMStatusCode, ParamInvalid
 from aiodatadist.legacy import LLMReq, ModelConfig, ModelRunner
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold
 from tests.faults.test_cancellation import cancelled_at, hows
+from tests.held import PUSH, each_held, turns
 from tests.legacy.pairs import (
     OK,
     SHAPE,
@@ -210,23 +211,14 @@ async def test_what_is_completed_before_its_model_runs_is_told_so() -> None:
     async with models() as m:
         await m.prompt.preload_prompt_prefix(request(UNSET, 0, 5), [])
         free = m.pair.free()
-        with soft_faults_cleared():
-            soft_fault("aclrtMemcpyAsync:delay=100")
+        with soft_hold("aclrtMemcpyAsync") as copy:
             running = asyncio.create_task(m.prompt.predict(request(10, 0, 5), []))
-            while not m.prompt._scheduled:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await copy.arrived()
             await m.pair.prompt.complete_request(request(10))
+            copy.release()
             await refused(lambda: running, S.LLM_REQUEST_ALREADY_COMPLETED, "request 10 was completed before")
         assert m.writer.shapes == [[1, 32, 8]]
         assert m.pair.free() == free
-
-
-async def until_begun(m: Models) -> None:
-    """Until the DECODER moves bytes for a model, in any task."""
-    began = asyncio.Event()
-    m.pair.puller.watch = lambda _: began.set()
-    async with asyncio.timeout(10):
-        await began.wait()
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
@@ -234,12 +226,12 @@ async def test_what_is_completed_while_it_is_pulled_is_not_staged(is_waiting: bo
     """While it is on its way, and while it waits for another one's turn to end."""
     async with models() as m:
         await m.prompt.predict([request(10), request(11)], [wrote(0, [1]), wrote(1, [2])])
-        with soft_faults_cleared():
-            soft_fault("HcclBatchPut:delay=100@*")
+        with soft_hold(PUSH, at="half") as copy:
             pulls = [asyncio.create_task(m.decoder.pull_kv(request(req_id))) for req_id in (10, 11)]
-            await until_begun(m)
+            await copy.arrived()
             ended = 10 + is_waiting
             await m.pair.decoder.complete_request(request(ended))
+            copy.release()
             await refused(lambda: pulls[is_waiting], S.LLM_REQUEST_ALREADY_COMPLETED, f"request {ended} was completed")
             await pulls[not is_waiting]
         await refused(lambda: m.decoder.merge_kv(request(ended), 0), S.LLM_KV_CACHE_NOT_EXIST, "is not staged")
@@ -251,12 +243,13 @@ async def test_what_is_completed_while_it_is_pulled_has_nothing_staged_and_may_b
     async with models() as m:
         for attempt in range(2):
             await m.prompt.predict(request(10), [wrote(0, [attempt + 1])])
-            with soft_faults_cleared():
-                soft_fault("HcclBatchPut:delay=100@*")
+            with soft_hold(PUSH, at="half") as copy:
                 pulling = asyncio.create_task(m.decoder.pull_kv(request(10)))
-                await until_begun(m)
+                await copy.arrived()
                 if attempt == 0:
                     await m.pair.decoder.complete_request(request(10))
+                copy.release()
+                if attempt == 0:
                     await refused(lambda: pulling, S.LLM_REQUEST_ALREADY_COMPLETED)  # noqa: B023
                     assert m.decoder._staged is None
                 else:
@@ -269,11 +262,11 @@ async def test_what_is_completed_while_it_is_merged_has_no_slot() -> None:
     async with models() as m:
         await m.prompt.predict(request(10), [wrote(0, [1])])
         await m.decoder.pull_kv(request(10))
-        with soft_faults_cleared():
-            soft_fault("aclrtMemcpyAsync:delay=100@*")
+        with soft_hold("aclrtMemcpyAsync") as copy:
             merging = asyncio.create_task(m.decoder.merge_kv(request(10), 1))
-            await until_begun(m)
+            await copy.arrived()
             await m.pair.decoder.complete_request(request(10))
+            copy.release()
             await refused(lambda: merging, S.LLM_REQUEST_ALREADY_COMPLETED, "request 10 was completed")
         await refused(
             lambda: m.decoder.predict([IDLE, request(10)], []), S.LLM_PARAM_INVALID, r"merge_kv\(\) put [a-z]+ there"
@@ -362,14 +355,15 @@ async def test_a_prefix_that_is_released_meanwhile_is_in_all_slots_and_its_memor
     async with models() as m:
         before = m.pair.free()
         await m.prompt.preload_prompt_prefix(request(UNSET, 0, 5), [wrote(0, [1, 2])])
-        began = asyncio.Event()
-        m.pair.owner.watch = lambda _: began.set()
-        with soft_faults_cleared():
-            soft_fault("aclrtMemcpyAsync:delay=50@*")
+        with soft_hold("aclrtMemcpyAsync") as copy:
             predicting = asyncio.create_task(m.prompt.predict([request(10, 0, 5), request(11, 0, 5)], []))
-            await began.wait()
-            await m.prompt.release_prompt_prefix(request(UNSET, 0, 5))
+            await copy.arrived()
+            releasing = asyncio.create_task(m.prompt.release_prompt_prefix(request(UNSET, 0, 5)))
+            await asyncio.sleep(0)
             await refused(lambda: m.prompt.predict(request(12, 0, 5), []), S.LLM_PREFIX_NOT_EXIST)
+            assert not releasing.done()
+            copy.release()
+            await releasing
             assert await predicting == "done"
         for slot in (0, 1):
             await m.decoder.pull_kv(request(10 + slot))
@@ -431,7 +425,7 @@ async def test_a_blocking_model_runs_beside_the_loop_and_is_outlasted_when_cance
         running = asyncio.create_task(m.prompt.predict(request(10), []))
         await began.wait()
         running.cancel()
-        await asyncio.wait([running], timeout=0.05)
+        await turns()
         assert not running.done(), "the model may still write"
         running.cancel()
         go.set()
@@ -454,8 +448,7 @@ async def test_predict_cancelled_at_any_await_leaves_nothing(how: str, kind: typ
             async def predict() -> None:
                 await m.prompt.predict(request(10, 0, 5), [wrote(0, [2], 1)])
 
-            with soft_faults_cleared():
-                soft_fault("aclrtMemcpyAsync:delay=5@*")
+            async with each_held("aclrtMemcpyAsync"):
                 is_cancelled = await cancelled_at(k, predict, how)
             for cache_id in list(
                 registry._deallocations
@@ -596,7 +589,7 @@ async def test_finalize_ends_a_model_that_runs_before_its_memory_goes(is_awaited
         await began.wait()
         ending = asyncio.create_task(prompt.finalize())
         if not is_awaited:  # it waits for the thread
-            await asyncio.wait([ending], timeout=0.05)
+            await turns()
             assert not ending.done()
             go.set()
         await ending
