@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from aiodatadist.adapters.block_shapes import BlockShape
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests.held import held_transfer
 
 BLOCKS, BYTES = 16, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
@@ -121,10 +123,10 @@ def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[
     owner, puller = ends
     lease = new_lease_name()
     owner.service.keep("r", lease, [3, 9], PROMPT)
-    with soft_faults_cleared():
-        soft_fault("HcclBatchGet:delay=500")
+    with held_transfer() as copy:
         puller.service.pull(order("r", lease, owner.address))
-        puller.service.cancel("r")
+        anyio.run(copy.arrived)
+        anyio.run(copy.stopped, lambda: puller.service.cancel("r"))
         ended = puller.until("received", "r")
     assert ended.failed == {"r": (0, 1)}
     assert ended.counters == {"pull_cancelled": 1}
@@ -294,11 +296,12 @@ def test_a_peer_may_be_named(ends: tuple[End, End]) -> None:
 def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    with soft_faults_cleared():
-        soft_fault("HcclBatchGet:delay=200@*")
+    with held_transfer() as copy:
         owner.service.keep("r", lease, [3, 9], PROMPT)
         puller.service.pull(order("r", lease, owner.address))
+        anyio.run(copy.arrived)
         puller.service.pull(order("r", lease, owner.address, into=(2, 3)))
+        copy.release()
         assert puller.until("received", "r").counters["pull_done"] == 1
     assert puller.holds(2) == {18}
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -14,19 +18,22 @@ from aiodatadist import LLMException, ParamInvalid
 from aiodatadist.adapters.cache_service import CacheService, CacheSettings, check_pool
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.context_caching import CcConfig_v1, EmsInvalidArgument
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.device import Device
 from tests.context_caching.servers import RedisServer, need_redis, running
+from tests.held import held_transfer
 
 BLOCKS, TOKENS, LAYERS = 16, 8, 2
+SHAPE = (LAYERS, 2, BLOCKS, TOKENS, 32)
 POOL = "memory:?bytes=64MiB"
 
 
 class End:
-    """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
+    """A service and its arrays; those of end ``n`` hold ``16 * n + block``. They lie in ``memory``, or in numpy's own."""
 
-    def __init__(self, number: int, model: str = "m", **settings: Any) -> None:
+    def __init__(self, number: int, model: str = "m", memory: memoryview | None = None, **settings: Any) -> None:
         self.service = CacheService(CacheSettings(**{"pool": POOL, **settings}))
-        self.layers = [[np.zeros((BLOCKS, TOKENS, 32), np.uint8) for _ in range(2)] for _ in range(LAYERS)]
+        made = np.zeros(SHAPE, np.uint8) if memory is None else np.frombuffer(memory, np.uint8).reshape(SHAPE)
+        self.layers = [list(layer) for layer in made]
         for layer in self.layers:
             for array in layer:
                 array[:] = (16 * number + np.arange(BLOCKS))[:, None, None]
@@ -86,6 +93,15 @@ def make() -> Iterator[Make]:
         yield made
 
 
+@pytest.fixture
+def make_on_device(make: Make) -> Iterator[Make]:
+    """Ends in a device's memory, whose copies can be held."""
+    with asyncio.Runner() as runner:
+        device = runner.run(Device.open(0))
+        yield lambda number: make(number, memory=device.allocate(math.prod(SHAPE)).view())
+        runner.run(device.aclose())
+
+
 def test_what_one_saves_another_loads(make: Make) -> None:
     one, other, third = make(0), make(1), make(2, "another model")
     assert other.look_up([1, 2, 3]) == 0
@@ -124,13 +140,17 @@ def test_a_request_that_saved_nothing_is_let_go_at_once(make: Make) -> None:
     assert one.until(lambda ended: ended.sent).sent == {"r"}
 
 
-def test_saves_let_go_of_blocks_that_are_about_to_be_overwritten(make: Make) -> None:
-    one, other = make(0), make(1)
-    with soft_faults_cleared():
-        soft_fault("aclrtMemcpyAsync:delay=300")
+def test_saves_let_go_of_blocks_that_are_about_to_be_overwritten(make: Make, make_on_device: Make) -> None:
+    one, other = make_on_device(0), make(1)
+    with held_transfer("aclrtMemcpyAsync") as copy, ThreadPoolExecutor(1) as thread:
         for block in range(8):
             one.service.save("r", [100 + block], [block])
-        one.service.let_go(["r", "another"])
+        anyio.run(copy.arrived)
+        letting_go = thread.submit(one.service.let_go, ["r", "another"])
+        anyio.run(copy.told_to_stop)
+        assert not letting_go.done(), "a block is still read"
+        copy.release()
+        letting_go.result()
         for layer in one.layers:
             for array in layer:
                 array[:] = 255
@@ -142,15 +162,15 @@ def test_saves_let_go_of_blocks_that_are_about_to_be_overwritten(make: Make) -> 
         assert [other.holds(block) for block in range(there)] == [{block} for block in range(there)]
 
 
-def test_a_load_that_is_cancelled_comes_out(make: Make) -> None:
-    one, other = make(0), make(1)
+def test_a_load_that_is_cancelled_comes_out(make: Make, make_on_device: Make) -> None:
+    one, other = make(0), make_on_device(1)
     one.save([1, 2], [5, 7])
-    with soft_faults_cleared():
-        soft_fault("aclrtMemcpyAsync:delay=300")
+    with held_transfer("aclrtMemcpyAsync") as copy:
         other.service.load("l", [1, 2], [0, 9])
-        other.service.cancel("l")
+        anyio.run(copy.arrived)
+        anyio.run(copy.stopped, lambda: other.service.cancel("l"))
         ended = other.until(lambda ended: "l" in ended.received)
-    assert ended.counters["load_cancelled"] + ended.counters["load_done"] == 1
+    assert ended.counters["load_cancelled"] == 1
     other.service.cancel("l")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from aiodatadist.link.link import Link
@@ -31,10 +33,10 @@ sys.stdin.readline()
 
 
 def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shut = Link._shut
+    shut, may_shut = Link._shut, threading.Event()
 
     async def slowly(link: Link) -> bool:  # as HcclCommDestroy does it while a peer hangs
-        await anyio.sleep(1)
+        await anyio.to_thread.run_sync(may_shut.wait)
         return await shut(link)
 
     monkeypatch.setattr(Link, "_shut", slowly)
@@ -51,11 +53,14 @@ def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -
             hanging.send_signal(signal.SIGSTOP)
             decode = End(1, cluster_id=SAME, **SLOW)
             with closing(decode.service):
-                decode.expect("new", prefill.address, (0, 1))
-                prefill.until(lambda ended: "new" in ended.wanted)
-                prefill.step("old")
-                prefill.service.pushed("old", "old")
-                prefill.sent("old")
-                assert (decode.holds(5), decode.holds(6)) == ({16 + 5}, {16 + 6})
+                try:
+                    decode.expect("new", prefill.address, (0, 1))
+                    prefill.until(lambda ended: "new" in ended.wanted)
+                    prefill.step("old")
+                    prefill.service.pushed("old", "old")
+                    prefill.sent("old")
+                    assert (decode.holds(5), decode.holds(6)) == ({16 + 5}, {16 + 6})
+                finally:
+                    may_shut.set()
         finally:
             hanging.kill()

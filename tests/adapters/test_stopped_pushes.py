@@ -25,20 +25,24 @@ from tests.profiles import at_night
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS, NBYTES, TENSORS = 64, 1 << 20, 2
 FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
-ROUNDS, CAUGHT = 40, 2
-"""In which the prefill engine has to be caught inside of a write so often."""
 
 PREFILL = """
 import json, sys, time
+import anyio
 import numpy as np
+from aiodatadist.testing import soft_hold
 from aiodatadist.adapters.block_service import BlockService, Portion, Settings
 from tests.adapters.test_stopped_pushes import BLOCKS, FAST, group, TENSORS, NBYTES
 service = BlockService(Settings(device_id=1, **FAST))
 arrays = [np.full((BLOCKS, NBYTES), 0x11, np.uint8) for _ in range(TENSORS)]
 print(service.open_groups([group(arrays)], [], {}).model_dump_json(), flush=True)
-for line in sys.stdin:
-    service.push(line.strip(), Portion(0, tuple(range(BLOCKS))))
-    service.pushed(line.strip(), line.strip())
+while request := sys.stdin.readline().strip():
+    with soft_hold("HcclBatchPut", at="half") as copy:
+        service.push(request, Portion(0, tuple(range(BLOCKS))))
+        service.pushed(request, request)
+        anyio.run(copy.arrived)
+        print("half", flush=True)
+        sys.stdin.readline()
     while not (ended := service.take()).sent:
         time.sleep(0.001)
     print(json.dumps(ended.outcomes), flush=True)
@@ -88,38 +92,37 @@ class Decode:
         return any(entry.is_withheld for entry in registry.table)
 
 
+def begin(decode: Decode, process: subprocess.Popen[str], address: PeerAddress, request: str) -> None:
+    """Have a request pushed: half of it is written."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for array in decode.arrays:
+        array[:] = 0
+    decode.service.expect(ExpectOrder(request, address, request, 0, tuple(range(BLOCKS))))
+    print(request, file=process.stdin, flush=True)
+    assert process.stdout.readline() == "half\n"
+
+
 def test_blocks_come_back_when_the_stopped_engine_goes_on() -> None:
-    decode, caught = Decode(), 0
+    decode = Decode()
     with closing(decode.service), prefill() as (process, address):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for number in range(ROUNDS):
-            request = f"r{number}"
-            for array in decode.arrays:
-                array[:] = 0
-            decode.service.expect(ExpectOrder(request, address, request, 0, tuple(range(BLOCKS))))
-            print(request, file=process.stdin, flush=True)
-            while not any(array[0].any() for array in decode.arrays):  # it has begun to write
-                pass
+        for request in ("first", "second"):
+            begin(decode, process, address, request)
             process.send_signal(signal.SIGSTOP)
-            if number % 4:
-                time.sleep(0.001 * (number % 4))
             until = time.monotonic() + 20
-            while not decode.is_withheld() and request not in decode.take().outcomes:
-                assert time.monotonic() < until
-            if decode.is_withheld():
-                caught += 1
+            while not decode.is_withheld():
                 assert request not in decode.take().outcomes, "a byte of it can still land"
+                assert time.monotonic() < until
             process.send_signal(signal.SIGCONT)
+            assert request not in decode.take().outcomes
+            print(file=process.stdin, flush=True)  # the rest is written now
             how = decode.until_over(request)
+            assert how != "push_arrived"
             for array in decode.arrays:  # the blocks are the engine's again
                 array[:] = 0x77
+            assert process.stdout is not None
             assert request in process.stdout.readline()
-            if how != "push_arrived":
-                assert all((array == 0x77).all() for array in decode.arrays)
-            if caught == CAUGHT:
-                break
-        assert caught == CAUGHT, f"the engine was caught {caught} times"
+            assert all((array == 0x77).all() for array in decode.arrays)
 
 
 def descriptors() -> Counter[str]:
@@ -136,16 +139,10 @@ def descriptors() -> Counter[str]:
 def lose_an_engine(decode: Decode, how: signal.Signals) -> None:
     """One that was killed, or stopped and killed, while it wrote."""
     with prefill() as (process, address):
-        assert process.stdin is not None
-        for array in decode.arrays:
-            array[:] = 0
         request = f"{process.pid}"
-        decode.service.expect(ExpectOrder(request, address, request, 0, tuple(range(BLOCKS))))
-        print(request, file=process.stdin, flush=True)
-        until = time.monotonic() + 20
-        while not any(array[0].any() for array in decode.arrays):
-            assert time.monotonic() < until
+        begin(decode, process, address, request)
         process.send_signal(how)
+        until = time.monotonic() + 20
         if how is signal.SIGSTOP:
             while request not in decode.take().outcomes and not decode.is_withheld():
                 assert time.monotonic() < until
