@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -39,8 +40,9 @@ from aiodatadist._native.library import ffi
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import Program
 from aiodatadist.layered import destination
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared, soft_hold
 from aiodatadist.values.grid import Grid
+from tests.held import there_and_back, turns
 from tests.strict.marks import any_memory, told_of_failures
 
 LAYERS = 4
@@ -168,7 +170,7 @@ class Computing:
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
         self.asked.append((layer_index, timeout_in_millis))
-        await asyncio.sleep(0.001)
+        await turns(3)
         self.made.compute(layer_index)
         return True
 
@@ -395,7 +397,8 @@ async def test_gates_on_the_device(one_sided: bool) -> None:
         task = made.blocks(synchronizer)
         news, seen = task.progress(), []
         seen += [await anext(news) for _ in range(4)]
-        await asyncio.sleep(0.02)
+        for target in made.targets:
+            await there_and_back(made.source, target)
         assert not task.done()
         assert [made.held(i) for i in range(2)] == [made.after_blocks(i, before[i], range(2)) for i in range(2)]
         for layer in (2, 3):
@@ -418,11 +421,14 @@ async def test_gates_wait_for_what_was_computed_before() -> None:
         before = made.held(0)
         synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS)
         task = made.blocks(synchronizer)
-        with soft_faults_cleared():
-            soft_fault("aclrtMemcpyAsync:delay=10@*")
+        with soft_hold("aclrtMemcpyAsync") as computing:
             for layer in range(LAYERS):
                 compute(layer)
                 synchronizer.record(layer, compute.stream)  # type: ignore[attr-defined]
+            await computing.arrived()
+            await there_and_back(made.source, made.targets[0])
+            assert made.held(0) == before
+            computing.release()
             await task
         assert made.held(0) == made.after_blocks(0, before)
 
@@ -470,7 +476,10 @@ async def test_compute_may_take_longer_than_its_transfer() -> None:
         before = made.held(0)
         synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 60_000)
         task = made.blocks(synchronizer)
-        await asyncio.sleep(0.3)  # longer than sync_kv_timeout
+        with soft_faults_cleared():
+            soft_fault("aclrtMemcpyAsync:hang")
+            with pytest.raises(TransferTimeout):  # it began later, and had more time
+                await made.source.datadist.cache_manager.copy_blocks(made.src, {0: [1]}, deadline=0.25)
         for layer in range(LAYERS):
             compute(layer)
             synchronizer.record(layer, compute.stream)  # type: ignore[attr-defined]
@@ -517,8 +526,7 @@ def raw_events(made: Fan) -> Iterator[Any]:
 async def test_events_of_another_framework() -> None:
     async with fan() as made:
         before = made.held(0)
-        with raw_events(made) as record, soft_faults_cleared():
-            soft_fault("aclrtRecordEvent:delay=20@3")
+        with raw_events(made) as record, soft_hold("aclrtRecordEvent", nth=3) as event:
 
             class Recorded:
                 def __init__(self) -> None:
@@ -533,9 +541,17 @@ async def test_events_of_another_framework() -> None:
                     return self.events[layer_index]
 
             task = made.blocks(Recorded())
+            await event.arrived()
+            start = monotonic()
+            news = task.progress()
+            assert [(await anext(news)).layer_index for _ in range(2)] == [0, 1]
+            await there_and_back(made.source, made.targets[0])
+            assert made.held(0) == made.after_blocks(0, before, range(2))
+            seconds_held = monotonic() - start
+            event.release()
             await task
             seconds = {done.layer_index: done.seconds for done in await arrived(task)}
-            assert seconds[2] >= 0.02
+            assert seconds[2] >= seconds_held
         assert made.held(0) == made.after_blocks(0, before)
 
 
@@ -647,7 +663,8 @@ async def test_cancelling(how: str, what: str) -> None:  # noqa: PLR0912
                 for layer in range(LAYERS):
                     synchronizer.ready(layer)
             over.set()
-            await asyncio.sleep(0.03)
+            for target in made.targets:
+                await there_and_back(made.source, target)
             assert [made.held(i) for i in range(2)] == held
         for i in range(2):
             await made.still_works(i)
@@ -898,21 +915,14 @@ async def test_each_layer_is_complete_when_it_is_told(one_sided: bool) -> None:
         before, synchronizer = made.held(0), AwaitableLayerSynchronizer(LAYERS)
         async with made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
             task = made.blocks(synchronizer)
-
-            async def compute() -> None:
-                for layer in range(LAYERS):
-                    made.compute(layer)
-                    synchronizer.ready(layer)
-                    await asyncio.sleep(0.003)
-
-            computing = asyncio.ensure_future(compute())
             for layer in range(LAYERS):
+                made.compute(layer)
+                synchronizer.ready(layer)
                 await receiver.layer(layer)
                 size = 2 * BLOCKS.size
                 here = slice(layer * size, (layer + 1) * size)
                 assert made.held(0)[here] == made.after_blocks(0, before)[here]
-                assert receiver.landed[: layer + 1] == list(range(layer + 1))
-            await computing
+                assert receiver.landed == list(range(layer + 1))
             await task
             for layer in (-1, LAYERS):
                 with pytest.raises(ParamInvalid, match=f"layer_index is {layer}: the cache has {LAYERS} layers"):
@@ -1025,7 +1035,8 @@ async def test_the_receiver_hears_of_failures() -> None:
         async with manager.receive_layers(1, made.dsts[0]) as receiver:  # anew
             task = made.blocks(AwaitableLayerSynchronizer(LAYERS))
             waiting = asyncio.ensure_future(receiver.layer(0))
-            await asyncio.sleep(0.02)
+            await there_and_back(made.source, made.targets[0])
+            assert not waiting.done()
             task.cancel()
             with pytest.raises(TransferError, match="cancelled"):
                 await waiting
@@ -1035,7 +1046,7 @@ async def test_the_receiver_hears_that_the_caches_do_not_fit() -> None:
     async with fan() as made, made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
         task = made.start(Immediate(), [made.config(0)], [0], [99])
         assert await task.synchronize() is LLMStatusCode.LLM_PARAM_INVALID
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(5):
             with pytest.raises(TransferError):
                 await receiver.layer(0)
 
@@ -1071,9 +1082,11 @@ async def test_who_can_receive() -> None:
 
 async def test_a_cancelled_wait_for_a_layer_leaves_the_others() -> None:
     async with fan() as made, made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await receiver.layer(0)
+        waiting = asyncio.ensure_future(receiver.layer(0))
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
         await made.blocks(Immediate())
         await receiver.layer(3)
 
