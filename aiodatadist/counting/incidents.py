@@ -67,6 +67,7 @@ class Incident(StrEnum):
     LOAD_FAILED = "load_failed"
     SAVE_FAILED = "save_failed"
     CALL_FAILED = "call_failed"
+    WRITE_REFUSED = "write_refused"
     NO_ROOM = "no_room"
     VALUE_DAMAGED = "value_damaged"
 
@@ -77,6 +78,7 @@ OF_POOLS: Final = frozenset(
         Incident.LOAD_FAILED,
         Incident.SAVE_FAILED,
         Incident.CALL_FAILED,
+        Incident.WRITE_REFUSED,
         Incident.NO_ROOM,
         Incident.VALUE_DAMAGED,
     }

@@ -206,7 +206,11 @@ class KVPool(ABC):
 
     @abstractmethod
     async def healthy(self, *, deadline: float) -> bool:
-        """Whether it works right now. Does not raise."""
+        """Return True if the pool works right now. Never raises.
+
+        Whether it takes writes need not be tried here: after :attr:`PutStatus.FAILED` a cache tries that itself, with a small
+        value that it removes again, and counts the pool as unhealthy until one is taken.
+        """
 
     @abstractmethod
     async def aclose(self) -> None:

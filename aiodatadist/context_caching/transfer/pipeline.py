@@ -39,6 +39,7 @@ from aiodatadist.context_caching.transfer.double_buffer import Sequential, doubl
 from aiodatadist.context_caching.transfer.envelope import Bare, Envelope, Wrapping
 from aiodatadist.context_caching.transfer.loans import LoanSet
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
+from aiodatadist.context_caching.transfer.write_watch import WriteWatch
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.counting.callbacks import current_task, is_delivered, shown
 
@@ -163,6 +164,7 @@ class TransferPipeline:
         self._is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
         self._damaged: dict[PoolKey, None] = {}  # the oldest first
+        self._writes = WriteWatch()
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
         """A question to the pool, by a caller whose own scope ends a little after the deadline. If that has passed already,
@@ -188,12 +190,25 @@ class TransferPipeline:
         raise PoolTimeout(f"the {self.pool.capabilities.name} pool did not answer in time")
 
     async def is_healthy(self) -> bool:
-        """The pool says so, within a second."""
+        """Return True if the pool says so within a second. If it refused the last writes, it must take one, too."""
         deadline = anyio.current_time() + HEALTH_TIMEOUT
         try:
-            return await in_time(self.ask(self.pool.healthy(deadline=deadline), deadline), deadline)
+            return await in_time(self._is_healthy(deadline), deadline)
         except (PoolTimeout, PoolUnreachable):
             return False
+
+    async def _is_healthy(self, deadline: float) -> bool:
+        if not await self.ask(self.pool.healthy(deadline=deadline), deadline):
+            return False
+        probe = self._writes.probe
+        return probe is None or await self._takes_a_write(probe, deadline)
+
+    async def _takes_a_write(self, key: PoolKey, deadline: float) -> bool:
+        """Store a small value, and remove it. Return False if the pool refuses."""
+        status = await self._put_small(key, b"0", deadline)
+        if status is PutStatus.STORED or status is PutStatus.PRESENT:
+            await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)
+        return status is not PutStatus.FAILED
 
     # ---- saving ----
 
@@ -297,9 +312,9 @@ class TransferPipeline:
     ) -> None:
         removals = self.local.removals
         with lent:
-            put = self.pool.put_many([call.keys[v] for v in stages], list(stages.values()), deadline=call.deadline)
+            statuses = await self._put_in_pool([call.keys[v] for v in stages], list(stages.values()), call.deadline)
             stored = set()
-            for value, status in zip(stages, await self.ask(put, call.deadline), strict=True):
+            for value, status in zip(stages, statuses, strict=True):
                 call.statuses[value] = _PUT[status]
                 if status is PutStatus.STORED:
                     stored.add(value)
@@ -309,6 +324,14 @@ class TransferPipeline:
                     self.counts[_PUT_COUNT[status]] += 1
             if removals == self.local.removals:
                 self._keep_local(call, {v: reservation for v, reservation in reservations.items() if v in stored})
+
+    async def _put_in_pool(self, keys: Sequence[PoolKey], stages: Sequence[Stage], deadline: float) -> list[PutStatus]:
+        statuses = await self.ask(self.pool.put_many(keys, stages, deadline=deadline), deadline)
+        if failed := self._writes.heard(keys, statuses):
+            name = self.pool.capabilities.name
+            told = "the %s pool failed to store %d of %d values", name, failed, len(keys)
+            self.incidents.add(Incident.WRITE_REFUSED, logger, *told)
+        return statuses
 
     # ---- loading ----
 
@@ -373,6 +396,9 @@ class TransferPipeline:
         keys = [call.keys[v] for v in wanted]
         sizes = [self._wire_size(call, v) for v in wanted]
         answers = await self.ask(self.pool.get_many(keys, sizes, deadline=call.deadline), call.deadline)
+        if failed := answers.count(GetStatus.FAILED):
+            told = "the %s pool failed to read %d of %d values", self.pool.capabilities.name, failed, len(keys)
+            self.incidents.add(Incident.LOAD_FAILED, logger, *told)
         values: dict[int, Value] = {}
         for value, answer in zip(wanted, answers, strict=True):
             if answer is GetStatus.NO_ROOM and value != wanted[0]:
@@ -442,17 +468,20 @@ class TransferPipeline:
             if await self.read_layout_record(key, len(record), deadline) == record:
                 return True
             await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
+        return await self._put_small(key, record, deadline) is PutStatus.STORED
+
+    async def _put_small(self, key: PoolKey, contents: bytes, deadline: float) -> PutStatus:
         header = self.wrapping.nbytes
         with LoanSet() as loans:
-            (stage,) = await self.ask(self.pool.stage([len(record) + header], deadline=deadline), deadline)
+            (stage,) = await self.ask(self.pool.stage([len(contents) + header], deadline=deadline), deadline)
             if stage is None:
-                return False
+                return PutStatus.REJECTED
             loans.add(stage)
             with stage.view() as view:
-                view[header:] = record
+                view[header:] = contents
             await self.wrapping.seal([key], [stage])
-            (status,) = await self.ask(self.pool.put_many([key], [stage], deadline=deadline), deadline)
-            return status is PutStatus.STORED
+            (status,) = await self._put_in_pool([key], [stage], deadline)
+            return status
 
     # ---- what both need ----
 

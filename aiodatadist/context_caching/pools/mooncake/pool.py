@@ -52,6 +52,7 @@ from aiodatadist.context_caching.pools.mooncake.store import (
     WRONG_LENGTH,
 )
 from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist.counting import Incident, Incidents
 from aiodatadist.values.foreign import printable, read_foreign
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class MooncakePool(KVPool):
         self._seen = -math.inf  # when the master answered the last time
         self._suspects: dict[str, float] = {}  # segment: until when
         self._lost = mooncake_store.Lost(SUSPECT_SECONDS)
+        self._incidents = Incidents()
         self._hung: set[_Batch] = set()  # reads that no caller waits for any more
         self._is_closed = False
 
@@ -232,6 +234,11 @@ class MooncakePool(KVPool):
         for batch in batches:
             for place, code in zip(batch.places, batch.codes, strict=True):
                 statuses[place] = _put_status(code)
+        failed = [code for batch in batches for code in batch.codes if _put_status(code) is PutStatus.FAILED]
+        if failed:
+            words = ", ".join("a node hangs" if code == REFUSED else f"code {code}" for code in sorted({*failed}))
+            told = "Mooncake refuses to store %d of %d values: %s", len(failed), len(keys), words
+            self._incidents.add(Incident.WRITE_REFUSED, logger, *told)
         return statuses
 
     async def get_many(
@@ -580,7 +587,6 @@ def _let_go(arena: Arena, store: Any) -> None:
 def _put_status(code: int) -> PutStatus:
     if code in {0, 1}:
         return PutStatus.PRESENT if code else PutStatus.STORED
-    logger.debug("put: Mooncake's code is %d", code)
     return PutStatus.REJECTED if code in {NO_ROOM, NOT_THERE} else PutStatus.FAILED
 
 
