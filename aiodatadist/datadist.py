@@ -7,7 +7,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -211,9 +211,9 @@ class LLMDataDist:
         self._running_here()
         return self._rank_groups
 
-    def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None]:
-        """Entered around the answer to each request of that peer's: requests go on beside everything else."""
-        return nullcontext()
+    def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
+        """What the answer to a request of that peer's has to be entered in. None: requests go on beside everything else."""
+        return None
 
     # ---- what it is ----
 

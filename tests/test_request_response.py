@@ -70,7 +70,7 @@ async def test_a_request_that_comes_while_its_owner_unlinks_ends_with_the_link(m
 
         def leave_and_begin(message: Pull) -> None:
             unlinking.append(asyncio.create_task(link.disconnect("it was enough", 5.0)))
-            begin(message)
+            asyncio.get_running_loop().call_soon(begin, message)  # when that task has begun
 
         monkeypatch.setattr(link._responder, "begin", leave_and_begin)
         with pytest.raises(

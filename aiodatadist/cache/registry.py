@@ -390,6 +390,11 @@ class CacheRegistry:
         if not entry.references and entry.cache_id not in self._deallocations:
             self._start_deallocation(entry)
 
+    @staticmethod
+    def has_keys(entry: Entry) -> bool:
+        """Its slots may have keys that pulls consume, now or later."""
+        return not entry.blocks and entry.pool is not None
+
     def is_consumable(self, entry: Entry, name: Name, slot: int) -> bool:
         """A pull by this name may be the last one of a key."""
         return bool(self._bound(entry, name, slot))
@@ -397,7 +402,7 @@ class CacheRegistry:
     @staticmethod
     def _bound(entry: Entry, name: Name, slot: int) -> list[Name]:
         """The requests' keys that a pull by this name counts for."""
-        if entry.blocks or entry.pool is None:
+        if not CacheRegistry.has_keys(entry):
             return []
         if name.kind == "id":
             return [each for each, bound in entry.names.items() if bound == slot and each.kind == "request"]

@@ -80,8 +80,8 @@ class Engine:
     """What an initialised LLMDataDist consists of. Lives in its resident's task, which owns the task group of all else.
 
     Args:
-        serving_a_request: entered, with the peer's cluster id, around the answer to each request of that peer's
-            to move bytes.
+        serving_a_request: called with a peer's cluster id. Returns what the answer to a request of that peer's to move
+            bytes has to be entered in; None if it goes on beside everything else.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
         owner: Owner,
         config: LLMConfig,
         resident: Resident,
-        serving_a_request: Callable[[int], AbstractContextManager[None]],
+        serving_a_request: Callable[[int], AbstractContextManager[None] | None],
     ) -> None:
         self.resident = resident
         self.check_here = resident.check_here

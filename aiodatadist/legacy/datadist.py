@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final
 
 import anyio
@@ -109,13 +109,10 @@ class LLMDataDist(datadist.LLMDataDist):
             raise ParamInvalid(f"{what} is of the KvCacheManager mode: enable_cache_manager is on")
         return self._manager
 
-    @contextmanager
-    def _serving_a_request(self, cluster_id: int) -> Iterator[None]:
+    def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
         if self._manager is None:
-            yield
-            return
-        with self._manager.link_locks.hold(cluster_id, "a pull that it asked for"):
-            yield
+            return None
+        return self._manager.link_locks.hold(cluster_id, "a pull that it asked for")
 
     def _v2(self, what: str) -> None:
         self._running()

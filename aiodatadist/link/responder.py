@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import plan
-from aiodatadist.device import StreamTransfer
+from aiodatadist.concurrency.scope import Scope
+from aiodatadist.device import StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     FeatureNotEnabled,
@@ -54,13 +56,24 @@ def status_error(answer: Pulled | Digests, before: str = "") -> LLMException:
     return _ERRORS.get(status, TransferError)(before + answer.reason, status_code=status)
 
 
+class _Stoppable(Protocol):
+    """The task of a request, by its scope, or its transfer."""
+
+    def cancel(self) -> object: ...
+
+
 class Responder:
-    """The requests of one peer. Each is a task of the link's; their transfers run one after the other on its stream."""
+    """The requests of one peer. Their transfers run one after the other on its stream.
+
+    A request goes on the stream in the call that brings it, and its answer is posted in the call that ends the transfer. It
+    gets a task of the link's only if more has to be waited for: a channel, a key that others pull at the same time, the turn
+    of a v1 cluster, checksums.
+    """
 
     def __init__(self, session: Session, registry: CacheRegistry) -> None:
         self._session = session
         self._registry = registry
-        self._running: dict[int, anyio.CancelScope] = {}
+        self._running: dict[int, _Stoppable] = {}
         self._served = ServedRequests()
         self._digested = 0
         self._summing: dict[int, int] = {}  # bytes, by question; those that were stopped are not among them
@@ -91,11 +104,44 @@ class Responder:
         """Serve a request, unless it came before, or was stopped before it came."""
         if len(self._running) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
-        if self._served.is_new(message.call):
+        if self._served.is_new(message.call) and not self._write_at_once(message):
             self._session.spawn(self._work_on(message))
 
+    def _write_at_once(self, message: Pull) -> bool:
+        """Put a request on the stream, or refuse it. Return False if it needs a task; nothing has begun then."""
+        session, call = self._session, message.call
+        target = session.catalogue.get(message.target)
+        if target is None or message.checksum or not session.is_ready or session.serving_a_request() is not None:
+            return False
+        try:
+            entry, _, slot = self._find(message)
+            link_channel = session.channels.find(entry.epoch, target.epoch)
+            if link_channel is None or self._registry.has_keys(entry):
+                return False
+            grid, priority = plan(_selection(message, slot), entry, target), TransferPriority(message.priority)
+            transfer = session.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+        except LLMException as error:
+            self._say(_refusal(call, error))
+            return True
+        if not transfer.is_done:
+            self._running[call] = transfer
+        transfer.add_done_callback(lambda done: self._written(call, done))
+        return True
+
+    def _written(self, call: int, transfer: StreamTransfer) -> None:
+        """The device let go: say so, unless the link is over. Its end tells the peer more than an answer could."""
+        self._running.pop(call, None)
+        if not self._session.is_open:
+            return
+        if transfer.state is TransferState.DONE:
+            self._say(_report(call, transfer, []))
+        elif transfer.error is not None:
+            self._say(_refusal(call, transfer.error))
+        else:
+            self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
+
     def _work_on(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
-        scope = self._running[message.call] = anyio.CancelScope()
+        scope = self._running[message.call] = Scope()
         target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
         if target is not None:
             target.use()
@@ -120,10 +166,10 @@ class Responder:
     def stop(self, call: int) -> None:
         """The peer gives up a request. If it was answered, the answer may have been lost, and is said again; if it never came
         it is not served when it does."""
-        scope = self._running.get(call)
-        if scope is not None:
+        running = self._running.get(call)
+        if running is not None:
             self._summed(call)  # now: the peer counts it no longer, and asks the next one
-            scope.cancel()
+            running.cancel()
             return
         self._served.is_new(call)
         said = self._served.answer(call)
@@ -134,7 +180,7 @@ class Responder:
             self._session.check_ready()
             if target is None:
                 return _unknown(message)
-            with self._session.serving_a_request():
+            with self._session.serving_a_request() or nullcontext():
                 return await self._serve(message, target)
         except LLMException as error:
             return _refusal(message.call, error)
@@ -199,7 +245,7 @@ class Responder:
         self._summing_bytes -= self._summing.pop(call, 0)
 
     def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
-        scope = self._running[message.call] = anyio.CancelScope()
+        scope = self._running[message.call] = Scope()
         self._digested += 1
         entry = self._session.peer_leases.held(message.cache_id)
 

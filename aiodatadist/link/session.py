@@ -199,8 +199,8 @@ class Session:
         elif not self._is_ending:
             self._to_start.append(call)
 
-    def serving_a_request(self) -> AbstractContextManager[None]:
-        """Around what the peer asked us to write. Raises LLMException: not now."""
+    def serving_a_request(self) -> AbstractContextManager[None] | None:
+        """What to enter around the answer to a request of the peer's, or None. Entering it raises LLMException: not now."""
         return self._host.serving_a_request(self.cluster_id)
 
     @property

@@ -49,8 +49,9 @@ class LinkHost(Protocol):
         """Raises LLMException: its caller is not on the cluster's event loop. ForkError: nor in its process."""
         ...
 
-    def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None]:
-        """Around what a peer asked us to write. Raises LLMException: not while something else is under way."""
+    def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
+        """What to enter around the answer to a peer's request, or None. Entering it raises LLMException if something else is
+        under way."""
         ...
 
     def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:

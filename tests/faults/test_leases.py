@@ -21,6 +21,7 @@ from aiodatadist import (
     CacheKeyByIdAndIndex,
     CacheNotFound,
     DataType,
+    LinkError,
     LLMException,
     LLMStatusCode,
     OutOfMemory,
@@ -239,16 +240,17 @@ async def test_a_pull_that_meets_a_deallocation_brings_the_old_bytes_or_none(one
 # ---- memory that the device keeps ----
 
 
-async def test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again() -> None:
+@pytest.mark.parametrize("whose", ["own", "owner"])
+async def test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again(whose: str) -> None:
     """In a process of its own, which it spoils."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.faults.test_leases")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.faults.test_leases", whose)
     with anyio.fail_after(30):
         assert await process.wait() == 0
 
 
-async def spoil() -> None:
+async def spoil(whose: str) -> None:
     try:
-        await _spoil()
+        await (_spoil() if whose == "own" else _spoil_as_its_owner())
     except ParamInvalid as error:  # finalize() cannot take the memory back; what failed before is its context
         if error.__context__ is not None or "still bound" not in str(error):
             raise
@@ -294,6 +296,22 @@ async def _spoil() -> None:
             assert not entry.is_poisoned, "a cache that had no part in it"
 
 
+async def _spoil_as_its_owner() -> None:
+    """The owner's device holds the destination, until the channel is closed. An answer would say that nothing lands there."""
+    options: dict[str, Any] = {"mem_pool_cfg": '{"memory_size": 1048576}', "enable_remote_cache_accessible": False}
+    async with linked_pair(BLOCKS, **options) as (prompt, decoder, _, _):
+        manager = decoder.datadist.cache_manager
+        cache = await manager.allocate_blocks_cache(BLOCKS)
+        await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
+        with soft_faults_cleared():
+            soft_fault("HcclBatchPut:hang;aclrtStreamAbort:fail=507000@*")
+            task = manager.pull_blocks(BlocksCacheKey(1), cache, [1], [1])
+            with pytest.raises(LinkError):
+                await task
+            await gone(prompt, 2)
+            await gone(decoder)
+
+
 def tasks() -> int:
     """That streams got so far."""
     counters = soft_counters()
@@ -305,4 +323,4 @@ async def _wait(task: Any) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(spoil)
+    anyio.run(spoil, sys.argv[1])
