@@ -9,13 +9,25 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, DataType, LinkError
-from aiodatadist.link import requester
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheNotFound,
+    CacheTask,
+    DataType,
+    LinkError,
+    TransferPriority,
+    TransferTimeout,
+)
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.link import pull_requests
+from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
-from aiodatadist.link.responder import Responder
+from aiodatadist.link.responder import MAX_SERVED, Responder
 from aiodatadist.testing import Cluster, linked_pair
 from aiodatadist.wire.messages import Lookup, Pull, Pulled
-from tests.held import there_and_back
+from tests.held import PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
 MANY = 100
@@ -123,7 +135,7 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
         async def insist(questions: PendingQuestions, question: Question, seconds: float) -> None:
             waits.append(seconds)
             questions.heard += answers
-            if len(waits) == 3 * requester.STOPS:
+            if len(waits) == 3 * pull_requests.STOPS:
                 question.settle(Pulled(call=question.number, status=1, reason="it was stopped", stopped=True))
 
         monkeypatch.setattr(PendingQuestions, "insist", insist)
@@ -135,7 +147,7 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
         with pytest.raises(asyncio.CancelledError if answers else LinkError):
             await task
         assert session.is_ready is answers
-        assert len(waits) == (3 if answers else 1) * requester.STOPS
+        assert len(waits) == (3 if answers else 1) * pull_requests.STOPS
 
 
 async def test_a_pull_that_is_cancelled_before_it_is_asked_for_is_never_asked_for(
@@ -162,3 +174,213 @@ async def test_a_pull_that_is_cancelled_before_it_is_asked_for_is_never_asked_fo
             await task
         assert all(task.cancelled() for task in tasks[::2])
     assert [message.src_blocks for message in came] == [[i] for i in range(1, 16, 2)]
+
+
+# ---- request/response: few requests at a time ----
+
+
+@pytest.fixture
+async def requesting() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
+    """The second cluster asks the first one to write; it has been told of the destination."""
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as made:
+        await made[1].datadist.cache_manager.pull_blocks(BlocksCacheKey(1), made[3], [0], [0])
+        yield made
+
+
+class HeldRequests:
+    """Requests as they come to their owner, which serves them when it is told to, and hears stops unless told not to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.came = list[Pull]()
+        self.stops = list[tuple[Responder, int]]()
+        self.hears_stops = True
+        self._waiting: list[tuple[Responder, Pull]] | None = []
+        self._begin, self._stop = Responder.begin, Responder.stop
+        held = self
+
+        def begin(responder: Responder, message: Pull) -> None:
+            held.begin(responder, message)
+
+        def stop(responder: Responder, call: int) -> None:
+            held.stop(responder, call)
+
+        monkeypatch.setattr(Responder, "begin", begin)
+        monkeypatch.setattr(Responder, "stop", stop)
+
+    def begin(self, responder: Responder, message: Pull) -> None:
+        self.came.append(message)
+        if self._waiting is None:
+            self._begin(responder, message)
+        else:
+            self._waiting.append((responder, message))
+
+    async def have_come(self, count: int) -> None:
+        while len(self.came) < count:
+            await anyio.lowlevel.checkpoint()
+
+    def stop(self, responder: Responder, call: int) -> None:
+        self.stops.append((responder, call))
+        if self.hears_stops:
+            self._stop(responder, call)
+
+    def hear_stops(self) -> None:
+        for responder, call in self.stops:
+            self._stop(responder, call)
+
+    def serve(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for responder, message in waiting:
+            self._begin(responder, message)
+
+
+def pulls(decoder: Cluster, cache: Cache, count: int, **options: Any) -> list[CacheTask]:
+    pull = decoder.datadist.cache_manager.pull_blocks
+    return [pull(BlocksCacheKey(1), cache, [i % 16], [i % 16], **options) for i in range(count)]
+
+
+async def test_neither_end_has_a_task_for_a_request(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _, cache = requesting
+    started = list[object]()
+    start_soon = Spawner.start_soon
+
+    def counted(self: Spawner, function: Any, *args: Any, **options: Any) -> None:
+        started.append(function)
+        start_soon(self, function, *args, **options)
+
+    monkeypatch.setattr(Spawner, "start_soon", counted)
+    for task in pulls(decoder, cache, MANY):
+        await task
+    assert started == []
+
+
+async def test_the_peer_is_asked_for_few_requests_at_a_time(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, decoder, _, cache = requesting
+    held = HeldRequests(monkeypatch)
+    tasks = pulls(decoder, cache, 3 * WINDOW)
+    await held.have_come(WINDOW)
+    await there_and_back(decoder, prompt)
+    assert len(held.came) == WINDOW
+    held.serve()
+    for task in tasks:
+        await task
+    assert [message.src_blocks for message in held.came] == [[i % 16] for i in range(3 * WINDOW)]
+    assert held.stops == []
+
+
+async def test_what_is_cancelled_in_line_ends_at_once_and_is_neither_asked_for_nor_stopped(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, decoder, _, cache = requesting
+    held = HeldRequests(monkeypatch)
+    tasks = pulls(decoder, cache, 3 * WINDOW)
+    await held.have_come(WINDOW)
+    await there_and_back(decoder, prompt)
+    for task in tasks[WINDOW::2]:
+        task.cancel()
+        assert task.cancelled()
+    asked = tasks[0]
+    asked.cancel()
+    assert not asked.done()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    held.serve()
+    for task in tasks:
+        if not task.cancelled():
+            await task
+    assert len(held.came) == 2 * WINDOW
+    assert len(held.stops) == 1
+
+
+async def test_a_request_that_is_late_in_line_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=300) as (_, decoder, _, cache):
+        held = HeldRequests(monkeypatch)
+        held.hears_stops = False
+        tasks = pulls(decoder, cache, WINDOW + 10)
+        for task in tasks[WINDOW:]:
+            with pytest.raises(TransferTimeout, match=r"not done within 0\.3 s"):
+                await task
+        assert not any(task.done() for task in tasks[:WINDOW])
+        assert len(held.came) == WINDOW
+        held.hears_stops = True
+        held.hear_stops()
+        for task in tasks[:WINDOW]:
+            with pytest.raises(TransferTimeout, match=r"not done within 0\.3 s"):
+                await task
+
+
+async def test_an_urgent_request_stands_in_a_line_of_its_own(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, decoder, _, cache = requesting
+    held = HeldRequests(monkeypatch)
+    tasks = pulls(decoder, cache, 2 * WINDOW, priority=TransferPriority.BACKGROUND)
+    await held.have_come(WINDOW)
+    tasks += pulls(decoder, cache, 1) + pulls(decoder, cache, 1, priority=TransferPriority.CRITICAL)
+    await held.have_come(WINDOW + 2)
+    await there_and_back(decoder, prompt)
+    assert [message.priority for message in held.came[WINDOW:]] == [0, 1]
+    held.serve()
+    for task in tasks:
+        await task
+
+
+async def test_a_line_is_asked_for_beside_a_long_one_of_more_urgent_requests(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else how much passes a background request would be decided here, and not where its bytes are moved."""
+    _, decoder, _, cache = requesting
+    held = HeldRequests(monkeypatch)
+    tasks = pulls(decoder, cache, MANY)
+    tasks += pulls(decoder, cache, 1, priority=TransferPriority.BACKGROUND)
+    await held.have_come(2)
+    assert held.came[1].priority == TransferPriority.BACKGROUND.value
+    held.serve()
+    for task in tasks:
+        await task
+
+
+async def test_more_requests_than_a_peer_serves_wait_here_and_cost_no_link(
+    requesting: tuple[Cluster, Cluster, Cache, Cache],
+) -> None:
+    """Its device stands still, and it ends a link with more requests than that."""
+    prompt, decoder, _, cache = requesting
+    with held_transfer(PUSH) as held:
+        tasks = pulls(decoder, cache, 16) + pulls(decoder, cache, 16, priority=TransferPriority.CRITICAL)
+        tasks += pulls(decoder, cache, MAX_SERVED + 1)
+        await held.arrived()
+        await there_and_back(decoder, prompt)
+        for task in tasks[1::2]:
+            task.cancel()
+        held.release()
+        for task in tasks[::2]:
+            await task
+    for task in tasks[1::2]:
+        await task.synchronize()
+    assert decoder.datadist._running().links.find(1).is_ready
+
+
+async def test_a_request_that_is_stopped_at_its_owner_before_its_turn_is_answered_at_once() -> None:
+    """It waits behind others for the owner's stream, which has not begun it."""
+    large = CacheDesc(2, [16, 1 << 18], DataType.DT_UINT8)
+    async with linked_pair(large, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as (
+        prompt,
+        decoder,
+        _,
+        cache,
+    ):
+        pull = decoder.datadist.cache_manager.pull_blocks
+        with held_transfer(PUSH) as held:
+            first = pull(BlocksCacheKey(1), cache, range(16), range(16))
+            await held.arrived()
+            second = pull(BlocksCacheKey(1), cache, [0], [0])
+            await there_and_back(decoder, prompt)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            assert not first.done()
+            held.release()
+            await first

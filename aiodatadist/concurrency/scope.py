@@ -4,8 +4,9 @@ anyio's own looks for the async library where it is made. With ``sniffio`` insta
 tasks only; so this one makes anyio's when a task enters it.
 
 Who owns what
-    What may have to stop a task makes the scope and hands it to that task, which enters it once. The scope can be cancelled
-    from anywhere on its loop, before and after that; it belongs to no other thread.
+    What may have to stop a task makes the scope and hands it to that task, which enters it. A later task may enter it again,
+    when the first one has left it. The scope can be cancelled from anywhere on its loop, before and after that; it belongs to
+    no other thread.
 
 What cancellation means
     The body ends at its next await, and the scope's own cancellation stays within the scope: ``cancelled_caught``. One that

@@ -95,10 +95,15 @@ class PendingQuestions:
             self.close(call)
 
     def start(
-        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None, then: Callable[[], object]
+        self,
+        question: Callable[[int], Message],
+        kind: type[Answer],
+        name: Name | None,
+        then: Callable[[], object],
+        checksums: int = 0,
     ) -> Question:
         """Say something, and call ``then`` when the answer is there, unless it is closed before. Raises ProtocolError."""
-        return self._say(question, Question(next(self._numbers), kind, name, then=then))
+        return self._say(question, Question(next(self._numbers), kind, name, checksums, then))
 
     def _say(self, question: Callable[[int], Message], call: Question) -> Question:
         self._post(question(call.number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +12,7 @@ from aiodatadist.cache.plan import plan, want_slot_there
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.device import TransferCompletion, TransferState
-from aiodatadist.errors import LLMException, ProtocolError
+from aiodatadist.errors import InternalError, LLMException, ProtocolError
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.selection import Selection
@@ -110,24 +111,24 @@ class TransferSpec:
 
 
 class RemoteOperation(TransferCompletion):
-    """Under way in a task of the link's; from some moment on, perhaps, as a transfer on its stream.
+    """Under way in callbacks and tasks of the link's; from some moment on, perhaps, as a transfer on its stream.
 
     Attributes:
-        scope: of the task.
+        scope: of its tasks, of which it has one at a time.
         is_doubtful: it ended, but the peer may still write: only closing the channel makes sure.
-        has_task: else a callback goes on with it, and nothing has to be stopped before it ends.
+        stop: called by :meth:`cancel` where no transfer is there to be cancelled; ends it, now or soon.
     """
 
-    __slots__ = ("_name", "_patience", "_transfer", "has_task", "is_doubtful", "scope")
+    __slots__ = ("_name", "_patience", "_transfer", "is_doubtful", "scope", "stop")
 
     def __init__(self, name: str, patience: float) -> None:
         super().__init__()
         self._name = name
         self._patience = patience
         self._transfer: TransferCompletion | None = None
-        self.has_task = True
         self.is_doubtful = False
         self.scope = Scope()
+        self.stop: Callable[[], object] = self.scope.cancel
 
     @property
     def quiesce_seconds(self) -> float:
@@ -136,11 +137,34 @@ class RemoteOperation(TransferCompletion):
     def _cancel(self) -> bool:
         if self._transfer is not None:
             return self._transfer.cancel()
-        if self.has_task:
-            self.scope.cancel()
-        else:
-            self.finish(TransferState.CANCELLED)
+        self.stop()
         return True
+
+    def attempt(self, step: Callable[[], object]) -> None:
+        """Take a step in a callback. Whatever it raises fails the operation."""
+        try:
+            step()
+        except LLMException as error:
+            self.finish(TransferState.FAILED, error)
+        except Exception as error:
+            self.finish(TransferState.FAILED, self._unforeseen(error))
+
+    async def run(self, work: Callable[[], Awaitable[object]]) -> None:
+        """In a task: do the work, which :meth:`cancel` of the scope stops. Whatever it raises fails the operation."""
+        try:
+            with self.scope:
+                await work()
+            if self.scope.cancelled_caught and not self.is_doubtful:
+                self.finish(TransferState.CANCELLED)
+        except LLMException as error:
+            self.finish(TransferState.FAILED, error)
+        except Exception as error:
+            self.finish(TransferState.FAILED, self._unforeseen(error))
+
+    def _unforeseen(self, error: Exception) -> InternalError:
+        failure = InternalError(f"{self._name} failed: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def follow(self, transfer: TransferCompletion) -> None:
         """From now on this is what happens to it."""

@@ -33,6 +33,7 @@ from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
 from aiodatadist.link.channels import Channels
+from aiodatadist.link.pull_requests import PullRequests
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import (
@@ -228,7 +229,6 @@ first_pulls = pytest.mark.parametrize(
     [
         (True, CALLER),  # which alone awaits: the answer's callback goes on
         (False, CALLER),
-        (False, Spot(Requester, "_request")),
     ],
     ids=lambda value: str(value) if isinstance(value, Spot) else ("one_sided", "request")[not value],
 )
@@ -248,6 +248,32 @@ async def test_a_first_pull(one_sided: bool, spot: Spot, how: str, no_leaks: Non
             await all_of.all_is_back()
 
         await at_every_await(spot, how, pull, oracle)
+
+
+@any_memory
+@hows
+@pytest.mark.parametrize("spot", [CALLER, Spot(PullRequests, "_wait_and_line_up")], ids=str)
+async def test_a_request_for_memory_that_is_made_known_first(spot: Spot, how: str, no_leaks: None) -> None:
+    async with scene(enable_remote_cache_accessible=False) as all_of:
+        desc = CacheDesc(2, [8, 4096], DataType.DT_UINT8, Placement.HOST)
+        manager, caches = all_of.decoder.datadist.cache_manager, list[Cache]()
+
+        async def prepare() -> None:
+            addresses = np.zeros((2, 8, 4096), np.uint8)
+            caches.append(await manager.register_blocks_cache(desc, [each.ctypes.data for each in addresses]))
+            kept.append(addresses)
+
+        async def pull() -> None:
+            await manager.pull_blocks(BlocksCacheKey(1), caches[-1], range(8), range(8))
+
+        async def oracle() -> None:
+            kept[-1][:] = 0
+            await manager.pull_blocks(BlocksCacheKey(1), caches[-1], [3], [4])
+            assert all(each[4].any() and not each[:4].any() and not each[5:].any() for each in kept[-1])
+            await all_of.all_is_back()
+
+        kept = list[Any]()
+        await at_every_await(spot, how, pull, oracle, prepare)
 
 
 def forget(link: Link) -> None:
@@ -287,8 +313,9 @@ async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
 
 
 @hows
-@pytest.mark.parametrize("spot", [CALLER, Spot(Requester, "_request"), Spot(Responder, "_write")], ids=str)
+@pytest.mark.parametrize("spot", [CALLER, Spot(PullRequests, "_stop"), Spot(Responder, "_write")], ids=str)
 async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: None) -> None:
+    has_task = spot.owner is Responder  # there it has none without a reason
     limit = (
         1000 if STRICT == "roce" else 150
     )  # over RoCE what hangs costs a channel, and the next pull waits for another
@@ -297,7 +324,9 @@ async def test_a_request_while_its_owner_hangs(spot: Spot, how: str, no_leaks: N
         async def pull() -> None:
             soft_fault("HcclBatchPut:hang")
             with contextlib.suppress(TransferTimeout):
-                await all_of.manager.pull_blocks(BlocksCacheKey(1), all_of.target, range(8), range(8))
+                await all_of.manager.pull_blocks(
+                    BlocksCacheKey(1), all_of.target, range(8), range(8), checksum=has_task
+                )
 
         async def oracle() -> None:
             await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
@@ -362,7 +391,7 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
         (True, Spot(Requester, "_arrange")),
         (True, Spot(Responder, "_digests")),
         (True, Spot(Digester, "digests")),
-        (False, Spot(Requester, "_request")),
+        (False, Spot(PullRequests, "_compare")),
         (False, Spot(Responder, "_write")),
     ],
     ids=str,

@@ -15,8 +15,9 @@ from tests.strict.marks import STRICT
 
 DESC = CacheDesc(2, [16, 1 << 18], DataType.DT_UINT8)  # 8 MiB: many pieces
 BLOCKS = list(range(16))
-Way = Literal["pull", "push", "request"]
-ways = pytest.mark.parametrize("way", ["pull", "push", "request"])
+Way = Literal["pull", "push", "request", "checked request"]
+ways = pytest.mark.parametrize("way", ["pull", "push", "request", "checked request"])
+"""The owner serves a request that is checked in a task."""
 LETS_GO = "HcclCommDestroy" if STRICT == "roce" else "aclrtSynchronizeStreamWithTimeout"
 """What the library calls after an abort to know that no byte can land. Over RoCE an abort takes no request back."""
 
@@ -25,7 +26,7 @@ def start(way: Way, decoder: Cluster, cache: Cache, deadline: float | None = Non
     """Move all blocks between the two clusters' caches; cluster 2 is the caller."""
     manager, key = decoder.datadist.cache_manager, BlocksCacheKey(1)
     move = manager.push_blocks if way == "push" else manager.pull_blocks
-    return move(key, cache, BLOCKS, BLOCKS, deadline=deadline)
+    return move(key, cache, BLOCKS, BLOCKS, deadline=deadline, checksum=way == "checked request")
 
 
 def mover(way: Way) -> str:
@@ -66,7 +67,12 @@ async def check_link(way: Way, prompt: Cluster, decoder: Cluster, source: Cache,
 @ways
 @pytest.mark.parametrize("why", ["cancelled", "late"])
 async def test_end_of_a_stopped_transfer_is_reported_when_the_device_has_let_go(way: Way, why: str) -> None:
-    async with linked_pair(DESC, enable_remote_cache_accessible=way != "request") as (prompt, decoder, source, cache):
+    async with linked_pair(DESC, enable_remote_cache_accessible="request" not in way) as (
+        prompt,
+        decoder,
+        source,
+        cache,
+    ):
         with (
             soft_faults_cleared(),
             soft_hold(mover(way), at="half") as copy,
@@ -94,7 +100,12 @@ async def test_end_of_a_stopped_transfer_is_reported_when_the_device_has_let_go(
 
 @ways
 async def test_transfer_that_is_held_half_way_has_half_of_its_bytes(way: Way) -> None:
-    async with linked_pair(DESC, enable_remote_cache_accessible=way != "request") as (prompt, decoder, source, cache):
+    async with linked_pair(DESC, enable_remote_cache_accessible="request" not in way) as (
+        prompt,
+        decoder,
+        source,
+        cache,
+    ):
         target, memory = (source, prompt.memory(source)) if way == "push" else (cache, decoder.memory(cache))
         before = bytes(memory.view())
         with soft_hold(mover(way), at="half") as copy:

@@ -33,11 +33,20 @@ MUTANTS = (
         "native/program.c",
         "            p->done.state = RING_STUCK;\n",
         "            p->done.state = RING_CANCELLED;\n",
-        (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again",),
+        (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[own]",),
     ),
     Mutant(
         "stopped-before-drained",
         "the responder says that a request was stopped when its put has drained",
+        "aiodatadist/link/responder.py",
+        "            running.cancel()\n",
+        "            running.cancel()\n"
+        "            self._say(_refusal(call, TransferError('it was stopped'), stopped=True))\n",
+        (HELD,),
+    ),
+    Mutant(
+        "stopped-before-drained-in-a-task",
+        "so does a request that has a task",
         "aiodatadist/link/responder.py",
         "            await transfer.join()\n",
         "            import asyncio\n"
@@ -48,6 +57,32 @@ MUTANTS = (
         "                transfer.cancel()\n"
         "                raise\n",
         (HELD,),
+    ),
+    Mutant(
+        "cancelled-before-stopped",
+        "a request that is cancelled ends when the peer has said that it stopped",
+        "aiodatadist/link/pull_requests.py",
+        "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.STOPPING)\n",
+        "        elif request.stage is Stage.ASKED:\n"
+        "            self._stop_asking(request, Stage.STOPPING)\n"
+        "            request.operation.finish(TransferState.CANCELLED)\n",
+        (HELD,),
+    ),
+    Mutant(
+        "late-before-stopped",
+        "a request that is late ends when the peer has said that it stopped",
+        "aiodatadist/link/pull_requests.py",
+        "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.LATE)\n",
+        "        else:\n            request.operation.finish(TransferState.FAILED, _late_error(request))\n",
+        ("tests/test_crowd.py::test_a_request_that_is_late_in_line_is_never_asked_for",),
+    ),
+    Mutant(
+        "answered-after-the-end",
+        "a request whose link has ended is not answered: its end withholds what may still be written",
+        "aiodatadist/link/responder.py",
+        "        if not self._session.is_open:\n            return\n",
+        "",
+        (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[owner]",),
     ),
     Mutant(
         "cancel-swallowed",

@@ -20,7 +20,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.errors import LinkClosed, StuckError
-from aiodatadist.link import requester
+from aiodatadist.link import pull_requests
 from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold, verify
 from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict import runner
@@ -142,7 +142,7 @@ def test_what_waits_for_the_next_channel_ends_with_its_link() -> None:
 
 
 async def peer_ends_first() -> None:
-    requester.STOP_TIMEOUT = 1e-6  # a peer that has no channel to close would answer at once
+    pull_requests.STOP_TIMEOUT = 1e-6  # a peer that has no channel to close would answer at once
     options = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 10000}
     async with runner.pair(DESC, **options) as (one, two, mine, theirs):
         pull, pull_there = one.datadist.cache_manager.pull_blocks, two.datadist.cache_manager.pull_blocks

@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from aiodatadist.concurrency import deadlines as module
+from aiodatadist.concurrency import alarms as module
 from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.deadlines import Deadlines
 from aiodatadist.errors import LLMStatusCode, TransferTimeout
@@ -66,12 +66,12 @@ async def test_what_has_ended_is_not_told_and_not_kept() -> None:
     for transfer in ended:
         transfer.end()
     assert len(deadlines) == 1
-    assert len(deadlines._heap) < 200
+    assert len(deadlines._alarms._heap) < 200
     del transfer, ended
     gc.collect()
     assert not any(ref() for ref in gone)
     kept.end()
-    assert deadlines._timer is None
+    assert deadlines._alarms._timer is None
     assert not told
 
 

@@ -1,0 +1,114 @@
+"""Alarms: moments of one event loop at which something is due, any number of them with one timer.
+
+Who owns what
+    Its owner sets an alarm, and drops it when it is not wanted any more: from then on it keeps nothing alive. If none is set
+    there is no timer.
+
+What happens when alarms are due
+    All that are due are marked at one go. Then they are told, for ``SLICE`` seconds at a time, with a round of the event loop
+    in between: a thousand that are due together do not hold up the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SLICE = 0.004
+"""Seconds for which the event loop is held."""
+_FEW = 64
+"""Dropped alarms that are not worth a clean-up."""
+
+
+class Alarm(Generic[T]):
+    """``what`` is due. None if it was dropped, or told."""
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: T) -> None:
+        self.what: T | None = what
+
+
+class Alarms(Generic[T]):
+    """Those of one owner. ``len()`` is how many are set.
+
+    Args:
+        mark: called with each that is due, before any of them is told.
+        tell: called with each that is still set when its turn comes.
+    """
+
+    def __init__(self, tell: Callable[[T], object], mark: Callable[[T], object] | None = None) -> None:
+        self._mark = mark
+        self._tell = tell
+        self._heap: list[tuple[float, int, Alarm[T]]] = []  # by time and order, which C compares
+        self._due: deque[Alarm[T]] = deque()
+        self._orders = itertools.count()
+        self._set = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def __len__(self) -> int:
+        return self._set
+
+    def set(self, when: float, what: T) -> Alarm[T]:
+        """Set one. ``when``: by the event loop's clock."""
+        alarm = Alarm(what)
+        heapq.heappush(self._heap, (when, next(self._orders), alarm))
+        self._set += 1
+        if when < self._timer_at:
+            self._set_timer()
+        return alarm
+
+    def drop(self, alarm: Alarm[T]) -> None:
+        """It is not told any more. No effect if it was dropped before, or told."""
+        if alarm.what is None:
+            return
+        alarm.what = None
+        self._set -= 1
+        if not self._set:
+            self._heap.clear()
+            self._set_timer()
+        elif len(self._heap) > 2 * self._set + _FEW:
+            self._heap = [item for item in self._heap if item[2].what is not None]
+            heapq.heapify(self._heap)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+        if self._heap:
+            self._timer_at = self._heap[0][0]
+            self._timer = asyncio.get_running_loop().call_at(self._timer_at, self._strike)
+
+    def _strike(self) -> None:
+        self._timer = None
+        now, was_idle = asyncio.get_running_loop().time(), not self._due
+        while self._heap and self._heap[0][0] <= now:
+            alarm = heapq.heappop(self._heap)[2]
+            if alarm.what is not None:
+                if self._mark is not None:
+                    self._mark(alarm.what)
+                self._due.append(alarm)
+        self._set_timer()
+        if was_idle:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        until = perf_counter() + SLICE
+        while self._due:
+            alarm = self._due.popleft()
+            what = alarm.what
+            if what is not None:
+                self.drop(alarm)
+                self._tell(what)
+            if self._due and perf_counter() >= until:
+                asyncio.get_running_loop().call_soon(self._tell_some)
+                return
