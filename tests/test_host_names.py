@@ -197,7 +197,7 @@ async def test_an_answer_that_comes_too_late_is_the_next_attempts(silent: Silent
         linked = await decoder.datadist.link_clusters([named(prompt)], 5000)
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
         assert silent.asked == [NAME]
-        assert await decoder.datadist._running().initiator._host_names.addresses_of("another") == ["127.0.0.1"]
+        assert await decoder.datadist._running().initiator.host_names.addresses_of("another") == ["127.0.0.1"]
         assert silent.asked == [NAME, "another"]
 
 

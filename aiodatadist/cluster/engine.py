@@ -333,6 +333,7 @@ class Engine:
             self.links.file(link)
             link.is_mutual = True
             self.links.tell_of(link)
+            self.initiator.linked(link)
         except LinkError as error:
             await link.refuse(error)
             raise
@@ -384,7 +385,8 @@ class Engine:
 
     async def _admit(self, peer: Hello, side: Side) -> None:
         """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
-        smaller id goes first: its own attempt has ended before it answers the other."""
+        smaller id goes first: its own attempt has ended before it answers the other. The peer does not wait
+        for an attempt that has not met it yet: that one may be dialling a place where no cluster is."""
         self.links.check_not_linked(peer.cluster_id, peer)
         if self.links.count > MAX_LINKS:
             raise LinkError(
@@ -392,7 +394,7 @@ class Engine:
                 status_code=LLMStatusCode.LLM_PARAM_INVALID,
             )
         is_first = side == "server" and self.cluster_id < peer.cluster_id
-        if is_first and await self.initiator.wait_settled(peer.cluster_id):
+        if is_first and await self.initiator.wait_settled(peer):
             self.links.check_not_linked(peer.cluster_id, peer)
 
     def tasks(self) -> anyio.abc.TaskGroup:

@@ -4,6 +4,12 @@ Who owns what
     A :class:`_Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to be
     settled, and ends it if it does not want to wait any longer.
 
+Several attempts at one cluster
+    They have different addresses, some of which may be wrong: until an attempt has met its peer, which has proved its key if
+    there is one, it stands in the way of no other. Then it takes its turn: one attempt at a time asks the same instance of a
+    cluster for a link. The others have closed their connections by then, and wait for what comes of it. The attempt that
+    makes the link ends all that have not met their peer.
+
 What cancellation means
     A caller that is cancelled waits until nothing is left of the attempt, for ``DRAIN_TIMEOUT`` at most: no half stays that
     the peer may never have.
@@ -42,17 +48,41 @@ logger = logging.getLogger(__name__)
 
 
 class _Attempt:
-    """A link that is being made because a caller here asked for it."""
+    """A link that is being made because a caller here asked for it.
 
-    def __init__(self, deadline: float) -> None:
+    Attributes:
+        asks: the instance of the cluster that is being asked for the link; the empty text while none is.
+        met: called when the peer has proved that it has the key. Without a key, never.
+    """
+
+    def __init__(self, cluster_id: int, deadline: float, met: Callable[[], object]) -> None:
+        self.cluster_id = cluster_id
         self.scope = anyio.CancelScope(deadline=deadline)
         self.settled = anyio.Event()
         self.error: LinkError | None = None
         self.waits_for = ""
+        self.asks = ""
+        self.met = met
 
     def now_waits_for(self, what: str) -> None:
         """What has not happened yet, in words."""
         self.waits_for = what
+
+
+class _NotItsTurn(LinkError):
+    """The same instance of the peer is being asked by another attempt, or asks itself. ``settled``: when that attempt is."""
+
+    def __init__(self, cluster_id: int, settled: anyio.Event | None) -> None:
+        super().__init__(f"a link to cluster {cluster_id} is being made over another connection")
+        self.settled = settled
+
+
+class _Met(LinkError):
+    """The peer is known, and was asked for nothing. ``instance``: of the peer."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__("the peer only asked which cluster listens here")
+        self.instance = instance
 
 
 class InitiatorHost(Protocol):
@@ -82,6 +112,7 @@ class LinkInitiator:
 
     Attributes:
         met_itself: the last attempt found that the peer is this cluster.
+        host_names: where names are looked up.
     """
 
     def __init__(
@@ -93,8 +124,8 @@ class LinkInitiator:
         self._relinker = relinker
         self._heartbeats = heartbeats
         self._tries = tries
-        self._host_names = HostNames()
-        self._attempts: dict[int, _Attempt] = {}
+        self.host_names = HostNames()
+        self._attempts: dict[tuple[int, tuple[str, int]], _Attempt] = {}
         self.met_itself = False
 
     def cancel(self) -> None:
@@ -102,13 +133,31 @@ class LinkInitiator:
         for attempt in self._attempts.values():
             attempt.scope.cancel()
 
-    async def wait_settled(self, cluster_id: int) -> bool:
-        """Until this end's own attempt at that cluster is over; False: there is none."""
-        attempt = self._attempts.get(cluster_id)
+    async def wait_settled(self, peer: Hello) -> bool:
+        """Wait until the attempt of this end that asks that instance of a cluster is over. Return False if there is none."""
+        attempt = self._asking(peer)
         if attempt is None:
             return False
         await attempt.settled.wait()
         return True
+
+    def _at(self, cluster_id: int) -> list[_Attempt]:
+        """The attempts at a cluster."""
+        return [each for each in self._attempts.values() if each.cluster_id == cluster_id]
+
+    def _asking(self, peer: Hello) -> _Attempt | None:
+        return next((each for each in self._at(peer.cluster_id) if each.asks == peer.instance), None)
+
+    def linked(self, link: Link) -> None:
+        """Both ends have this link, whichever made it: attempts that have not met their peer end."""
+        if not link.is_owned:
+            return
+        for attempt in self._at(link.cluster_id):
+            if not attempt.asks:
+                attempt.error = LinkError(
+                    f"cluster {link.cluster_id} was linked meanwhile", status_code=LLMStatusCode.LLM_ALREADY_LINK
+                )
+                attempt.scope.cancel()
 
     async def link(
         self,
@@ -117,12 +166,14 @@ class LinkInitiator:
         timeout: float,
         key: bytes | None = None,
         relink_timeout: float | None = None,
+        met: Callable[[], object] = lambda: None,
     ) -> None:
         """Link to a peer that listens.
 
         Args:
             key: instead of the configured one.
             relink_timeout: seconds for each attempt to make it again, once it broke. None: it is not made again.
+            met: called when the peer has proved that it has the key; never if there is none.
 
         Raises:
             LinkError: no link was made.
@@ -130,7 +181,7 @@ class LinkInitiator:
         linking, began = self._engine.totals.linking, anyio.current_time()
         linking.running += 1
         try:
-            await self._link(address, cluster_id, timeout, key, relink_timeout)
+            await self._link(address, cluster_id, timeout, key, relink_timeout, met)
             linking.took(anyio.current_time() - began)
         except LLMException as error:
             linking.failed(error.status_code.name)
@@ -145,6 +196,29 @@ class LinkInitiator:
         """As :meth:`link`, and not counted as a caller's."""
         await self._link(address, cluster_id, seconds, None, None)
 
+    async def meet(
+        self, address: tuple[str, int], cluster_id: int, timeout: float, met: Callable[[], object] = lambda: None
+    ) -> str:
+        """Return which instance of a cluster listens at an address. It has proved that it has the key, if there is one. No
+        link is made, and one that there is continues.
+
+        Args:
+            met: as of :meth:`link`.
+
+        Raises LinkError: nothing listens there, or not that cluster.
+        """
+
+        def learn(peer: Hello) -> None:
+            raise _Met(peer.instance)
+
+        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met)
+        with attempt.scope:
+            try:
+                await self._ask(address, cluster_id, timeout, self._engine.auth_key, attempt, learn)
+            except _Met as found:
+                return found.instance
+        raise self._why_not(address, cluster_id, timeout, attempt.waits_for)
+
     async def _link(
         self,
         address: tuple[str, int],
@@ -152,18 +226,19 @@ class LinkInitiator:
         timeout: float,
         key: bytes | None,
         relink_timeout: float | None,
+        met: Callable[[], object] = lambda: None,
     ) -> None:
-        if cluster_id in self._attempts:
+        if (cluster_id, address) in self._attempts:
             raise LinkError(
                 f"a link to cluster {cluster_id} is being made",
                 status_code=LLMStatusCode.LLM_PROCESSING_LINK,
                 hint="await wait_linked()",
             )
         self._links.check_not_linked(cluster_id)
-        attempt = _Attempt(anyio.current_time() + timeout)
+        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met)
         key = key or self._engine.auth_key
         self._engine.tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
-        self._attempts[cluster_id] = attempt
+        self._attempts[cluster_id, address] = attempt
         try:
             await attempt.settled.wait()
         except asyncio.CancelledError:
@@ -192,7 +267,7 @@ class LinkInitiator:
         try:
             with attempt.scope:
                 await self._outlast(cluster_id, timeout / 2)
-                link = await self._ask_in_turn(address, cluster_id, timeout, key)
+                link = await self._ask_in_turn(address, cluster_id, timeout, key, attempt)
                 remember = partial(self._relinker.remember, cluster_id, address, relink_timeout)
                 if link is None:
                     remember()
@@ -211,7 +286,7 @@ class LinkInitiator:
         finally:
             if not is_linked and attempt.error is None:  # out of time, or the engine stops
                 attempt.error = self._why_not(address, cluster_id, timeout, attempt.waits_for)
-            self._attempts.pop(cluster_id, None)
+            del self._attempts[cluster_id, address]
             attempt.settled.set()
 
     async def _confirm(self, link: Link, remember: Callable[[], None]) -> None:
@@ -226,6 +301,7 @@ class LinkInitiator:
             if self._links.peek(link.cluster_id) is link:  # else another one came in its place
                 self._links.tell_of(link)
                 remember()
+                self.linked(link)
 
         try:
             with link.questions.open(_ping, Pong) as call:
@@ -256,11 +332,12 @@ class LinkInitiator:
                 await old.wait_closed()
 
     async def _ask_in_turn(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None
+        self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None, attempt: _Attempt
     ) -> Link | None:
-        """Not while the peer makes a link with us; if none comes of that we ask. Where the peer says that there is a link,
-        its half may have been ready before ours: no caller is told of a link that it cannot use yet. None: the peer's link
-        belongs to this end, too, now."""
+        """Not while the peer makes a link with us, or another attempt asks the peer; if none comes of that we ask. Where the
+        peer says that there is a link, its half may have been ready before ours: no caller is told of a link that it cannot
+        use yet. None: the peer's link belongs to this end, too, now."""
+        take_turn = partial(self._take_turn, attempt)
         while True:
             while self._links.coming[cluster_id]:
                 await self._links.news.wait()
@@ -268,11 +345,25 @@ class LinkInitiator:
                 return None
             self._links.check_not_linked(cluster_id)
             try:
-                return await self._ask(address, cluster_id, timeout, key)
+                return await self._ask(address, cluster_id, timeout, key, attempt, take_turn)
+            except _NotItsTurn as other:
+                if other.settled is not None:
+                    await other.settled.wait()
             except LinkError as error:
                 is_coming = self._links.coming[cluster_id] or self._joinable(cluster_id) is not None
                 if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not is_coming:
                     raise
+            attempt.asks = ""
+
+    def _take_turn(self, attempt: _Attempt, peer: Hello) -> None:
+        """The peer is known, and is asked for the link next. Raises LinkError: not by this attempt, or not now."""
+        other = self._asking(peer)
+        if other is not None:
+            raise _NotItsTurn(peer.cluster_id, other.settled)
+        if self._links.coming[peer.cluster_id]:
+            raise _NotItsTurn(peer.cluster_id, None)
+        self._links.check_not_linked(peer.cluster_id)
+        attempt.asks = peer.instance
 
     def _joinable(self, cluster_id: int) -> Link | None:
         """A link that belongs to its initiator, the peer."""
@@ -291,15 +382,29 @@ class LinkInitiator:
             return False
         return True
 
-    async def _ask(self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None) -> Link:
+    async def _ask(
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        key: bytes | None,
+        attempt: _Attempt,
+        before_asking: Callable[[Hello], None],
+    ) -> Link:
+        """``before_asking``: called when the peer is known. Raises LinkError: it is not asked."""
         # At once: a link that the peer makes meanwhile is not one that was lost.
         hello = self._engine.hello(key, cluster_id)
-        attempt = self._attempts[cluster_id]
+
+        def met(peer: Hello) -> None:
+            if key is not None:
+                attempt.met()
+            before_asking(peer)
+
         waits_for = attempt.now_waits_for
-        connection, host = await dial(*address, self._host_names, attempt.scope.deadline, waits_for, cluster_id)
+        connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, cluster_id)
         link = self._engine.new_link(connection)
         link.dialled = address
-        handshake = Handshake("client", hello, key, cluster_id)
+        handshake = Handshake("client", hello, key, cluster_id, met)
         connect = Connect(
             channel=channel_name(self._engine.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT)
         )
@@ -331,17 +436,25 @@ class LinkInitiator:
         what = f"cluster {cluster_id} at {host_port(*address)} was not linked within {timeout:g} s"
         return LinkTimeout(f"{what}: {waits_for}" if waits_for else what)
 
-    async def link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
+    async def link_in_attempts(
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        met: Callable[[], object] = lambda: None,
+    ) -> None:
         """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made
-        again whenever it broke, if the policy says so."""
+        again whenever it broke, if the policy says so. ``met``: as of :meth:`link`."""
         async with self._relinker.paused(cluster_id, timeout):
-            await self._link_in_attempts(address, cluster_id, timeout)
+            await self._link_in_attempts(address, cluster_id, timeout, met)
 
-    async def _link_in_attempts(self, address: tuple[str, int], cluster_id: int, timeout: float) -> None:
+    async def _link_in_attempts(
+        self, address: tuple[str, int], cluster_id: int, timeout: float, met: Callable[[], object]
+    ) -> None:
         attempts = self._tries
         for left in reversed(range(attempts)):
             try:
-                await self.link(address, cluster_id, timeout / attempts, relink_timeout=timeout)
+                await self.link(address, cluster_id, timeout / attempts, relink_timeout=timeout, met=met)
             except LinkError as error:
                 again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
                 if not left or not again or isinstance(error, AuthError):

@@ -24,6 +24,7 @@ a refusal after the proof: the hellos are part of the proof, later messages are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Literal
 
@@ -54,6 +55,11 @@ class State(Enum):
 class Handshake:
     """One end's view. Feed it what arrives, send what it returns; it raises when the link cannot be.
 
+    Args:
+        expected: the cluster that must answer; None: any.
+        before_asking: the client's: called with the peer's hello, which is proved if there is a key, before the client asks
+            for the link. Raises LinkError if the client does not want it.
+
     Attributes:
         peer: the other end's hello, which may be a lie until it is proved.
         proved: the same hello, once the other end has proved that it has the key; None if there is no key.
@@ -61,7 +67,14 @@ class Handshake:
         ready: what the peer said when its half of the channel was open.
     """
 
-    def __init__(self, side: Side, hello: Hello, key: bytes | None, expected: int | None = None) -> None:
+    def __init__(
+        self,
+        side: Side,
+        hello: Hello,
+        key: bytes | None,
+        expected: int | None = None,
+        before_asking: Callable[[Hello], None] = lambda _: None,
+    ) -> None:
         self.side = side
         self.state = State.HELLO
         self.peer: Hello | None = None
@@ -71,6 +84,7 @@ class Handshake:
         self._hello = hello
         self._key = key
         self._expected = expected
+        self._before_asking = before_asking
         self._wanted: Connect | None = None
         self._is_open = False
 
@@ -205,8 +219,9 @@ class Handshake:
         return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
 
     def _ask(self) -> list[Message]:
-        if self._wanted is None:
+        if self._wanted is None or self.peer is None:
             raise ProtocolError("a client has to start() first")
+        self._before_asking(self.peer)
         self.state = State.ACCEPT
         return [self._wanted]
 

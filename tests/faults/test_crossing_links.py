@@ -11,6 +11,7 @@ import pytest
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.wire.messages import Hello
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 LINKED = {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
@@ -43,21 +44,27 @@ async def test_both_ends_may_link_at_the_same_moment(seed: int) -> None:
 
 
 async def test_if_nothing_comes_of_the_first_the_other_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cluster 1's attempt goes first, and fails before it reached cluster 2."""
+    """Cluster 1's attempt has met cluster 2, and goes first; then its way to cluster 2 is cut."""
     async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
-        ask, asked = LinkInitiator._ask, anyio.Event()
+        ask, wait_settled = LinkInitiator._ask, LinkInitiator.wait_settled
+        asks, waits = anyio.Event(), anyio.Event()
 
         async def lost_on_the_way(self: LinkInitiator, address: tuple[str, int], *args: Any) -> Any:
             if self._engine.cluster_id == 2:
-                asked.set()
+                await asks.wait()
                 return await ask(self, address, *args)
-            await asked.wait()
-            with anyio.CancelScope() as scope:
-                scope.deadline = anyio.current_time() + 0.2  # until cluster 2's attempt waits for it
-                await anyio.sleep_forever()
+            (attempt,) = self._attempts.values()
+            attempt.asks = two.datadist.instance
+            asks.set()
+            await waits.wait()
             return await ask(self, ("127.0.0.1", 1), *args)
 
+        async def wait(self: LinkInitiator, peer: Hello) -> bool:
+            waits.set()
+            return await wait_settled(self, peer)
+
         monkeypatch.setattr(LinkInitiator, "_ask", lost_on_the_way)
+        monkeypatch.setattr(LinkInitiator, "wait_settled", wait)
         found: dict[int, LLMStatusCode] = {}
 
         async def link(a: Cluster, b: Cluster) -> None:

@@ -15,6 +15,7 @@ LOG_LINES = "tests/hostile/test_log_lines.py"
 STRANGERS = "tests/hostile/test_strangers.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
+DIALS = "tests/hostile/test_dials.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -395,6 +396,38 @@ MUTANTS = (
         "RELEASED_AT_A_TIME = 8\n",
         "RELEASED_AT_A_TIME = 64\n",
         (f"{OFFERS}::test_of_many_workers_few_are_told_at_a_time",),
+    ),
+    Mutant(
+        "one-attempt-for-all-places",
+        "an attempt at a silent place holds up no attempt at the true one",
+        "aiodatadist/cluster/initiator.py",
+        "        if (cluster_id, address) in self._attempts:\n",
+        "        if self._at(cluster_id):\n",
+        (f"{DIALS}::test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one",),
+    ),
+    Mutant(
+        "peer-waits-for-every-attempt",
+        "a cluster that asks for a link does not wait for an attempt that has not met it",
+        "aiodatadist/cluster/initiator.py",
+        "        attempt = self._asking(peer)\n",
+        "        attempt = next(iter(self._at(peer.cluster_id)), None)\n",
+        (f"{DIALS}::test_an_attempt_at_a_silent_place_does_not_keep_the_true_cluster_waiting",),
+    ),
+    Mutant(
+        "all-ask-at-once",
+        "attempts that reach one cluster by several ways make one link",
+        "aiodatadist/cluster/initiator.py",
+        "        if other is not None:\n            raise _NotItsTurn(peer.cluster_id, other.settled)\n",
+        "",
+        (f"{DIALS}::test_attempts_that_reach_one_cluster_by_several_ways_are_one_link",),
+    ),
+    Mutant(
+        "attempts-outlive-the-link",
+        "attempts that have not met their peer end with the link that another one made",
+        "aiodatadist/cluster/initiator.py",
+        "                self.linked(link)\n",
+        "",
+        (f"{DIALS}::test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one",),
     ),
     Mutant(
         "read-before-scanned",
