@@ -67,6 +67,8 @@ class WorkerAddress(PeerAddress):
 CUTS = frozenset({"block_size", "heads", "tensor_parallel_size"})
 """What may differ between two ends that pull."""
 
+LINKED_AT_A_TIME = 8
+"""Workers of a peer to which links are made at a time, for one order: what an offer says costs no more dials than that."""
 RELEASED_AT_A_TIME = 8
 """Workers of a peer that are told at a time that their blocks are not needed."""
 
@@ -307,13 +309,25 @@ class LeasedBlocks:
         portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
         failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
 
+        few = anyio.Semaphore(LINKED_AT_A_TIME)
+
+        async def pull_from(portion: _Portion, leases: list[LeaseTicket]) -> None:
+            try:
+                with anyio.move_on_at(until) as limit:
+                    async with few:
+                        await self._links.link(portion.source)
+                if limit.cancelled_caught:
+                    raise LinkTimeout(f"no link to {portion.source.place} within {self._pull_seconds:g} s")
+            except LLMException as error:
+                failed.add(error, portion.source.cluster_id)
+                return
+            async with anyio.create_task_group() as group:
+                for number, ticket in enumerate(leases):
+                    group.start_soon(pull, portion, ticket, number)
+
         async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
             nonlocal nbytes
             try:
-                with anyio.move_on_at(until) as limit:
-                    await self._links.link(portion.source)
-                if limit.cancelled_caught:
-                    raise LinkTimeout(f"no link to {portion.source.place} within {self._pull_seconds:g} s")
                 left = max(1, round(1000 * (until - anyio.current_time())))
                 task = self._manager.pull_leased(
                     ticket,
@@ -333,8 +347,7 @@ class LeasedBlocks:
 
         async with anyio.create_task_group() as group:
             for portion in portions:
-                for number, ticket in enumerate(tickets(portion.source, order.lease, order.blocks)):
-                    group.start_soon(pull, portion, ticket, number)
+                group.start_soon(pull_from, portion, tickets(portion.source, order.lease, order.blocks))
         if failed.errors:
             raise failed
         return nbytes

@@ -12,19 +12,24 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
+import anyio
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from aiodatadist.adapters.dials import Dial, Dials
 from aiodatadist.adapters.peers import NotAPeer, Peers, is_same_host
-from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, PeerLost
 from aiodatadist.link.link import Link
 from aiodatadist.values.addresses import host_port, is_address, is_host_name
-from aiodatadist.values.cluster_info import LLMClusterInfo
 
 logger = logging.getLogger(__name__)
+
+MAX_PLACES = 64
+"""Places that are remembered of one link. The next one takes the place of the oldest, which is dialled once more."""
+MAX_LINKED_PLACES = 512
+"""Places that are remembered because clusters were found there: as many as a worker may have links."""
 
 
 def _is_host(text: str) -> str:
@@ -56,10 +61,23 @@ class LinkedPeer(NamedTuple):
 
 @dataclass
 class _Attempt:
-    """To make a link."""
+    """To make a link; or, if the cluster has one, to learn who listens at another place.
+
+    Attributes:
+        instance: of the cluster that listens there.
+    """
 
     over: Signal = field(default_factory=Signal)
     error: LLMException | None = None
+    instance: str = ""
+
+
+@dataclass
+class _Watched:
+    """A link that was used. ``places``: where else its peer was met."""
+
+    link: Link
+    places: dict[str, None] = field(default_factory=dict)
 
 
 class PeerLinks:
@@ -79,33 +97,40 @@ class PeerLinks:
         on_closed: Callable[[LinkedPeer], None],
         peers: Peers,
     ) -> None:
-        self._datadist = datadist
         self._peers = peers
-        self._names = HostNames()
         self._engine = datadist._running()
         self._tasks = tasks
         self._seconds = seconds
         self._on_closed = on_closed
-        self._attempts: dict[tuple[int, str], _Attempt] = {}
-        self._watched: dict[LinkedPeer, Link] = {}
+        self._dials = Dials()
+        self._attempts: dict[tuple[int, str, int], _Attempt] = {}
+        self._linked_places: dict[tuple[int, str], None] = {}
+        self._watched: dict[LinkedPeer, _Watched] = {}
 
     async def link(self, peer: PeerAddress) -> LinkedPeer:
-        """Until there is a link that can be used: one that broke is given back first. All who want one at the same time share
-        an attempt.
+        """Until there is a link that can be used: one that broke is given back first. All who want one to the same place at
+        the same time share an attempt.
 
         Raises:
-            NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere.
+            NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere, and the cluster was not
+                met at that address.
             LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
         """
         self._peers.check(peer.host, peer.port, peer.cluster_id)
         link = self._ready(peer.cluster_id)
         if link is None:
-            await self._make(peer)
+            attempt = await self._reach(peer, None)
             link = self._ready(peer.cluster_id)
+            if link is None and attempt.error is not None:
+                raise copy(attempt.error)
         if link is None:
             raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was made")
-        await self._check_place(link, peer)
-        return self._watch(link)
+        linked = self._watch(link)
+        places = self._watched[linked].places
+        await self._check_place(link, peer, places)
+        if link.dialled is not None or peer.place in places:
+            self._remember(peer)
+        return linked
 
     def current(self, peer: LinkedPeer) -> Link:
         """The peer's link. Raises PeerLost: it is over."""
@@ -125,9 +150,10 @@ class PeerLinks:
     async def end(self, peer: LinkedPeer) -> None:
         """No byte lands through its link any more, whether the peer answers within ``seconds`` or not, unless the caches say
         that it is being written to (:meth:`~aiodatadist.CacheManager.wait_usable`)."""
-        link = self._watched.get(peer)
-        if link is None:
+        watched = self._watched.get(peer)
+        if watched is None:
             return
+        link = watched.link
         try:
             await link.disconnect("its peer did not answer", self._seconds)
         except LinkTimeout:
@@ -141,24 +167,36 @@ class PeerLinks:
         """Return True if the address is one of ``peers``."""
         return not self._peers.why_not(peer.host, peer.port, peer.cluster_id)
 
-    async def _check_place(self, link: Link, peer: PeerAddress) -> None:
-        """Raises NotAPeer: if the link leads to another place than the peer's address.
+    async def _check_place(self, link: Link, peer: PeerAddress, places: dict[str, None]) -> None:
+        """Raises NotAPeer: if the link leads to another place than the peer's address, where its cluster is not met.
 
         A cluster id is only claimed: a relay to another cluster claims that cluster's id.
         """
-        if link.dialled is not None and link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host):
+        if peer.place in places or await self._leads_to(link, peer):
             return
-        try:
-            addresses = await self._names.addresses_of(peer.host, peer=peer.cluster_id)
-        except OSError:
-            addresses = []
-        # The port of a connection that the peer made is not the one on which the peer listens.
-        is_its_port = link.dialled is None or link.place[1] == peer.port
-        if not is_its_port or not any(is_same_host(link.place[0], address) for address in addresses):
+        attempt = await self._reach(peer, link)
+        if attempt.error is not None or attempt.instance != link.instance:
+            why = attempt.error or f"another instance of cluster {peer.cluster_id} listens there"
             raise NotAPeer(
                 f"offer refused: the link to cluster {peer.cluster_id} leads to {host_port(*link.place)}, "
-                f"and not to {peer.place}"
+                f"and not to {peer.place}: {why}"
             )
+        places[peer.place] = None
+        if len(places) > MAX_PLACES:
+            del places[next(iter(places))]
+
+    async def _leads_to(self, link: Link, peer: PeerAddress) -> bool:
+        """Return True if the link was made to the peer's address."""
+        if link.dialled is not None and link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host):
+            return True
+        # The port of a connection that the peer made is not the one on which the peer listens.
+        if link.dialled is not None and link.place[1] != peer.port:
+            return False
+        try:
+            addresses = await self._engine.initiator.host_names.addresses_of(peer.host, peer=peer.cluster_id)
+        except OSError:
+            addresses = []
+        return any(is_same_host(link.place[0], address) for address in addresses)
 
     # ---- making one ----
 
@@ -166,41 +204,71 @@ class PeerLinks:
         link = self._engine.links.peek(cluster_id)
         return link if link is not None and link.is_ready and link.is_mutual else None
 
-    async def _make(self, peer: PeerAddress) -> None:
-        key = peer.cluster_id, peer.place
+    async def _reach(self, peer: PeerAddress, link: Link | None) -> _Attempt:
+        """Wait for an attempt at a place. ``link``: that the cluster has by another place."""
+        key = peer.cluster_id, peer.place, 0 if link is None else link.generation
         attempt = self._attempts.get(key)
         if attempt is None:
             attempt = self._attempts[key] = _Attempt()
-            self._tasks.start_soon(self._try, peer, attempt)
+            self._tasks.start_soon(self._try, key, peer, link, attempt)
         await attempt.over.wait()
-        if attempt.error is not None:
-            raise copy(attempt.error)
+        return attempt
 
-    async def _try(self, peer: PeerAddress, attempt: _Attempt) -> None:
+    async def _try(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")
+        dial, until = Dial(self._dials), anyio.current_time() + self._seconds
         try:
-            millis = round(1000 * self._seconds)
-            info = LLMClusterInfo(peer.cluster_id)
-            info.append_remote_ip_info(peer.host, peer.port)
-            linked = await self._datadist.link_clusters([info], millis)
-            if linked.status in {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}:
+            with dial.scope:
+                if (peer.cluster_id, peer.place) not in self._linked_places:  # a true place waits for no other dial
+                    await self._wait_for_room(dial, until)
+                await self._dial(peer, link, attempt, until - anyio.current_time(), dial.ended)
                 attempt.error = None
-            else:
-                attempt.error = LinkTimeout(f"no link to {peer.place}: {linked.errors[0]}", status_code=linked.status)
+            if dial.scope.cancelled_caught:
+                attempt.error = LinkTimeout(
+                    f"no link to {peer.place}: it did not answer, and later dials took its place"
+                )
         except LLMException as error:
-            attempt.error = error
-        except (ValueError, RuntimeError) as error:  # it can be no host's name or address
-            attempt.error = LinkTimeout(f"no link to {peer.place}: {error}")
+            attempt.error = LinkTimeout(f"no link to {peer.place}: {error}", status_code=error.status_code)
         finally:
-            del self._attempts[peer.cluster_id, peer.place]
+            dial.ended()
+            del self._attempts[key]
             attempt.over.set()
+
+    def _remember(self, peer: PeerAddress) -> None:
+        """The cluster was found where the peer's address says."""
+        known = peer.cluster_id, peer.place
+        self._linked_places.pop(known, None)
+        self._linked_places[known] = None
+        if len(self._linked_places) > MAX_LINKED_PLACES:
+            del self._linked_places[next(iter(self._linked_places))]
+
+    async def _wait_for_room(self, dial: Dial, until: float) -> None:
+        try:
+            with anyio.fail_after(until - anyio.current_time()):
+                await self._dials.begin(dial)
+        except TimeoutError:
+            raise LinkTimeout("too many places were being dialled") from None
+
+    async def _dial(
+        self, peer: PeerAddress, link: Link | None, attempt: _Attempt, seconds: float, met: Callable[[], None]
+    ) -> None:
+        """Raises LLMException: nothing came of it."""
+        initiator, address = self._engine.initiator, (peer.host, peer.port)
+        if link is not None:
+            attempt.instance = await initiator.meet(address, peer.cluster_id, seconds, met)
+            return
+        try:
+            await initiator.link_in_attempts(address, peer.cluster_id, seconds, met)
+        except LinkError as error:
+            if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
+                raise
 
     # ---- until it is over ----
 
     def _watch(self, link: Link) -> LinkedPeer:
         peer = LinkedPeer(link.cluster_id, link.generation)
         if peer not in self._watched:
-            self._watched[peer] = link
+            self._watched[peer] = _Watched(link)
             self._tasks.start_soon(self._until_closed, peer, link)
         return peer
 

@@ -6,8 +6,10 @@ A client's offer costs the worker dials. It must not cost another client's offer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,12 +18,67 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMClusterInfo, LLMStatusCode
+from aiodatadist.adapters import dials
+from aiodatadist.adapters.block_shapes import Axes, BlockShape
+from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peers import LOOPBACK, NotAPeer, Peers
+from aiodatadist.cluster import dial
+from aiodatadist.cluster.link_table import LinkTable
+from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, open_cluster, verify
+from tests.adapters.test_links_of_orders import engine_of
+from tests.hostile.test_offers import PROMPT, End, pull
+from tests.hostile.test_unproved import Impostor, hello
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 KEY = "k" * 40
 LINKED = {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
 SILENT = "127.0.0.7"
+
+
+class Silence:
+    """Hosts of 127.0.0.7 to 127.0.0.9 take no connection and refuse none.
+
+    Attributes:
+        under_way: places that are being dialled, in the order of the dials.
+        most: so many of them at a time.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way: list[tuple[str, int]] = []
+        self.most = self.begun = 0
+        connected: Callable[..., Awaitable[socket.socket]] = vars(dial)["connected"]
+
+        async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
+            if host not in {SILENT, "127.0.0.8", "127.0.0.9"}:
+                return await connected(host, port, first)
+            self.begun += 1
+            self.under_way.append((host, port))
+            self.most = max(self.most, len(self.under_way))
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.under_way.remove((host, port))
+            raise AssertionError
+
+        monkeypatch.setattr(dial, "connected", connect)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
+    return Silence(monkeypatch)
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., End]]:
+    with ExitStack() as stack:
+
+        def made(number: int, shape: BlockShape | None = None, **settings: Any) -> End:
+            end = End(number, shape, **settings)
+            stack.enter_context(closing(end.service))
+            return end
+
+        yield made
 
 
 @asynccontextmanager
@@ -44,6 +101,10 @@ def at(cluster_id: int, place: tuple[str, int]) -> LLMClusterInfo:
     info = LLMClusterInfo(cluster_id)
     info.append_remote_ip_info(*place)
     return info
+
+
+def table_of(cluster: Cluster) -> LinkTable:
+    return cluster.datadist._running().links
 
 
 async def check_linked(decoder: Cluster, cache: Any, source: int) -> None:
@@ -79,8 +140,7 @@ async def test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one(
         await check_linked(decoder, cache, ids[0])
         await wait_all_tasks_blocked()
         assert found == [LLMStatusCode.LLM_ALREADY_LINK], "what names no true place ends with the link"
-        engine = decoder.datadist._running()
-        assert (engine.links.count, engine.links.opening) == (1, set())
+        assert table_of(decoder).count == 1
 
 
 @pytest.mark.parametrize("ids", [(1, 2), (2, 1)], ids=["from the larger id", "from the smaller id"])
@@ -130,9 +190,10 @@ async def test_attempts_that_reach_one_cluster_by_several_ways_are_one_link(key:
                 await check_linked(decoder, cache, 1)
                 assert decoder.datadist.statistics().links[0].generation == number, "none was made and replaced"
                 assert prompt.datadist.statistics().links[0].generation == number
-                assert [cluster.datadist._running().links.count for cluster in (prompt, decoder)] == [1, 1]
+                await table_of(prompt).wait_opened()  # it hears of the other connections' ends
+                assert [table_of(cluster).count for cluster in (prompt, decoder)] == [1, 1]
                 await decoder.datadist.unlink_clusters([cluster_info(prompt)], 20_000)
-                await prompt.datadist._running().links.wait_parted()
+                await table_of(prompt).wait_parted()
 
 
 async def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:
@@ -151,8 +212,182 @@ async def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:
         calls[1].cancel()
         with pytest.raises(asyncio.CancelledError):
             await calls[1]
-        assert decoder.datadist._running().links.count == 1, "nothing is left of it"
+        assert table_of(decoder).count == 1, "nothing is left of it"
         again = await decoder.datadist.link_clusters([at(1, place)], 60_000)
         assert again.status is LLMStatusCode.LLM_PROCESSING_LINK, "the other attempt continues"
         tasks.start_soon(decoder.datadist.link_clusters, [cluster_info(prompt)], 20_000)
         assert (await calls[0]).status is LLMStatusCode.LLM_ALREADY_LINK
+
+
+# ---- offers ----
+
+
+def keep(owner: End, puller: End, name: str, **changes: Any) -> None:
+    """An honest request: blocks that are kept, and pulled by an offer."""
+    order = pull(name, owner.place(**changes))
+    owner.service.keep(name, order.lease, [3], PROMPT)
+    puller.service.pull(order)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+def test_offers_of_silent_places_under_a_true_id_cost_the_honest_ones_nothing(
+    ends: Callable[..., End], silence: Silence, key: str | None, tmp_path: Path
+) -> None:
+    settings = trusted(tmp_path, key)
+    true, puller = ends(0, **settings), ends(1, **settings)
+    for number, host in enumerate((SILENT, "127.0.0.8", "127.0.0.9")):
+        puller.service.pull(pull(f"lie{number}", true.place(host=host)))
+    puller.pass_turns()
+    assert len(silence.under_way) == 3
+    keep(true, puller, "honest")
+    assert puller.received("honest").failed == {}
+    puller.pass_turns()
+    assert puller.service.take().received == set(), "an offer that is wrong about the place does not use the link"
+
+
+def trusted(folder: Path, key: str | None) -> dict[str, Any]:
+    if key is None:
+        return {"peers": ["127.0.0.0/8"]}
+    file = folder / "key"
+    file.write_text(key)
+    file.chmod(0o600)
+    return {"peers": ["127.0.0.0/8"], "auth_key_file": file}
+
+
+def test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way(ends: Callable[..., End], silence: Silence) -> None:
+    true, puller = ends(0), ends(1, link_seconds=20)
+    for number in range(300):
+        puller.service.pull(pull(f"lie{number}", true.place(host=SILENT, port=1 + number)))
+    keep(true, puller, "honest")
+    found = puller.received("honest")
+    assert found.outcomes["honest"] == "pull_done"
+    assert silence.most == 64
+    puller.pass_turns()
+    first, last = silence.under_way[0], silence.under_way[-1]
+    assert (first[1], last[1], len(silence.under_way)) == (1 + 237, 1 + 299, 63), "the oldest gave way"
+
+
+def test_a_place_that_was_linked_before_waits_for_no_other_dial(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, puller = ends(0), ends(1, link_seconds=20)
+    keep(true, puller, "first")
+    assert puller.received("first").failed == {}
+    break_links(puller)
+    monkeypatch.setattr(dials, "DIALS", 0)
+    puller.service.pull(pull("lie", true.place(host=SILENT)))
+    keep(true, puller, "second")
+    assert puller.received("second").failed == {}
+    assert silence.begun == 0, "there was no room for others"
+
+
+def break_links(end: End) -> None:
+    async def part() -> None:
+        for link in engine_of(end.service).links.current:
+            await link.disconnect("a test", 5)
+            await link.wait_closed()
+
+    end.service._thread.call(part)
+
+
+def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], silence: Silence) -> None:
+    """A worker that has all heads pulls from 64 that have one each."""
+    axes: tuple[Axes, ...] = (("tokens", "heads", 4),)
+    end = ends(0, BlockShape(tokens=16, heads=64, axes=axes), link_seconds=20)
+    shape = BlockShape(tokens=16, heads=1, axes=axes)
+    workers = [end.place(host=SILENT, cluster_id=100 + number, shape=shape.model_dump()) for number in range(64)]
+    end.service.pull(pull("r", *workers))
+    end.pass_turns()
+    assert silence.most == len(silence.under_way) == 8
+
+
+# ---- places of one cluster ----
+
+
+@asynccontextmanager
+async def linked_by_another_way(
+    key: str | None,
+) -> AsyncIterator[tuple[PeerLinks, Cluster, PeerAddress, PeerAddress]]:
+    """A worker that a client's offer linked to a cluster by way of a forwarder; where the cluster is, and the forwarder."""
+    async with (
+        open_cluster(1, auth_key=key) as prompt,
+        open_cluster(2, device_id=1, auth_key=key) as decoder,
+        anyio.create_task_group() as group,
+    ):
+        address = prompt.datadist.listen_address
+        assert address is not None
+        links = PeerLinks(decoder.datadist, Spawner(group), 5, lambda _: None, Peers(LOOPBACK))
+        async with ChaosProxy(address) as proxy:
+            true, forwarder = (
+                PeerAddress(cluster_id=1, host=host, port=port) for host, port in (address, proxy.address)
+            )
+            await links.link(forwarder)
+            yield links, prompt, true, forwarder
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+async def test_a_link_by_another_way_to_the_same_cluster_serves_those_who_name_the_true_one(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with linked_by_another_way(key) as (links, prompt, true, forwarder):
+        dialled = count_dials(monkeypatch)
+        linked = await links.link(true)
+        assert await links.link(forwarder) == linked
+        assert await links.link(true) == linked
+        assert prompt.datadist.statistics().links[0].generation == 1, "the link continues"
+        assert dialled == [true.place], "once for each place of a link"
+
+
+async def test_a_place_where_another_cluster_listens_is_none_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked_by_another_way(KEY) as (links, _, true, _), open_cluster(3, device_id=2, auth_key=KEY) as other:
+        assert other.datadist.listen_address is not None
+        host, port = other.datadist.listen_address
+        with pytest.raises(NotAPeer, match=f"and not to 127.0.0.1:{port}: .*cluster 1 was asked for, 3 answered"):
+            await links.link(PeerAddress(cluster_id=1, host=host, port=port))
+        await links.link(true)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+async def test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link(key: str | None) -> None:
+    async with linked_by_another_way(key) as (links, _, true, _):
+        async with open_cluster(3, device_id=2, auth_key=key) as other:
+            other.datadist._cluster_id = 1
+            assert other.datadist.listen_address is not None
+            host, port = other.datadist.listen_address
+            with pytest.raises(NotAPeer, match="another instance of cluster 1 listens there"):
+                await links.link(PeerAddress(cluster_id=1, host=host, port=port))
+        await links.link(true)
+
+
+async def test_a_place_is_not_the_clusters_without_the_key() -> None:
+    """The process that listens there repeats the cluster's hello, and cannot prove it."""
+    async with linked_by_another_way(KEY) as (links, prompt, true, _):
+        impostor = Impostor(hello(instance=prompt.datadist.instance))
+        async with impostor.at(0) as port:
+            with pytest.raises(NotAPeer, match=f"and not to 127.0.0.1:{port}: .*does not have the key"):
+                await links.link(PeerAddress(cluster_id=1, host="127.0.0.1", port=port))
+        await links.link(true)
+
+
+async def test_a_silent_place_is_none_of_a_link(silence: Silence) -> None:
+    async with linked_by_another_way(None) as (links, _, true, _):
+        silent = asyncio.ensure_future(links.link(PeerAddress(cluster_id=1, host=SILENT, port=26000)))
+        await wait_all_tasks_blocked()
+        assert silence.under_way == [(SILENT, 26000)]
+        await links.link(true)
+        assert not silent.done()
+        silent.cancel()
+        await asyncio.wait([silent])
+
+
+def count_dials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    dialled: list[str] = []
+    connected: Callable[..., Awaitable[socket.socket]] = vars(dial)["connected"]
+
+    async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
+        dialled.append(f"{host}:{port}")
+        return await connected(host, port, first)
+
+    monkeypatch.setattr(dial, "connected", connect)
+    return dialled

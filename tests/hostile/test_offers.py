@@ -20,6 +20,7 @@ import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
+from aiodatadist.adapters.block_shapes import BlockShape
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
@@ -80,10 +81,10 @@ class Reached:
 class End:
     """A worker."""
 
-    def __init__(self, number: int, **settings: Any) -> None:
+    def __init__(self, number: int, shape: BlockShape | None = None, **settings: Any) -> None:
         self.service = BlockService(Settings(**{**FAST, "device_id": number, **settings}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8)]
-        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, LAYOUT)
+        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, LAYOUT, shape)
 
     def place(self, **changes: Any) -> WorkerAddress:
         return WorkerAddress.model_validate({**self.address.model_dump(), **changes})
@@ -232,7 +233,7 @@ def test_a_link_that_leads_elsewhere_is_not_used(
     assert puller.received("relayed").failed == {"relayed": (0,)}
     puller.service.expect(ExpectOrder("pushed", true.place(port=other.address.port), "t", 0, (1,)))
     assert puller.received("pushed").failed == {"pushed": (1,)}
-    assert reached.dialled == begun
+    assert reached.dialled == begun + [("127.0.0.1", other.address.port)] * 2, "another cluster listens there"
     place = f"127.0.0.1:{true.address.port}, and not to 127.0.0.1:{other.address.port}"
     assert f"offer refused: the link to cluster {true.address.cluster_id} leads to {place}" in caplog.text
     again = pull("again", true.address)
