@@ -189,7 +189,7 @@ void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
 
 /* The first position whose value is at an earlier one, too; or `count`. `table`: room for four times as many, which is
- * not touched if the values ascend. At most 2**30 values. */
+ * not touched if the values ascend. */
 uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *table);
 
 /* Parts that are numbered through a list of blocks, `each` of them in a block, become parts numbered through the cache. */

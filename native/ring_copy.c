@@ -41,11 +41,12 @@ uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *t
         i++;
     if (i >= count)
         return count;
-    uint32_t bits = 33 - (uint32_t)__builtin_clz(count), last = (1u << bits) - 1;     /* at least twice as many slots as values */
+    uint32_t bits = 33 - (uint32_t)__builtin_clz(count);            /* at least twice as many slots as values */
+    uint64_t last = (1ull << bits) - 1;                             /* 64 bits: 2**30 values have 2**32 slots */
     uint64_t multiplier = ((uint64_t)ring_now_ns() * 0x9e3779b97f4a7c15u) | 1;
-    memset(table, 0, (last + 1ull) * sizeof *table);
+    memset(table, 0, (last + 1) * sizeof *table);
     for (i = 0; i < count; i++) {
-        uint32_t at = (uint32_t)(values[i] * multiplier >> (64 - bits));
+        uint64_t at = values[i] * multiplier >> (64 - bits);
         while (table[at] && values[table[at] - 1] != values[i])
             at = (at + 1) & last;
         if (table[at])
