@@ -16,8 +16,8 @@ from aiodatadist.wire.messages import CacheEntry
 class RemoteCache:
     """One of the peer's caches, which we hold: the peer does not give its memory on meanwhile.
 
-    ``uses`` counts our transfers that touch it. ``summing``: bytes whose checksums the peer is asked for now; it refuses more
-    than its limit.
+    ``uses`` counts our transfers that touch it. ``summing``: bytes whose checksums the peer is asked for now. Beyond its
+    limit questions would wait there, and keep others of this end waiting.
     """
 
     __slots__ = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import plan
+from aiodatadist.concurrency.fair_queue import FairQueue
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.device import StreamTransfer, TransferState
 from aiodatadist.errors import (
@@ -25,7 +27,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.values.grid import Side
-from aiodatadist.values.peer_budget import CHECKSUM_CACHES, Budget
+from aiodatadist.values.peer_budget import CHECKSUM_CACHES
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
@@ -76,8 +78,8 @@ class Responder:
         self._running: dict[int, _Stoppable] = {}
         self._served = ServedRequests()
         self._digested = 0
-        self._summing: dict[int, int] = {}  # bytes, by question; those that were stopped are not among them
-        self._summing_bytes = 0
+        self._summing = 0  # bytes, of all questions
+        self._to_sum = FairQueue()
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is, but not while it is being taken back."""
@@ -168,7 +170,6 @@ class Responder:
         it is not served when it does."""
         running = self._running.get(call)
         if running is not None:
-            self._summed(call)  # now: the peer counts it no longer, and asks the next one
             running.cancel()
             return
         self._served.is_new(call)
@@ -226,23 +227,14 @@ class Responder:
         if message.call not in self._running:
             self._session.spawn(self._sum_up(message))
 
-    def _admit(self, message: Digest) -> None:
-        """Count its bytes. Raises ParamInvalid: too many are under way for this peer."""
-        nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
+    def _take(self, nbytes: int) -> bool | None:
+        """Count bytes that are summed up from now on. None while there is no room for them beside earlier questions of this
+        peer; a question alone may be larger."""
         limit = CHECKSUM_CACHES * self._session.peer_leases.held_bytes
-        if self._summing_bytes + nbytes > limit:
-            self._session.totals.budget_refusals[Budget.CHECKSUM_BYTES.value] += 1
-            raise ParamInvalid(
-                f"{nbytes} bytes are to be summed up beside {self._summing_bytes}: the limit is {limit}, {CHECKSUM_CACHES} "
-                "times the size of the caches that the peer was told of",
-                hint="ask for fewer at a time",
-            )
-        self._summing[message.call] = nbytes
-        self._summing_bytes += nbytes
-
-    def _summed(self, call: int) -> None:
-        """Its bytes are no longer under way."""
-        self._summing_bytes -= self._summing.pop(call, 0)
+        if self._summing and self._summing + nbytes > limit:
+            return None
+        self._summing += nbytes
+        return True
 
     def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = Scope()
@@ -257,7 +249,6 @@ class Responder:
             finally:
                 self._running.pop(message.call, None)
                 self._digested -= 1
-                self._summed(message.call)
             self._session.post(answer or _undigested(message.call, TransferError("it was stopped")))
 
         return run
@@ -267,21 +258,34 @@ class Responder:
             if entry is None:
                 raise CacheNotFound(f"cache {message.cache_id} was never announced, or taken back")
             side = _side(message, entry)
-            self._admit(message)
             entry.lease()
             try:
-                sums = await self._sum(entry, side, message.seconds)
+                sums = await self._sum_in_turn(message, entry, side)
             finally:
                 entry.release()
         except LLMException as error:
             return _undigested(message.call, error)
         return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
 
+    async def _sum_in_turn(self, message: Digest, entry: Entry, side: Side) -> list[int]:
+        """Like :meth:`_sum`, behind earlier questions of this peer if they are too many bytes together."""
+        nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
+        deadline = anyio.current_time() + message.seconds
+        try:
+            await self._to_sum.take(partial(self._take, nbytes), deadline)
+        except TimeoutError as error:
+            raise _not_summed(message.seconds) from error
+        try:
+            return await self._sum(entry, side, deadline - anyio.current_time())
+        finally:
+            self._summing -= nbytes
+            self._to_sum.call()
+
     async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
         """The caller leased the cache. Raises LLMException: it cannot be read; TransferTimeout: not within the time."""
         with anyio.move_on_after(seconds):
             return (await self._session.digester.digests(entry, side, self._session.cluster_id)).tolist()
-        raise TransferTimeout(f"the checksums were not there within {seconds:g} s")
+        raise _not_summed(seconds)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(**message.name.model_dump())
@@ -327,6 +331,10 @@ def _side(message: Digest, entry: Entry) -> Side:
         raise ParamInvalid(f"a piece ends at byte {end}: a tensor of cache {entry.cache_id} has {limit}")
     starts = array("Q", [address + message.offset for address in entry.addresses[first:stop]])
     return Side(starts, array("Q", message.indexes), message.step, message.nbytes, message.tail)
+
+
+def _not_summed(seconds: float) -> TransferTimeout:
+    return TransferTimeout(f"the checksums were not there within {seconds:g} s")
 
 
 def _undigested(call: int, error: LLMException) -> Digests:

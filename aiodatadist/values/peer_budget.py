@@ -15,7 +15,6 @@ class Budget(StrEnum):
     EARLY_CLAIMS = "early_claims"
     WANTS = "wants"
     WANT_BLOCKS = "want_blocks"
-    CHECKSUM_BYTES = "checksum_bytes"
 
 
 EARLY_CLAIMS = 256
@@ -37,7 +36,7 @@ DROPPED_BY_GONE = 4096
 """The same of all peers together whose links have ended: of four such peers."""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
-compared while two more arrive."""
+compared while two more arrive. Further questions wait for these; older peers do not count what they ask for."""
 LOOK_UPS = 8
 """Look-ups of host names for a peer at a time. It has one address at a time: the others are of earlier attempts."""
 ALL_LOOK_UPS = 64
