@@ -31,7 +31,7 @@ from aiodatadist import (
     NotLinked,
     PeerLost,
 )
-from aiodatadist.testing import Cluster, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
+from aiodatadist.testing import Cluster, SoftHold, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
 from tests.stopwatch import lasting
 
 DESC = CacheDesc(2, [16, 1 << 20], DataType.DT_UINT8)  # 32 MiB: several windows
@@ -280,6 +280,14 @@ class Peer:
 
     async def fault(self, spec: str) -> None:
         soft_fault(spec)
+
+    async def halt(self, function: str) -> None:
+        """Return when the next call is half-way. It moves on after :meth:`resume`."""
+        soft_fault(f"{function}:half=halted")
+        await SoftHold("halted").arrived()
+
+    async def resume(self) -> None:
+        SoftHold("halted").release()
 
     async def push_for_ever(self, model_id: int) -> str | None:
         """Returns when it has begun, or what ended it before."""

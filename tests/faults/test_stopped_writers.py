@@ -1,6 +1,6 @@
 """A peer that is stopped in the middle of a write, loses its link, and goes on: nothing lands in memory that was given on.
 
-Each scenario goes on until the peer was caught inside of a write several times, at whatever place that was.
+The peer's device stands half-way in the write, so that the rest lands when the test says so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from aiodatadist import (
 from aiodatadist.cache.table import Entry
 from aiodatadist.testing import Cluster, open_cluster, soft_counters
 from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
+from tests.held import turns
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
 
@@ -38,10 +39,6 @@ SIZE = 64 << 20
 WHOLE = DESC.size * DESC.num_tensors
 STOPPABLE = {"heartbeat_interval": 100, "heartbeat_misses": 6}
 """A stopped peer is lost in 0.7 s; one that gets no core for half a second is not."""
-CAUGHT = 2
-"""Times that the peer has to be caught in the middle of a write before a test is satisfied."""
-ROUNDS = 60
-"""In which it has to be caught that often: four of five rounds catch it on a machine that has nothing else to do."""
 LOST = {"PeerLost", "LinkClosed", "NotLinked", "LinkError"}
 modes = pytest.mark.parametrize("one_sided", [True, False], ids=["pushed", "served"])
 
@@ -136,9 +133,13 @@ class Own(Memory):
         is_withheld = entry_of(self.cluster, cache.cache_id).is_withheld
         leaving = asyncio.create_task(self.manager.unregister_cache(cache.cache_id))
         if is_withheld:
-            await asyncio.wait([leaving], timeout=0.05)
+            await turns()
             assert not leaving.done(), "a peer may still write there"
             peer.send(number)
+            if number is signal.SIGCONT:
+                await peer.ask("links")
+                assert not leaving.done(), "the peer has not written the rest"
+                await peer.ask("resume")
         with anyio.fail_after(20):
             await leaving
 
@@ -165,19 +166,20 @@ class Scene:
         self.memory = memory
         self.one_sided = one_sided
 
-    async def stop_in_a_write(self, delay: float) -> Cache:
-        """The cache into which it wrote; its link is gone by now."""
+    async def stop_in_a_write(self) -> Cache:
+        """Return the cache into which it wrote, and which is withheld; its link is gone by now."""
         cache = await self.memory.lend()
         if self.one_sided:
             assert await self.peer.ask("push_for_ever", LENT) is None
-            await anyio.sleep(delay)
+            await self.peer.ask("halt", "HcclBatchPut")
             self.peer.send(signal.SIGSTOP)
         else:
-            await self.served(cache, delay)
+            await self.served(cache)
         await gone(self.cluster)
+        assert entry_of(self.cluster, cache.cache_id).is_withheld
         return cache
 
-    async def served(self, cache: Cache, delay: float) -> None:
+    async def served(self, cache: Cache) -> None:
         pull_blocks = self.cluster.datadist.cache_manager.pull_blocks
 
         async def pull() -> None:
@@ -186,7 +188,7 @@ class Scene:
 
         await pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)  # there is a channel that reaches it
         task = asyncio.create_task(pull())
-        await anyio.sleep(delay)
+        await self.peer.ask("halt", "HcclBatchPut")
         self.peer.send(signal.SIGSTOP)
         with pytest.raises(PeerLost):
             await task
@@ -194,6 +196,7 @@ class Scene:
     async def go_on(self) -> None:
         """The peer goes on; returns when it knows that it has lost its link, and nothing of its is under way."""
         self.peer.send(signal.SIGCONT)
+        await self.peer.ask("resume")
         if self.one_sided:
             assert await self.peer.ask("push_failed") in LOST
         await self.peer.ask("unlinked", 2)
@@ -210,19 +213,6 @@ async def scene(kind: type[Memory], one_sided: bool) -> AsyncIterator[Scene]:
         yield Scene(peer, cluster, kind(cluster), one_sided)
 
 
-async def rounds_until_caught(s: Scene, times: int) -> AsyncIterator[Cache]:
-    """Rounds in which the peer was stopped and lost its link, until it was ``times`` caught in the middle of a write."""
-    caught = 0
-    for number in range(ROUNDS):
-        cache = await s.stop_in_a_write(number * 0.000_7)
-        caught += entry_of(s.cluster, cache.cache_id).is_withheld
-        yield cache
-        if caught == times:
-            return
-        await s.link_again()
-    raise AssertionError(f"in {ROUNDS} rounds it was caught in the middle of a write {caught} times")
-
-
 # ---- given on ----
 
 
@@ -230,7 +220,10 @@ async def rounds_until_caught(s: Scene, times: int) -> AsyncIterator[Cache]:
 @pytest.mark.parametrize("kind", [Pool, Own, ARRAY])
 async def test_no_byte_lands_in_memory_that_was_given_on(kind: type[Memory], one_sided: bool) -> None:
     async with scene(kind, one_sided) as s:
-        async for cache in rounds_until_caught(s, CAUGHT):
+        for is_again in (False, True):
+            if is_again:
+                await s.link_again()
+            cache = await s.stop_in_a_write()
             await s.memory.give_up(cache, s.peer, signal.SIGCONT)
             s.memory.fill()
             await s.go_on()
@@ -241,18 +234,14 @@ async def test_no_byte_lands_in_memory_that_was_given_on(kind: type[Memory], one
 @pytest.mark.parametrize("kind", [Pool, ARRAY])
 async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> None:
     async with scene(kind, one_sided=True) as s:
-        async for cache in rounds_until_caught(s, 1):
-            is_withheld = entry_of(s.cluster, cache.cache_id).is_withheld
-            number = signal.SIGKILL if is_withheld else signal.SIGCONT
-            await s.memory.give_up(cache, s.peer, number)
-            s.memory.fill()
-            if not is_withheld:
-                await s.go_on()
-            elif kind is Pool:  # else it was killed already
-                s.peer.send(signal.SIGKILL)
-            await until(lambda: not usage(s.cluster).withheld)
-            s.memory.check()
-            await s.memory.end()
+        cache = await s.stop_in_a_write()
+        await s.memory.give_up(cache, s.peer, signal.SIGKILL)
+        s.memory.fill()
+        if kind is Pool:  # else it was killed already
+            s.peer.send(signal.SIGKILL)
+        await until(lambda: not usage(s.cluster).withheld)
+        s.memory.check()
+        await s.memory.end()
 
 
 # ---- while it is withheld ----
@@ -262,16 +251,15 @@ async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> 
     options: dict[str, Any] = STOPPABLE
     async with scene(Pool, one_sided=True) as s:
         manager = s.cluster.datadist.cache_manager
-        async for cache in rounds_until_caught(s, 1):
-            if entry_of(s.cluster, cache.cache_id).is_withheld:
-                async with open_cluster(3, device_id=3, **options) as healthy:
-                    await check_refused(s.cluster, healthy, cache)
-            await s.go_on()
-            entry = entry_of(s.cluster, cache.cache_id)
-            await until(lambda entry=entry: not entry.is_withheld)  # type: ignore[misc]
-            await manager.copy_blocks(cache, {0: [1]})
-            await manager.deallocate_blocks_cache(cache)
-            await s.memory.end()
+        cache = await s.stop_in_a_write()
+        async with open_cluster(3, device_id=3, **options) as healthy:
+            await check_refused(s.cluster, healthy, cache)
+        await s.go_on()
+        entry = entry_of(s.cluster, cache.cache_id)
+        await until(lambda: not entry.is_withheld)
+        await manager.copy_blocks(cache, {0: [1]})
+        await manager.deallocate_blocks_cache(cache)
+        await s.memory.end()
 
 
 async def check_refused(cluster: Cluster, healthy: Cluster, cache: Cache) -> None:
@@ -302,20 +290,17 @@ def _info(cluster_id: int, address: tuple[str, int]) -> LLMClusterInfo:
 async def test_a_cluster_is_finalized_while_memory_is_withheld(
     kind: type[Memory], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caught = 0
     async with puppet(**STOPPABLE) as peer:
-        while not caught:
-            before = soft_counters()
-            async with linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
-                s = Scene(peer, cluster, kind(cluster), one_sided=True)
-                cache = await s.stop_in_a_write(0.001)
-                caught = entry_of(cluster, cache.cache_id).is_withheld
-                started = anyio.current_time()
-            assert anyio.current_time() - started < 5, "a stopped peer keeps no caller waiting"
-            after = soft_counters()
-            for name in ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms"):
-                assert after[name] == before[name], name
-            await s.go_on()
+        before = soft_counters()
+        async with linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
+            s = Scene(peer, cluster, kind(cluster), one_sided=True)
+            await s.stop_in_a_write()
+            started = anyio.current_time()
+        assert anyio.current_time() - started < 5, "a stopped peer keeps no caller waiting"
+        after = soft_counters()
+        for name in ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms"):
+            assert after[name] == before[name], name
+        await s.go_on()
     if kind is Array:
         assert "do not use its memory" in caplog.text
 
@@ -326,13 +311,13 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
 async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_another_cache() -> None:
     async with puppet(**STOPPABLE) as peer, linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
         s = Scene(peer, cluster, Pool(cluster), one_sided=True)
-        for number in range(6):
+        for _ in range(2):
             cache = await s.memory.lend()
             for array in cluster.datadist.cache_manager.arrays(cache):
                 array[:] = 0x11
             del array
             assert await peer.ask("pull_checked", LENT, 0x11) is None
-            await anyio.sleep(number * 0.002_3)
+            await peer.ask("halt", "HcclBatchGet")
             peer.send(signal.SIGSTOP)
             await gone(cluster)
             assert not entry_of(cluster, cache.cache_id).is_withheld, "who reads keeps nothing"
