@@ -408,9 +408,9 @@ class Engine:
         what = "is being finalized" if self.is_stopping else "does not wait any longer"
         return LinkClosed(f"cluster {self.cluster_id} {what}")
 
-    async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float) -> None:
+    async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:
         """For the relinker. Raises LinkError: no link was made."""
-        await self.initiator.link_once(address, cluster_id, seconds)
+        await self.initiator.link_once(address, cluster_id, seconds, patience)
 
     # ---- ends ----
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -53,9 +54,10 @@ class _Attempt:
     Attributes:
         asks: the instance of the cluster that is being asked for the link; the empty text while none is.
         met: called when the peer has proved that it has the key. Without a key, never.
+        patience: seconds in which what took the connection must prove that it is the peer.
     """
 
-    def __init__(self, cluster_id: int, deadline: float, met: Callable[[], object]) -> None:
+    def __init__(self, cluster_id: int, deadline: float, met: Callable[[], object], patience: float = math.inf) -> None:
         self.cluster_id = cluster_id
         self.scope = anyio.CancelScope(deadline=deadline)
         self.settled = anyio.Event()
@@ -63,6 +65,7 @@ class _Attempt:
         self.waits_for = ""
         self.asks = ""
         self.met = met
+        self.patience = patience
 
     def now_waits_for(self, what: str) -> None:
         """What has not happened yet, in words."""
@@ -192,9 +195,10 @@ class LinkInitiator:
         finally:
             linking.running -= 1
 
-    async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float) -> None:
-        """As :meth:`link`, and not counted as a caller's."""
-        await self._link(address, cluster_id, seconds, None, None)
+    async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:
+        """As :meth:`link`, and not counted as a caller's. Raises LinkTimeout, too, if what takes the connection does not
+        prove within ``patience`` that it is the cluster."""
+        await self._link(address, cluster_id, seconds, None, None, patience=patience)
 
     async def meet(
         self, address: tuple[str, int], cluster_id: int, timeout: float, met: Callable[[], object] = lambda: None
@@ -227,6 +231,7 @@ class LinkInitiator:
         key: bytes | None,
         relink_timeout: float | None,
         met: Callable[[], object] = lambda: None,
+        patience: float = math.inf,
     ) -> None:
         if (cluster_id, address) in self._attempts:
             raise LinkError(
@@ -235,7 +240,7 @@ class LinkInitiator:
                 hint="await wait_linked()",
             )
         self._links.check_not_linked(cluster_id)
-        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met)
+        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met, patience)
         key = key or self._engine.auth_key
         self._engine.tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
         self._attempts[cluster_id, address] = attempt
@@ -396,12 +401,14 @@ class LinkInitiator:
         hello = self._engine.hello(key, cluster_id)
 
         def met(peer: Hello) -> None:
+            unproved.deadline = math.inf
             if key is not None:
                 attempt.met()
             before_asking(peer)
 
         waits_for = attempt.now_waits_for
         connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, cluster_id)
+        unproved = anyio.CancelScope(deadline=anyio.current_time() + attempt.patience)
         link = self._engine.new_link(connection)
         link.dialled = address
         handshake = Handshake("client", hello, key, cluster_id, met)
@@ -413,7 +420,13 @@ class LinkInitiator:
             await self._heartbeats.attach(link, (host, address[1]), token, self._engine.tasks())
 
         try:
-            await self._engine.make(link, handshake, connect, attach=attach)
+            with unproved:
+                await self._engine.make(link, handshake, connect, attach=attach)
+            if unproved.cancelled_caught:
+                place = host_port(host, address[1])
+                raise LinkTimeout(
+                    f"{place} did not prove within {attempt.patience:g} s that it is cluster {cluster_id}"
+                )
             tasks = self._engine.tasks()
             link.is_peers = not self._engine.links_have_owners
             self._links.file(link)

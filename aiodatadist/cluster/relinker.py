@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Address = tuple[str, int]
+UNPROVED_SECONDS = 1.0
+"""Seconds of an attempt in which what took the connection must prove who it is. Another process may have held the port, and
+keep the connection when the cluster is there again."""
 
 
 class Linking(Protocol):
@@ -45,7 +48,7 @@ class Linking(Protocol):
     def totals(self) -> Totals: ...
     def peek_link(self, cluster_id: int) -> Link | None: ...
     def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool: ...
-    async def link_once(self, address: Address, cluster_id: int, seconds: float) -> None:
+    async def link_once(self, address: Address, cluster_id: int, seconds: float, patience: float) -> None:
         """Raises LinkError: no link was made."""
         ...
 
@@ -341,7 +344,7 @@ class Relinker:
         """What it failed with."""
         flow, lost_at = self._totals.relinking, wanted.lost_at
         try:
-            await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds)
+            await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds, UNPROVED_SECONDS)
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._is_linked(wanted.cluster_id):
                 flow.failed(error.status_code.name)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import pytest
 
 from aiodatadist import LLMClusterInfo, LLMStatusCode
 from aiodatadist.cluster.initiator import LinkInitiator
-from aiodatadist.testing import open_cluster
+from aiodatadist.testing import cluster_info, open_cluster
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.messages import Hello, Message, Proof, Refuse
-from tests.test_relink import GIVEN_UP, LINKED, QUICK, RELINKING, phases, pulled, until, waiting_pair
+from tests.test_relink import GIVEN_UP, LINKED, QUICK, RELINKING, Door, cut, phases, pulled, until, waiting_pair
 from tests.unit.wire.examples import endpoint
 
 KEY = b"k" * 32
@@ -166,6 +168,38 @@ async def test_a_process_that_holds_a_clusters_port_and_says_nothing_does_not_ei
             told = await until(changes, LINKED, GIVEN_UP)
         assert phases(told) == [(LINKED, 2)]
         assert told[-1].attempt == 2
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("answer", [None, hello()], ids=["no word", "the true id"])
+async def test_a_connection_that_an_impostor_keeps_does_not_hold_relinking(
+    answer: Answer | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It frees the port, so the true cluster listens there again; the connection that it took stays open and silent. An
+    attempt had an hour."""
+    attempts = Attempts(monkeypatch, 1)
+    async with (
+        open_cluster(1, auth_key=KEY) as prompt,
+        open_cluster(2, device_id=1, auth_key=KEY, relink=QUICK) as decoder,
+    ):
+        linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 3_600_000)
+        assert linked[0] is LLMStatusCode.LLM_SUCCESS
+        door, changes = Door(prompt), decoder.datadist.link_changes()
+        await door.close()
+        with socket.create_server(("127.0.0.1", door.port)) as listener:
+            await cut(prompt)
+            attempts.port_is_held.set()
+            attempts.go_on.set()
+            kept, _ = await anyio.to_thread.run_sync(listener.accept)
+        with kept:
+            await door.open()
+            if answer is not None:
+                (said,) = Decoder().feed(await anyio.to_thread.run_sync(kept.recv, 4096))
+                assert isinstance(said, Hello)
+                kept.sendall(encode(answer(said)[0]))
+            told = await until(changes, LINKED, GIVEN_UP)
+        assert phases(told)[-1] == (LINKED, 2)
+        assert any("did not prove within 1 s that it is cluster 1" in str(change.reason) for change in told)
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])

@@ -341,6 +341,14 @@ MUTANTS = (
         (STRANGERS,),
     ),
     Mutant(
+        "silent-impostor-waited-for",
+        "relinking gives up a connection on which the other end does not prove who it is",
+        "aiodatadist/cluster/initiator.py",
+        "            with unproved:\n",
+        "            with anyio.CancelScope():\n",
+        ("tests/hostile/test_unproved.py::test_a_connection_that_an_impostor_keeps_does_not_hold_relinking",),
+    ),
+    Mutant(
         "anyone-ends-an-engine",
         "without a key, a rank is not replaced while its address answers",
         "aiodatadist/adapters/rendezvous.py",
