@@ -232,7 +232,7 @@ class Destination:
 
     def offer(self, layer: int) -> None:
         """This layer is ready, and all wanted ones before it."""
-        if self.is_open and self._device_event is not None and self.link.channels.is_rdma:
+        if self.is_open and self._device_event is not None and self.link.channels.has_one_queue:
             self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), layer, self._seconds))
             self._offered = layer - self.layers.start + 1
         elif self.is_open:
@@ -284,7 +284,7 @@ class Destination:
     def _launch(self, first: int, stop: int) -> None:
         link_channel, remote, grid = self._usable()
         program = Program()
-        if self._device_event is not None and not link_channel.channel.is_rdma:
+        if self._device_event is not None and not link_channel.channel.has_one_queue:
             program.wait_number(self._event(self.layers.start + stop - 1))
         link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
         seconds, priority = self._seconds * (stop - first), self._priority
@@ -304,7 +304,7 @@ class Destination:
             raise InternalError("the channel got older")
         return link_channel, remote, grid
 
-    # ---- over RDMA: a request is carried out as soon as any later one is, so it is made when its layer is final ----
+    # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
 
     def _wait_on_host(self, program: Program, layer: int, seconds: float) -> None:
         """Offer the layer when this program, which only waits, is over. They end in the order of layers.
@@ -364,7 +364,7 @@ class Destination:
     def launch_gated(self, gate: Gate, seconds: float) -> None:
         """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
         self._gate, self._gate_seconds = gate, seconds
-        if self.link.channels.is_rdma:
+        if self.link.channels.has_one_queue:
             self._try(lambda: self._follow_gates(gate, seconds))
         else:
             self._try(lambda: self._launch_gated(gate, seconds))

@@ -110,8 +110,8 @@ class Channels:
 
     Only the client begins, so two renewals never meet.
 
-    Over RDMA a transfer that was stopped half-way leaves requests in the channel's queue. The channel goes out of use at once
-    then, and is closed before anything of that transfer is given back::
+    If a channel has one queue, a transfer that was stopped half-way leaves requests in it. The channel goes out of use at
+    once then, and is closed before anything of that transfer is given back::
 
         broken    ->                         from either end; the client begins to renew
         both let what runs on it end; what waits for it takes the next one
@@ -143,7 +143,7 @@ class Channels:
         self._spawn = spawn
         self._name = name
         self._rank = 0
-        self._is_rdma = False
+        self._has_one_queue = False
         self._reaches_host = True
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
@@ -171,13 +171,13 @@ class Channels:
         epoch = self._transport.epoch
         channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
         self._current = LinkChannel(name, channel, epoch, 0)
-        self._is_rdma = channel.is_rdma
+        self._has_one_queue = channel.has_one_queue
         self._reaches_host = channel.reaches_host
 
     @property
-    def is_rdma(self) -> bool:
+    def has_one_queue(self) -> bool:
         """Of all of them, as they are between the same two devices."""
-        return self._is_rdma
+        return self._has_one_queue
 
     @property
     def current(self) -> LinkChannel:

@@ -123,7 +123,7 @@ class PullRequests:
     @property
     def patience(self) -> float:
         """Seconds from a cancellation until it is known that no byte can land, or that it is not known."""
-        clean = CLEAN_SECONDS if self._session.channels.is_rdma else 0.0
+        clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
         return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._session.quiesce_seconds + clean
 
     def begin(self, operation: RemoteOperation, spec: TransferSpec) -> None:
@@ -293,7 +293,7 @@ class PullRequests:
         if question is None or question.answer is not None:  # in the tick in which it was to stop
             return
         seconds = STOP_TIMEOUT + (
-            BROKEN_TIMEOUT if session.channels.is_rdma else 0.0
+            BROKEN_TIMEOUT if session.channels.has_one_queue else 0.0
         )  # it has to close a channel with us
         session.post(Stop(call=question.number))
         silent, heard = 0, session.questions.heard

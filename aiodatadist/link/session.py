@@ -61,8 +61,8 @@ SHORTCUTS = 1024
 ALONE_SECONDS = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 
-RDMA = "RDMA"
-"""The one stream of a link over RDMA: there a request of any stream starts those of all others."""
+ONE_QUEUE = "one queue"
+"""The one stream of a link whose channels have one queue: a request of any stream starts those of all others."""
 BROKEN_TIMEOUT = 30.0
 """Seconds for closing a channel on which a transfer was stopped half-way: the peer's transfers on it end first."""
 
@@ -261,7 +261,7 @@ class Session:
     def learn_shortcut(self, spec: TransferSpec) -> None:
         """A transfer ended at once: the next one between these two caches need not look everything up again."""
         key, known = spec.key, self.within_reach(spec.entry, spec.key)
-        if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.is_rdma:
+        if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.has_one_queue:
             return
         stream = self.stream(_lane("ours", spec.priority))
         flow = self._host.totals.transfers[CALLS[spec.direction]]
@@ -351,8 +351,8 @@ class Session:
         """Start a program on one of the link's streams: both caches are leased until the device let go."""
         if entry.data_type != remote.data_type:
             self._warn_of_types(entry, remote)
-        if link_channel.channel.is_rdma:
-            transfer = self.stream(RDMA, is_serial=True).submit(program, seconds, self._break_channel, priority)
+        if link_channel.channel.has_one_queue:
+            transfer = self.stream(ONE_QUEUE, is_serial=True).submit(program, seconds, self._break_channel, priority)
         else:
             transfer = self.stream(stream).submit(program, seconds, priority=priority)
         what = "served" if stream.startswith("served") else _DONE[direction]
@@ -419,7 +419,7 @@ class Session:
             self._streams[name] = self._device.open_stream(f"link to {self.cluster_id}, {name}", is_serial=is_serial)
         return self._streams[name]
 
-    # ---- over RDMA: a transfer that was stopped half-way ----
+    # ---- channels with one queue: a transfer that was stopped half-way ----
 
     def _break_channel(self, transfer: StreamTransfer, error: LLMException | None, finish: Callable[[], None]) -> None:
         """Requests of it are left in its channel's queue, where the next request would start them. So none comes, and the
@@ -455,7 +455,7 @@ class Session:
         self.spawn(lambda: self._open_next(link_channel))
         waiting = [r for r in self._transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
         if waiting:
-            stream = self.stream(RDMA)
+            stream = self.stream(ONE_QUEUE)
             stream.hold()
             for running in waiting:
                 running.link_channel = None

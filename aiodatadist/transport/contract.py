@@ -94,13 +94,13 @@ class Channel(ABC):
     A channel covers the regions that both ends had registered when it was opened.
 
     Attributes:
-        is_rdma: gets and puts are requests in one queue, which any later one starts, from whatever stream: all of one end go
-            through one stream, one at a time, and what was stopped half-way is only over when the channel is closed. The same
-            holds over HCCS if HCCL unfolds batches on the device.
+        has_one_queue: all gets and puts wait in one queue, which any later one starts, from whatever stream. So all of one
+            end go through one stream, one at a time, and what was stopped half-way is over only when the channel is closed.
+            True over RDMA, and over HCCS if HCCL unfolds batches on the device.
         reaches_host: the peer's HOST memory can be read and written, too; else DEVICE memory only.
     """
 
-    is_rdma: bool = False
+    has_one_queue: bool = False
     reaches_host: bool = True
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Channel(ABC):
 
     def take_over(self, program: Program) -> None:
         """Make a program that was made for another channel to this peer, and has not started, one of this channel. For
-        channels that are RDMA."""
+        channels that have one queue."""
         raise NotImplementedError
 
     @abstractmethod

@@ -276,7 +276,7 @@ class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
     def __init__(self, device: Device, comm: Communicator, peer_rank: int, kind: LinkKind) -> None:
-        self.is_rdma = kind is LinkKind.ROCE or is_unfolded(device.runtime, kind)
+        self.has_one_queue = kind is LinkKind.ROCE or is_unfolded(device.runtime, kind)
         self.reaches_host = kind is not LinkKind.HCCS
         self._device = device
         self._comm = comm

@@ -21,7 +21,7 @@ THERE = Endpoint("fake", "fake", "host", "server", "1", "10.0.0.2", 2)
 
 
 class Fake(Channel):
-    is_rdma = True
+    has_one_queue = True
 
     def __init__(self, name: str) -> None:
         self.name = name
