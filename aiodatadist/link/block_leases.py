@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
@@ -108,7 +108,7 @@ class BlockLease:
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
         self._pull_seconds = pull_seconds
         self._claims: dict[tuple[object, int], PeerClaim] = {}
-        self._past: dict[tuple[object, int], None] = {}  # claims whose pull is over, by peer and number
+        self._past: defaultdict[object, dict[int, None]] = defaultdict(dict)  # numbers of claims that are over, by peer
         self._takers = self._taken = 0
         self._closed: LeaseEnd | None = None
         self.name = name
@@ -170,7 +170,7 @@ class BlockLease:
         if known is not None:
             known.answer(True)  # with its limit
             return
-        if (claim.peer, claim.call) in self._past:
+        if claim.call in self._past.get(claim.peer, ()):
             claim.answer(False)
             return
         takers = self._takers or claim.takers
@@ -199,15 +199,17 @@ class BlockLease:
 
     def _is_first(self, peer: object, call: int) -> bool:
         """No claim of this number is known to be over. From now on one is."""
-        is_first = (peer, call) not in self._past
-        self._past[peer, call] = None
-        if len(self._past) > KNOWN:
-            del self._past[next(iter(self._past))]
+        past = self._past[peer]
+        is_first = call not in past
+        past[call] = None
+        if len(past) > KNOWN:
+            del past[next(iter(past))]
         return is_first
 
     def peer_gone(self, peer: object) -> None:
         for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
             self._drop(claim, LeaseEnd.PEER_LOST)
+        self._past.pop(peer, None)
 
     def _drop(self, claim: PeerClaim, why: LeaseEnd | None) -> None:
         """A pull is over. None: it failed, and may try again."""
@@ -240,6 +242,7 @@ class BlockLease:
         for claim in self._claims.values():
             claim.settled()
         self._claims.clear()
+        self._past.clear()
         self._over.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

@@ -6,7 +6,9 @@ Everything is counted: steps of the interpreter, claims, bytes and turns. Nothin
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
@@ -125,6 +127,44 @@ async def test_a_peer_releases_so_many_leases_that_do_not_exist(monkeypatch: pyt
     leases.claim("1" * 32, PeerClaim(honest, 0, 10, answers.append), 60)
     assert answers == [False]
     assert len(leases._released) == peer_budget.RELEASED_NAMES + 1
+    leases.end()
+
+
+class Peer:
+    """Stands for a link, which lives as long as a lease has it."""
+
+
+async def test_a_lease_forgets_peers_that_are_gone_and_all_of_them_when_it_ends() -> None:
+    leases, answers = leases_of(Totals()), list[bool]()
+    entry = cast("Entry", SimpleNamespace(cache_id=1))
+    lease = leases.open(1, entry, array("Q", [1]), 60, 60)
+    peers = [Peer(), Peer()]
+    known = [weakref.ref(peer) for peer in peers]
+    for peer in peers:
+        leases.claim(lease.name, PeerClaim(peer, 1, 10, answers.append), 0)
+        leases.unclaim(peer, 1, lease.name, None)
+    assert answers == [True, True]
+    leases.peer_gone(peers[0])
+    del peer
+    peers.clear()
+    gc.collect()
+    assert known[0]() is None
+    assert known[1]() is not None  # a claim that comes again is known to be over
+    leases.end()
+    gc.collect()
+    assert known[1]() is None
+    assert lease.ended is LeaseEnd.WITHDRAWN
+
+
+async def test_claims_of_one_peer_make_a_lease_forget_none_of_another() -> None:
+    leases, liar, honest, answers = leases_of(Totals()), object(), object(), list[bool]()
+    lease = leases.open(1, cast("Entry", SimpleNamespace(cache_id=1)), array("Q", [1]), 60, 60)
+    leases.claim(lease.name, PeerClaim(honest, 1, 10, answers.append), 0)
+    leases.unclaim(honest, 1, lease.name, None)
+    for call in range(1, 1000):
+        leases.unclaim(liar, call, lease.name, None)
+    leases.claim(lease.name, PeerClaim(honest, 1, 10, answers.append), 0)  # it comes again, late
+    assert answers == [True, False]
     leases.end()
 
 
