@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodatadist import LLMStatusCode, ParamInvalid
@@ -47,6 +48,8 @@ ANSWERS: dict[str, Any] = {
     "without words": Shy,
     "a function": lambda: bool,
     "a list": lambda: [True],
+    "an array": lambda: np.ones(1, bool),
+    "a number of numpy's": lambda: np.int8(1),
 }
 
 
@@ -86,11 +89,14 @@ async def test_a_coroutine_in_a_coroutine_is_no_answer_and_leaves_no_warning() -
         await made.still_works()
 
 
-@pytest.mark.parametrize("answer", [None, False])
-async def test_no_gives_the_layer_up(answer: bool | None) -> None:
+@pytest.mark.parametrize("answer", [None, False, np.False_])
+@pytest.mark.parametrize("yes", [True, np.True_])
+async def test_no_gives_the_layer_up(yes: bool | np.bool_, answer: bool | np.bool_ | None) -> None:
+    """What a comparison of numpy's returns is a boolean like Python's own."""
+
     class No:
-        def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool | None:
-            return True if layer_index < LAYERS - 1 else answer
+        def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool | np.bool_ | None:
+            return yes if layer_index < LAYERS - 1 else answer
 
     async with fan() as made:
         with pytest.raises(ParamInvalid, match=rf"synchronize_layer\({LAYERS - 1}\) gave the layer up"):

@@ -25,7 +25,8 @@ class LayerSynchronizer(ABC):
 
     @abstractmethod
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
-        """Wait until the layer is final: True. Or give it up: False, or None. Any other answer fails the transfer.
+        """Wait until the layer is final: True. Or give it up: False, or None. Numpy's booleans count as Python's. Any other
+        answer fails the transfer.
 
         Called with source layers in ascending order, those that some destination wants, one at a time. ``timeout_in_millis``
         is always None: the code that computes knows how long that may take.

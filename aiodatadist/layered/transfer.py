@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -349,16 +350,20 @@ class LayeredTransfer(TransferCompletion):
 
 def _verdict(layer: int, said: object) -> LLMException | None:
     """What a synchronizer's answer means: None if the layer is final."""
-    if said is True:
-        return None
-    if said is None or said is False:
-        return _given_up(layer)
+    if said is None or _is_bool(said):
+        return None if said else _given_up(layer)
     if inspect.iscoroutine(said):
         said.close()  # else it warns that nothing awaited it
     return ParamInvalid(
         f"synchronize_layer({layer}) returned {shown(said)} of type {type(said).__name__}: must be True, False or None, or"
         " an awaitable of one of them"
     )
+
+
+def _is_bool(said: object) -> bool:
+    """Return True for Python's booleans, and for numpy's, which its comparisons return, if it is imported."""
+    numpys = getattr(sys.modules.get("numpy"), "bool_", bool)
+    return type(said) is bool or type(said) is numpys
 
 
 def _given_up(layer: int) -> ParamInvalid:
