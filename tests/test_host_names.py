@@ -352,4 +352,67 @@ async def test_silent_names_of_one_peer_delay_no_other_peer_s_look_up(silent: Si
         assert {f"silent{i}" for i in range(16)} <= names._asked.keys(), "a place is free when no task waits"
         silent.let_go.set()
     assert not names._rooms
-    assert names._taken == 0
+    assert names._all.is_idle
+
+
+class Threads:
+    """Counts threads that look something up; none of these names gets an answer, but for those that are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answered: set[str]) -> None:
+        self.begun, self.let_go, self.answered = 0, threading.Event(), answered
+        thread = vars(host_names)["DaemonThread"]
+
+        def start(*args: Any) -> Any:
+            self.begun += 1
+            return thread(*args)
+
+        def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+            if host not in self.answered:
+                self.let_go.wait(30)
+            return answer(["127.0.0.1"])
+
+        monkeypatch.setattr(host_names, "DaemonThread", start)
+        monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
+    counted = Threads(monkeypatch, {"localhost", "known"})
+    yield counted
+    counted.let_go.set()
+
+
+async def give_up_after_asking(names: host_names.HostNames, host: str, peer: int) -> None:
+    with anyio.CancelScope() as scope:
+        await names.addresses_of(host, lambda what: scope.cancel() if "name service" in what else None, peer)
+
+
+@pytest.mark.parametrize("is_one_peer", [True, False], ids=["of one peer", "of many peers"])
+async def test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them(
+    threads: Threads, is_one_peer: bool
+) -> None:
+    names = host_names.HostNames()
+    limit = peer_budget.PEER_LOOK_UP_THREADS if is_one_peer else peer_budget.LOOK_UP_THREADS
+    assert await names.addresses_of("known", peer=7) == ["127.0.0.1"]
+    threads.begun = 0
+    for number in range(limit):
+        await give_up_after_asking(names, f"silent{number}", 7 if is_one_peer else number)
+    assert threads.begun == limit
+    more = [
+        asyncio.ensure_future(names.addresses_of(f"more{number}", peer=7 if is_one_peer else number))
+        for number in range(200)
+    ]
+    await wait_all_tasks_blocked()
+    assert threads.begun == limit, "each thread is held by a question that cannot be taken back"
+    for host in ("127.0.0.1", "::1"):
+        assert await names.addresses_of(host, peer=7) == [host]
+    with anyio.fail_after(10):
+        for host in ("localhost", "known"):
+            assert await names.addresses_of(host, peer=7) == ["127.0.0.1"]
+        if is_one_peer:
+            threads.answered.add("another")
+            assert await names.addresses_of("another", peer=8) == ["127.0.0.1"]
+    threads.let_go.set()
+    assert await asyncio.gather(*more) == [["127.0.0.1"]] * 200
+    assert not names._rooms
+    assert names._all.is_idle

@@ -2,7 +2,8 @@
 
 The name service is asked in threads of the cluster's own. A question cannot be taken back, and where no name service answers
 it may last for a minute: in the event loop's pool of threads a few of them would hold up all that is run there, and the end
-of the process.
+of the process. So the number of these threads is limited, of one peer and of all, also while no task waits for an answer.
+Names that were answered before are looked up in any case: names that get no answer do not keep true ones from being found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from socket import getaddrinfo
 from typing import Any
 
@@ -20,35 +21,75 @@ from aiodatadist.values import peer_budget
 from aiodatadist.values.addresses import is_address
 from aiodatadist.values.foreign import printable
 
+LOCALHOST = "localhost"
+"""It is found without a name service."""
 KEPT_SECONDS = 5.0
 """For which an answer is kept that came when its askers had given up: the next one may have it. A failure is not kept."""
 
 
-class _LookUp:
-    """A question to the name service. ``askers``: tasks that wait for it; ``give`` gives its places back, once."""
+class _Share:
+    """Look-ups of one peer, or of all.
 
-    def __init__(self, answer: asyncio.Future[list[str] | OSError], give: Callable[[], None]) -> None:
-        self.answer, self.give = answer, give
-        self.askers = 0
+    Args:
+        awaited: for which tasks wait, at most.
+        threads: of these and of those for which no task waits any longer, at most.
+    """
 
-
-class _Room:
-    """One peer's look-ups. ``users``: those under way, and tasks that wait for one."""
-
-    def __init__(self) -> None:
+    def __init__(self, awaited: int, threads: int) -> None:
         self.line = FairQueue()
-        self.users = 0
-        self._taken = 0
+        self._limits = awaited, threads
+        self._awaited = self._threads = 0
 
-    def place(self) -> bool | None:
-        if self._taken >= peer_budget.LOOK_UPS:
+    @property
+    def is_idle(self) -> bool:
+        return not self._threads and not len(self.line)
+
+    def take(self) -> bool | None:
+        most_awaited, most_threads = self._limits
+        if self._awaited >= most_awaited or self._threads >= most_threads:
             return None
-        self._taken += 1
+        self._awaited += 1
+        self._threads += 1
         return True
 
-    def give(self) -> None:
-        self._taken -= 1
+    def forsaken(self) -> None:
+        self._awaited -= 1
         self.line.call()
+
+    def answered(self) -> None:
+        self._threads -= 1
+        self.line.call()
+
+
+class _Place:
+    """What a look-up has taken of the shares. ``ended`` is called when all is given back."""
+
+    def __init__(self, shares: Sequence[_Share] = (), ended: Callable[[], object] = lambda: None) -> None:
+        self._shares = shares
+        self._ended = ended
+        self._is_awaited = True
+
+    def forsake(self) -> None:
+        """No task waits for it. May be called again."""
+        if self._is_awaited:
+            self._is_awaited = False
+            for share in self._shares:
+                share.forsaken()
+
+    def answer(self) -> None:
+        """Its thread is over."""
+        self.forsake()
+        for share in self._shares:
+            share.answered()
+        self._ended()
+
+
+class _LookUp:
+    """A question to the name service. ``askers``: tasks that wait for it."""
+
+    def __init__(self, answer: asyncio.Future[list[str] | OSError], place: _Place) -> None:
+        self.answer, self.place = answer, place
+        self.askers = 0
 
 
 class HostNames:
@@ -63,9 +104,9 @@ class HostNames:
 
     def __init__(self) -> None:
         self._asked: dict[str, _LookUp] = {}
-        self._rooms: dict[Hashable, _Room] = {}  # of peers that look something up, or wait to
-        self._taken = 0
-        self._line = FairQueue()
+        self._rooms: dict[Hashable, _Share] = {}  # of peers that look something up, or wait to
+        self._all = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
+        self._known: dict[str, None] = {}
 
     async def addresses_of(
         self, host: str, waits_for: Callable[[str], object] = lambda _: None, peer: Hashable = None
@@ -82,11 +123,11 @@ class HostNames:
             return [host]
         if host not in self._asked:
             waits_for(f"{peer_budget.ALL_LOOK_UPS} other names were being looked up")
-            give = await self._take(peer)
+            place = _Place() if host in self._known or host == LOCALHOST else await self._take(peer)
             if host in self._asked:
-                give()
+                place.answer()
             else:
-                self._asked[host] = self._ask(host, give)
+                self._asked[host] = self._ask(host, place)
         waits_for("the name service did not answer")
         look_up = self._asked[host]
         look_up.askers += 1
@@ -95,60 +136,45 @@ class HostNames:
         finally:
             look_up.askers -= 1
             if not look_up.askers:
-                look_up.give()  # its thread may go on: no task waits for it
+                look_up.place.forsake()  # its thread may go on
         self._forget(host, look_up)
         found = look_up.answer.result()
         if isinstance(found, OSError):
             raise found
         return found
 
-    async def _take(self, peer: Hashable) -> Callable[[], None]:
-        """Wait for a place of the peer's own, and for one of all. Return what gives both back, once."""
-        room = self._rooms.setdefault(peer, _Room())
-        room.users += 1
+    async def _take(self, peer: Hashable) -> _Place:
+        """Wait for a place of the peer's own, and for one of all."""
+        room = self._rooms.get(peer)
+        if room is None:
+            room = self._rooms[peer] = _Share(peer_budget.LOOK_UPS, peer_budget.PEER_LOOK_UP_THREADS)
+        own = _Place([room], lambda: self._leave(peer, room))
         try:
-            await room.line.take(room.place)
-            try:
-                await self._line.take(self._place, line=peer)
-            except BaseException:
-                room.give()
-                raise
+            await room.line.take(room.take)
         except BaseException:
             self._leave(peer, room)
             raise
-        is_given = False
+        try:
+            await self._all.line.take(self._all.take, line=peer)
+        except BaseException:
+            own.answer()
+            raise
+        return _Place([self._all, room], lambda: self._leave(peer, room))
 
-        def give() -> None:
-            nonlocal is_given
-            if not is_given:
-                is_given = True
-                self._taken -= 1
-                self._line.call()
-                room.give()
-                self._leave(peer, room)
-
-        return give
-
-    def _place(self) -> bool | None:
-        if self._taken >= peer_budget.ALL_LOOK_UPS:
-            return None
-        self._taken += 1
-        return True
-
-    def _leave(self, peer: Hashable, room: _Room) -> None:
-        room.users -= 1
-        if not room.users:
+    def _leave(self, peer: Hashable, room: _Share) -> None:
+        if room.is_idle and self._rooms.get(peer) is room:
             del self._rooms[peer]
 
-    def _ask(self, host: str, give: Callable[[], None]) -> _LookUp:
+    def _ask(self, host: str, place: _Place) -> _LookUp:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[str] | OSError] = loop.create_future()
-        look_up = _LookUp(answer, give)
+        look_up = _LookUp(answer, place)
 
         def settle(found: list[str] | OSError) -> None:
             if not answer.done():
                 answer.set_result(found)
-                give()
+                place.answer()
+                self._learn(host, found)
                 kept = 0.0 if isinstance(found, OSError) else KEPT_SECONDS
                 loop.call_later(kept, self._forget, host, look_up)
 
@@ -169,6 +195,13 @@ class HostNames:
         else:
             answer.add_done_callback(lambda _: begun_by.cancel())
         return look_up
+
+    def _learn(self, host: str, found: list[str] | OSError) -> None:
+        self._known.pop(host, None)
+        if not isinstance(found, OSError):
+            self._known[host] = None
+        if len(self._known) > peer_budget.KNOWN_NAMES:
+            del self._known[next(iter(self._known))]
 
     def _forget(self, host: str, look_up: _LookUp) -> None:
         if self._asked.get(host) is look_up:

@@ -40,4 +40,11 @@ compared while two more arrive. Further questions wait for these; older peers do
 LOOK_UPS = 8
 """Look-ups of host names for a peer at a time. It has one address at a time: the others are of earlier attempts."""
 ALL_LOOK_UPS = 64
-"""Look-ups for all peers: each takes a thread."""
+"""Look-ups for all peers."""
+PEER_LOOK_UP_THREADS = 16
+"""Threads of a peer's look-ups, those included for which no task waits any longer: a question to the name service cannot be
+taken back. As many earlier names as there are current ones."""
+LOOK_UP_THREADS = 128
+"""Threads of all look-ups, likewise. Each lasts for as long as the name service gives no answer, half a minute usually."""
+KNOWN_NAMES = 64
+"""Names that were answered last. They are looked up again beyond the other limits: one thread for a name at most."""

@@ -15,6 +15,7 @@ LOG_LINES = "tests/hostile/test_log_lines.py"
 STRANGERS = "tests/hostile/test_strangers.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
+HOST_NAMES = "tests/test_host_names.py"
 DIALS = "tests/hostile/test_dials.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -492,6 +493,22 @@ MUTANTS = (
         "        if not is_proof(mac, self._key, prover, *hellos):\n",
         '        if self.side == "server" and not is_proof(mac, self._key, prover, *hellos):\n',
         (f"{DIALS}::test_a_place_is_not_the_clusters_without_the_key",),
+    ),
+    Mutant(
+        "look-ups-forsaken-and-forgotten",
+        "threads of look-ups are limited, also while no task waits for an answer",
+        "aiodatadist/cluster/host_names.py",
+        "        if self._awaited >= most_awaited or self._threads >= most_threads:\n",
+        "        if self._awaited >= most_awaited:\n",
+        (f"{HOST_NAMES}::test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them",),
+    ),
+    Mutant(
+        "known-names-wait",
+        "names that get no answer do not keep a name that got one from being looked up",
+        "aiodatadist/cluster/host_names.py",
+        "            place = _Place() if host in self._known or host == LOCALHOST else await self._take(peer)\n",
+        "            place = await self._take(peer)\n",
+        (f"{HOST_NAMES}::test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them",),
     ),
     Mutant(
         "read-before-scanned",
