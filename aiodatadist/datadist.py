@@ -442,6 +442,9 @@ class LLMDataDist:
         A link belongs to both ends: one of them makes it. With ``transfer_backend="hixl"`` it belongs to its initiator, who
         alone may use it: both ends call this, and each ends its own. One that links to itself succeeds, and may not pull.
 
+        Calls that name several addresses of one cluster hold up each other only while they ask the same process for the link.
+        The first link counts; the other calls end with ``LLM_ALREADY_LINK``, also those whose address does not answer.
+
         With ``LLMConfig.relink`` a link that this made, and that broke, is made again, whenever that happens, until a call of
         either end's ends it. Attempts at it stop while this call makes it, and go on if it fails.
 
