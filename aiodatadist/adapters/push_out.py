@@ -23,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -32,8 +33,9 @@ from typing import Any
 from aiodatadist.adapters.ended import Tell
 from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import LinkedPeer
+from aiodatadist.adapters.push_answers import Answers, Post
 from aiodatadist.adapters.push_marks import DroppedTransfers
-from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
+from aiodatadist.adapters.push_messages import Drop, More, TransferKey, Want
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -50,13 +52,6 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED = 4096
 """Ends of transfers that are kept for the engine, and for an end that has not come yet."""
-MAX_ANSWERS = 4096
-"""To one peer, that wait until it takes those before them; further ones it does not get."""
-Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
-"""Tells a peer something. Raises LLMException: it cannot."""
-
-
-NO_PEER = LinkedPeer(0, 0)
 
 
 class _Request(Enum):
@@ -70,6 +65,23 @@ class _Request(Enum):
 
 
 @dataclass(slots=True)
+class _Want:
+    """What a peer asked for, in little memory: as much of it waits as peers ask for.
+
+    Attributes:
+        difference: of the two layouts; empty if there is none.
+    """
+
+    peer: LinkedPeer
+    number: int
+    first: int
+    into: array[int]
+    caches: int
+    aux: int | None
+    difference: str
+
+
+@dataclass(slots=True)
 class _Push:
     """One transfer.
 
@@ -80,8 +92,7 @@ class _Push:
     """
 
     portions: deque[Portion] = field(default_factory=deque)
-    want: Want | None = None
-    peer: LinkedPeer = NO_PEER
+    want: _Want | None = None
     request: _Request = _Request.UNKNOWN
     owner: str = ""
     earlier: str = ""
@@ -97,7 +108,7 @@ class _Push:
         self.scope.cancel()
 
 
-def _places(want: Want, portion: Portion) -> dict[int, tuple[int, int]]:
+def _places(want: _Want, portion: Portion) -> dict[int, tuple[int, int]]:
     """Where a portion's blocks go: by their place in the request, from and to."""
     numbered = enumerate(portion.blocks, portion.first - want.first)
     return {place: (block, want.into[place]) for place, block in numbered if 0 <= place < len(want.into)}
@@ -139,7 +150,6 @@ class OutgoingPushes:
         self._patience = patience
         self._tasks = tasks
         self._check_linked = check
-        self._post = post
         self._tell = tell
         self._pushes: dict[TransferKey, _Push] = {}
         self._computed: dict[str, set[TransferKey]] = {}  # by name: transfers of this engine's requests
@@ -147,11 +157,11 @@ class OutgoingPushes:
         self._given_up: OrderedDict[TransferKey, str] = OrderedDict()  # how those ended that no peer had asked for
         self._dropped = DroppedTransfers()  # and those that the engine had not named
         self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
-        self._begun: dict[tuple[LinkedPeer, str, int], list[int]] = {}
+        self._begun: dict[tuple[LinkedPeer, str, int], array[int]] = {}
         self._names: Counter[str] = Counter()  # of transfers that peers want
         self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
         self._numbers: Counter[int] = Counter()  # of blocks in them
-        self._answers: Counter[int] = Counter()  # under way, by cluster
+        self._answers = Answers(tasks, post, self._incidents)
 
     # ---- what the engine says ----
 
@@ -223,7 +233,7 @@ class OutgoingPushes:
         key = peer, more.transfer, more.number
         if self._refusal(peer, int(key not in self._begun), len(more.into)) is None:  # else its want is not whole
             self._count(peer, int(key not in self._begun), len(more.into))
-            self._begun.setdefault(key, []).extend(more.into)
+            self._begun.setdefault(key, array("q")).extend(more.into)
 
     def _refusal(self, peer: LinkedPeer, wants: int, numbers: int) -> str | None:
         """Why a peer may not ask for so many more; None: it may. What other peers ask for does not matter."""
@@ -243,39 +253,40 @@ class OutgoingPushes:
             if not counter[peer.cluster_id]:
                 del counter[peer.cluster_id]
 
-    def _take_begun(self, key: tuple[LinkedPeer, str, int]) -> list[int]:
+    def _take_begun(self, key: tuple[LinkedPeer, str, int]) -> array[int]:
         if key not in self._begun:
-            return []
+            return array("q")
         begun = self._begun.pop(key)
         self._count(key[0], -1, -len(begun))
         return begun
 
     def want(self, peer: LinkedPeer, want: Want) -> None:
-        begun = self._take_begun((peer, want.transfer, want.number))
-        want = want.model_copy(update={"into": (*begun, *want.into)})
-        why = self._refusal(peer, 1, len(want.into)) or self._why_not(peer, want)
+        into = self._take_begun((peer, want.transfer, want.number))
+        into.extend(want.into)
+        why = self._refusal(peer, 1, len(into)) or self._why_not(peer, want, len(into))
         if why:
             self._refuse(peer, want, why)
             return
         push = self._pushes.get(want.key) or self._begin(want.key, self._given_up.pop(want.key, ""))
         self._dropped.take(want.key)  # an earlier want was dropped: the engine's next request has this one
-        push.want, push.peer = want, peer
+        difference = self._difference(want.layout)
+        push.want = _Want(peer, want.number, want.first, into, want.caches, want.aux, difference)
         if want.number:
             self._numbered[peer, want.number] = push
-        self._count(peer, 1, len(want.into))
+        self._count(peer, 1, len(into))
         self._set_limit(push)
         push.news.wake()
         self._names[want.transfer] += 1
         if self._names[want.transfer] == 1:
             self._tell(lambda ended: ended.begins_to_want(want.transfer))
 
-    def _why_not(self, peer: LinkedPeer, want: Want) -> str:
+    def _why_not(self, peer: LinkedPeer, want: Want, blocks: int) -> str:
         """Return why the blocks do not come; empty if they may.
 
         Other prompts of this name say nothing: this one's request may still come.
         """
-        if len(want.into) != want.count:
-            return f"it is for {want.count} blocks, and names {len(want.into)}: too many are under way"
+        if blocks != want.count:
+            return f"it is for {want.count} blocks, and names {blocks}: too many are under way"
         if (peer, want.number) in self._numbered:
             return "another want has this number"
         push = self._pushes.get(want.key)
@@ -305,15 +316,14 @@ class OutgoingPushes:
             self._dropped.add(peer.cluster_id, key, how)
 
     def _refuse(self, peer: LinkedPeer, asked: Want | Drop, why: str) -> None:
-        refused = Refused(transfer=asked.transfer, number=asked.number, reason=why)
-        self._tasks.start_soon(self._answer, peer, refused)
+        self._answers.refused(peer, asked.transfer, asked.number, why)
 
     def lost(self, peer: LinkedPeer) -> None:
         """This peer's link is over."""
         for key in [key for key in self._begun if key[0] == peer]:
             self._take_begun(key)
         for transfer, push in list(self._pushes.items()):
-            if push.want is not None and push.peer == peer:
+            if push.want is not None and push.want.peer == peer:
                 self._stop(transfer, push, "the link to the decode engine is gone")
         self._dropped.peer_gone(peer.cluster_id)
 
@@ -347,16 +357,21 @@ class OutgoingPushes:
             self._free_name(key, push, "push_stopped")
 
     async def _run(self, key: TransferKey, push: _Push) -> None:
-        outcome: Sent | Refused = Refused(transfer=key.name, reason="the prefill engine ends")
+        refusal: str | None = "the prefill engine ends"
         how = "push_cancelled"
         try:
-            outcome, how = await self._outcome(key, push)
+            refusal, how = await self._outcome(key, push)
         finally:
             self._end(key, push, how)
-        if push.want is not None:
-            await self._answer(push.peer, outcome.model_copy(update={"number": push.want.number}))
+        if push.want is None:
+            return
+        if refusal is None:
+            self._answers.sent(push.want.peer, key.name, push.want.number)
+        else:
+            self._answers.refused(push.want.peer, key.name, push.want.number, refusal)
 
-    async def _outcome(self, key: TransferKey, push: _Push) -> tuple[Sent | Refused, str]:
+    async def _outcome(self, key: TransferKey, push: _Push) -> tuple[str | None, str]:
+        """Return why its peer is refused, or None, and how it ended."""
         is_done = False
         try:
             with push.scope:
@@ -366,12 +381,12 @@ class OutgoingPushes:
             push.reason = push.reason or error
             words = "transfer %s: its blocks cannot be pushed: %s"
             self._incidents.add(Incident.PUSH_FAILED, logger, words, key, error)
-            return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_failed"
+            return reason_of(push.reason), "push_failed"
         if is_done:
-            return Sent(transfer=key.name), "push_done"
+            return None, "push_done"
         if push.reason is not None:
-            return Refused(transfer=key.name, reason=reason_of(push.reason)), "push_stopped"
-        return Refused(transfer=key.name, reason=self._why_in_vain(key, push)), push.earlier or "push_expired"
+            return reason_of(push.reason), "push_stopped"
+        return self._why_in_vain(key, push), push.earlier or "push_expired"
 
     def _why_in_vain(self, key: TransferKey, push: _Push) -> str:
         """Why one end waited too long for the other."""
@@ -387,8 +402,8 @@ class OutgoingPushes:
     def _end(self, key: TransferKey, push: _Push, how: str) -> None:
         self._free_name(key, push, how)
         if push.want is not None:
-            self._count(push.peer, -1, -len(push.want.into))
-            self._numbered.pop((push.peer, push.want.number), None)
+            self._count(push.want.peer, -1, -len(push.want.into))
+            self._numbered.pop((push.want.peer, push.want.number), None)
         if push.request is _Request.COMPUTED:
             self._tell(lambda ended: ended.let_go(push.owner, how))
 
@@ -401,13 +416,14 @@ class OutgoingPushes:
             computed.discard(key)
             if not computed:
                 del self._computed[key.name]
-        if push.request is _Request.UNKNOWN:
-            self._remember_dropped(push.peer, key, how)
-        elif push.request is _Request.COMPUTING:
+        if push.request is _Request.COMPUTING:
             _keep(self._ended, push.owner or key, how)
-        if push.want is None:
+        want = push.want
+        if want is None:
             _keep(self._given_up, key, how)
             return
+        if push.request is _Request.UNKNOWN:
+            self._remember_dropped(want.peer, key, how)
         self._names[key.name] -= 1
         if not self._names[key.name]:
             del self._names[key.name]
@@ -415,7 +431,8 @@ class OutgoingPushes:
 
     async def _carry_out(self, push: _Push) -> None:
         want = await self._wanted(push)
-        self._check(want)
+        if want.difference:
+            raise IncompatiblePeer(want.difference)
         while push.portions or push.request is not _Request.COMPUTED:
             if push.portions:
                 await self._send(push, want, push.portions.popleft())
@@ -425,56 +442,39 @@ class OutgoingPushes:
         if missing:
             raise ParamInvalid(f"the peer wants {len(want.into)} blocks: {missing} of them were not computed here")
         if want.aux is not None and push.aux is not None:
-            await self._sending.send_aux(self._caches_of(push, want), push.aux, want.aux, self._check_of(push))
+            await self._sending.send_aux(_caches_of(want), push.aux, want.aux, self._check_of(want))
 
     @staticmethod
-    async def _wanted(push: _Push) -> Want:
+    async def _wanted(push: _Push) -> _Want:
         while True:
             want = push.want
             if want is not None:
                 return want
             await push.news.wait()
 
-    def _check(self, want: Want) -> None:
-        """Raises IncompatiblePeer: names both values."""
-        for name, (mine, theirs) in differences(self._layout, want.layout, self._accepted).items():
-            text = f"{name} is {mine} at the prefill engine and {theirs} at the decode engine"
-            raise IncompatiblePeer(printable(text))
+    def _difference(self, layout: dict[str, str | int]) -> str:
+        """Return the first difference of a peer's layout, with both values; empty if there is none."""
+        for name, (mine, theirs) in differences(self._layout, layout, self._accepted).items():
+            return printable(f"{name} is {mine} at the prefill engine and {theirs} at the decode engine")
+        return ""
 
-    async def _send(self, push: _Push, want: Want, portion: Portion) -> None:
+    async def _send(self, push: _Push, want: _Want, portion: Portion) -> None:
         """Each layer when it is computed."""
         places = _places(want, portion)
         if not places:
             return
         sources, targets = zip(*places.values(), strict=True)
-        check = self._check_of(push)
-        nbytes = await self._sending.send(self._caches_of(push, want), portion, sources, targets, check)
+        check = self._check_of(want)
+        nbytes = await self._sending.send(_caches_of(want), portion, sources, targets, check)
         push.sent.update(places)
         self._tell(lambda ended: ended.counters.update(pushed_blocks=len(places), pushed_bytes=nbytes))
 
-    @staticmethod
-    def _caches_of(push: _Push, want: Want) -> BlocksCacheKey:
-        return BlocksCacheKey(push.peer.cluster_id, want.caches)
+    def _check_of(self, want: _Want) -> Callable[[], object]:
+        return lambda: self._check_linked(want.peer)
 
-    def _check_of(self, push: _Push) -> Callable[[], object]:
-        return lambda: self._check_linked(push.peer)
 
-    async def _answer(self, peer: LinkedPeer, message: PushMessage) -> None:
-        """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
-        cluster = peer.cluster_id
-        if self._answers[cluster] >= MAX_ANSWERS:
-            words = "cluster %d takes no answers: it does not hear of %s"
-            self._incidents.add(Incident.ANSWER_DROPPED, logger, words, cluster, printable(message.transfer))
-            return
-        self._answers[cluster] += 1
-        try:
-            await self._post(peer, message)
-        except LLMException as error:
-            logger.debug("cluster %d does not hear of %s: %s", cluster, printable(message.transfer), error)
-        finally:
-            self._answers[cluster] -= 1
-            if not self._answers[cluster]:
-                del self._answers[cluster]
+def _caches_of(want: _Want) -> BlocksCacheKey:
+    return BlocksCacheKey(want.peer.cluster_id, want.caches)
 
 
 def _keep(names: OrderedDict[Any, str], name: object, how: str) -> None:

@@ -105,7 +105,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
 
 
 def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_out, "MAX_ANSWERS", 100, raising=False)
+    monkeypatch.setattr(peer_budget, "ANSWERS", 100)
     prefill, decode = ends
     life = decode.service._life
     assert life is not None
@@ -124,6 +124,6 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
 
     before = decode.service._thread.call(ask)
     prefill.until(lambda ended: "last" in ended.wanted)
-    assert decode.service._thread.call(tasks) - before < 250  # two for each answer
+    assert decode.service._thread.call(tasks) - before < 50
     decode.service.close()
     prefill.until(lambda _: not outgoing(prefill)._answers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +13,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from aiodatadist.adapters.block_shapes import MAX_LAYOUT
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_marks import DroppedTransfers
-from aiodatadist.adapters.push_messages import Drop, More, PushMessage, TransferKey, Want
+from aiodatadist.adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, TransferKey, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.values import peer_budget
@@ -22,6 +25,7 @@ from tests.hostile.vllm_names import sglang_manager
 
 LIAR, HONEST = LinkedPeer(7, 1), LinkedPeer(8, 1)
 PROMPT = "a" * 32
+LAYOUT = {f"{number:064d}": "x" * 64 for number in range(MAX_LAYOUT)}
 
 
 class Prefill:
@@ -29,14 +33,19 @@ class Prefill:
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.answers: list[PushMessage] = []
+        self.reads: anyio.Event | None = None
         self.told = Ended()
         sending = cast("Any", None)  # nothing is computed, so nothing is sent
-        self.outgoing = OutgoingPushes(sending, {}, 60, 60, 0, Spawner(group), lambda _: None, self._post, self._tell)
+        self.outgoing = OutgoingPushes(
+            sending, {**LAYOUT}, 60, 60, 0, Spawner(group), lambda _: None, self._post, self._tell
+        )
 
     def _tell(self, change: Callable[[Ended], object]) -> None:
         change(self.told)
 
     async def _post(self, _: LinkedPeer, message: PushMessage) -> None:
+        if self.reads is not None:
+            await self.reads.wait()
         self.answers.append(message)
 
     def take(self) -> Ended:
@@ -45,7 +54,14 @@ class Prefill:
 
     async def want(self, peer: LinkedPeer, name: str, *into: int, number: int = 0, prompt: str = "") -> None:
         want = Want(
-            transfer=name, number=number, prompt=prompt, first=0, into=into, count=len(into), caches=0, layout={}
+            transfer=name,
+            number=number,
+            prompt=prompt,
+            first=0,
+            into=into,
+            count=len(into),
+            caches=0,
+            layout={**LAYOUT},
         )
         self.outgoing.want(peer, want)
         await anyio.lowlevel.checkpoint()
@@ -230,3 +246,74 @@ def test_transfer_that_two_peers_dropped_is_forgotten_once() -> None:
     assert dropped.take(key) is None
     dropped.peer_gone(2)
     assert len(dropped) == peer_budget.DROPPED_NAMES
+
+
+# ---- memory ----
+
+
+class Greedy:
+    """A peer that takes each limit at a prefill engine. Its messages share no object, as if they came from the wire."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        self._outgoing = prefill.outgoing
+        self._number = 0
+
+    def _want(self, name: str, blocks: int) -> int:
+        self._number += 1
+        words: dict[str, Any] = {"transfer": name, "number": self._number}
+        into, count = range(2**62, 2**62 + blocks), blocks
+        while len(into) > MAX_BLOCKS:
+            self._outgoing.more(LIAR, More(**words, into=tuple(into[:MAX_BLOCKS])))
+            into = into[MAX_BLOCKS:]
+        is_kept = self._number <= peer_budget.WANTS  # the others' are not looked at
+        layout = {name[:-1] + name[-1]: value[:-1] + value[-1] for name, value in LAYOUT.items() if is_kept}
+        whole: dict[str, Any] = {"prompt": PROMPT, "first": 2**62, "into": tuple(into), "caches": 2**62}
+        self._outgoing.want(LIAR, Want(**words, **whole, count=count, layout={**layout}))
+        return self._number
+
+    def _drop(self, name: str, number: int = 0) -> None:
+        self._outgoing.drop(LIAR, Drop(transfer=name, number=number, prompt=PROMPT))
+
+    async def take_all(self) -> None:
+        """So many wants, and so many numbers in them, and names that it dropped."""
+        for number in range(peer_budget.WANTS):
+            self._want(f"{number:0256d}", peer_budget.WANT_BLOCKS // peer_budget.WANTS)
+        for number in range(peer_budget.DROPPED_NAMES):
+            self._drop(f"{number:0255d}d")
+        await settled()
+
+    async def take_no_answers(self) -> None:
+        """To wants that it drops, and to such that are refused."""
+        for number in range(4):
+            dropped = self._want(f"{number:0256d}", peer_budget.WANT_BLOCKS)
+            await settled()
+            self._drop(f"{number:0256d}", dropped)
+            await settled()
+        for number in range(peer_budget.WANTS):
+            self._want(f"{number:0256d}", 1)
+        for number in range(peer_budget.ANSWERS):
+            self._want(f"{number:0255d}r", MAX_BLOCKS if number % 16 == 0 else 1)
+            if number % 256 == 0:
+                await settled()
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("how", [Greedy.take_all, Greedy.take_no_answers])
+async def test_memory_of_what_a_peer_wants_is_bounded(how: Callable[[Greedy], Awaitable[None]]) -> None:
+    async with computing() as prefill:
+        prefill.reads = anyio.Event()
+        peer = Greedy(prefill)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            await how(peer)
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert taken <= peer_budget.PUSH_BYTES, f"{taken / 2**20:.1f} MiB"

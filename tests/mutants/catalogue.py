@@ -673,6 +673,14 @@ MUTANTS = (
         ("tests/hostile/test_push_shares.py",),
     ),
     Mutant(
+        "wanted-numbers-as-objects",
+        "what a peer wants takes little memory of the prefill engine",
+        "aiodatadist/adapters/push_out.py",
+        "        into = self._take_begun((peer, want.transfer, want.number))\n        into.extend(want.into)\n",
+        "        into = [*self._take_begun((peer, want.transfer, want.number)), *want.into]\n",
+        ("tests/hostile/test_push_shares.py",),
+    ),
+    Mutant(
         "late-answer-believed",
         "an answer settles the want that has its number",
         "aiodatadist/adapters/push_in.py",
