@@ -11,8 +11,8 @@ from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.loop_service import LoopService
 from aiodatadist.adapters.rendezvous_lines import Ranks
 from aiodatadist.blocking import shared_loop
+from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.errors import LinkTimeout
 
 MAX_ASKS = 64
 """Servers that are asked at the same time, or whose answers were not taken."""
@@ -22,14 +22,22 @@ KEPT_SECONDS = 5.0
 
 @dataclass
 class _Question:
-    """One question. ``answered_at``: on the monotonic clock, or 0."""
+    """One question. ``answered_at``: on the monotonic clock, or 0. ``scope``: of its task."""
 
     answer: Future[Ranks | None] = field(default_factory=Future)
     answered_at: float = 0.0
+    scope: Scope = field(default_factory=Scope)
 
     @property
     def is_stale(self) -> bool:
         return self.answer.done() and monotonic() - self.answered_at > KEPT_SECONDS
+
+    @property
+    def worth(self) -> int:
+        """The question with the least makes room: a request can name any server, but few of them answer."""
+        if not self.answer.done():
+            return 1
+        return 0 if self.answer.exception() else 2
 
 
 class RendezvousAsks:
@@ -50,11 +58,11 @@ class RendezvousAsks:
     def ask(self, host: str, port: int, seconds: float = 0.0) -> Ranks | None:
         """Return the ranks of the engine there, or None if not all have registered, or there is no answer within ``seconds``.
 
-        The question goes on, and the next call for this address may have its answer.
+        The question goes on, and the next call for this address may have its answer. If too many others are asked meanwhile,
+        the next call asks again.
 
         Raises:
             What :func:`aiodatadist.adapters.rendezvous.ask` raises; the next call asks again.
-            LinkTimeout: if too many other servers are being asked.
         """
         place = host, port
         question = self._asked.get(place)
@@ -70,22 +78,26 @@ class RendezvousAsks:
     def _start(self, place: tuple[str, int]) -> _Question:
         self._asked.pop(place, None)
         if len(self._asked) >= MAX_ASKS:
-            self._asked = {each: asked for each, asked in self._asked.items() if not asked.answer.done()}
-        if len(self._asked) >= MAX_ASKS:
-            raise LinkTimeout(f"{MAX_ASKS} other bootstrap servers are being asked: that is the limit")
+            self._make_room()
         question = self._asked[place] = _Question()
         self._thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, question))
         return question
 
+    def _make_room(self) -> None:
+        """Forget the oldest question of those that are worth least."""
+        least = min(self._asked, key=lambda place: self._asked[place].worth)
+        self._thread.post(self._asked.pop(least).scope.cancel)
+
     async def _ask(self, place: tuple[str, int], question: _Question) -> None:
-        try:
-            ranks = await rendezvous.ask(*place, self._key)
-        except Exception as error:
-            question.answered_at = monotonic()
-            question.answer.set_exception(error)
-        else:
-            question.answered_at = monotonic()
-            question.answer.set_result(ranks)
+        with question.scope:
+            try:
+                ranks = await rendezvous.ask(*place, self._key)
+            except Exception as error:
+                question.answered_at = monotonic()
+                question.answer.set_exception(error)
+            else:
+                question.answered_at = monotonic()
+                question.answer.set_result(ranks)
 
     def close(self) -> None:
         """Stop asking. May be called twice."""

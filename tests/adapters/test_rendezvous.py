@@ -172,23 +172,45 @@ def test_what_a_server_fails_with_is_told_once_and_it_is_asked_again() -> None:
             asks.ask("10.9.9.9", 8998, 30)
 
 
-def test_requests_that_name_many_servers_do_not_ask_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+def test_of_many_servers_the_one_that_was_asked_first_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request names any server, and one that does not answer keeps its place for no longer than there is room."""
+    ended: list[int] = []
 
-    async def ask(_: str, port: int, key: bytes | None) -> None:
-        asked.append(port)
-        if port < 100:
-            await anyio.sleep_forever()
+    async def ask(_: str, port: int, key: bytes | None) -> Ranks:
+        try:
+            if port <= MAX_ASKS + 2:
+                await anyio.sleep_forever()
+        finally:
+            ended.append(port)
+        return Ranks(layout=LAYOUT, addresses=[])
 
     monkeypatch.setattr(rendezvous, "ask", ask)
     with closing(RendezvousAsks(None)) as asks:
-        for port in range(1, MAX_ASKS + 1):
+        for port in range(1, MAX_ASKS + 3):
             assert asks.ask("127.0.0.1", port) is None
-        with pytest.raises(LinkTimeout, match="64 other bootstrap servers are being asked"):
-            asks.ask("127.0.0.1", 100)
-        assert asks.ask("127.0.0.1", 1) is None
+        assert len(asks._asked) == MAX_ASKS
+        assert asks.ask("127.0.0.1", 1000, 30) is not None
+        asks._thread.call(anyio.lowlevel.checkpoint)
+        assert sorted(ended) == [1, 2, 3, 1000]
     asks.close()
-    assert asked == list(range(1, MAX_ASKS + 1))
+
+
+def test_an_answer_is_kept_while_many_servers_are_asked_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler comes for an answer a second later. Requests that name servers which refuse at once are many by then."""
+
+    async def ask(_: str, port: int, key: bytes | None) -> Ranks:
+        if port:
+            raise LinkTimeout("nothing listens there")
+        return Ranks(layout=LAYOUT, addresses=[])
+
+    monkeypatch.setattr(rendezvous, "ask", ask)
+    with closing(RendezvousAsks(None)) as asks:
+        answer = asks._start(("127.0.0.1", 0)).answer
+        assert answer.result(30) == Ranks(layout=LAYOUT, addresses=[])
+        for port in range(1, 3 * MAX_ASKS):
+            assert isinstance(asks._start(("127.0.0.1", port)).answer.exception(30), LinkTimeout)
+        assert len(asks._asked) == MAX_ASKS
+        assert asks.ask("127.0.0.1", 0) == answer.result()
 
 
 def test_answers_that_are_not_taken_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +222,4 @@ def test_answers_that_are_not_taken_make_room(monkeypatch: pytest.MonkeyPatch) -
         for port in range(1, MAX_ASKS + 1):
             asks._start(("127.0.0.1", port)).answer.result(30)
         assert asks.ask("127.0.0.1", 100, 30) is None
-        assert asks._asked == {}
+        assert [port for _, port in asks._asked] == list(range(2, MAX_ASKS + 1))

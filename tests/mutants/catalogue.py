@@ -350,6 +350,22 @@ MUTANTS = (
         ("tests/hostile/test_unproved.py::test_a_connection_that_an_impostor_keeps_does_not_hold_relinking",),
     ),
     Mutant(
+        "answer-makes-room",
+        "a bootstrap server's answer is kept while requests name servers that have none",
+        "aiodatadist/adapters/rendezvous_asks.py",
+        "        return 0 if self.answer.exception() else 2\n",
+        "        return 0\n",
+        ("tests/adapters/test_rendezvous.py",),
+    ),
+    Mutant(
+        "silent-server-stays",
+        "bootstrap servers that do not answer make room",
+        "aiodatadist/adapters/rendezvous_asks.py",
+        "        self._thread.post(self._asked.pop(least).scope.cancel)\n",
+        "        self._asked.pop(least)\n",
+        ("tests/adapters/test_rendezvous.py",),
+    ),
+    Mutant(
         "anyone-ends-an-engine",
         "without a key, a rank is not replaced while its address answers",
         "aiodatadist/adapters/rendezvous.py",
