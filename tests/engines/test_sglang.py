@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -324,6 +325,7 @@ def test_a_bootstrap_server_that_is_none_of_peers_is_not_asked(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(rendezvous, "ask", lambda *arguments: asked.append(arguments))
+    pair.decode.manager.incidents.clock = count(0.0, 1.0).__next__  # each question is in a second of its own
     for place in ("10.9.9.9:22", "metadata.internal:80"):
         assert not pair.decode.manager.try_ensure_parallel_info(place)
     assert asked == []

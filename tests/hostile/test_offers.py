@@ -467,7 +467,7 @@ def test_a_request_sends_no_engine_to_a_bootstrap_server_that_is_none_of_peers(
 
         manager._peers, manager._asks = Settings().allowed_peers(), SimpleNamespace(ask=ask)
         manager.prefill_info_table = {}
-        manager._incidents = Incidents()
+        manager.incidents = Incidents()
         assert manager.try_ensure_parallel_info(address) is False
     assert bool(asked) == is_asked
     (line,) = caplog.messages

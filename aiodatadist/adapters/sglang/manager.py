@@ -64,7 +64,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._wanted: set[str] = set()
         self._followed: set[str] = set()
         self._outcomes: dict[str, str] = {}
-        self._incidents = Incidents()
+        self.incidents = Incidents()
         self.service = BlockService(self.settings, self.rank, self._ranks)
         with ExitStack() as opened:
             opened.callback(self.service.close)
@@ -95,7 +95,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         try:
             return self.find_ranks(bootstrap_addr, 0.0)
         except IncompatiblePeer as error:
-            self._incidents.add(Incident.RANKS_DIFFER, logger, "%s", printable(error))
+            self.incidents.add(Incident.RANKS_DIFFER, logger, "%s", printable(error))
             return False
 
     def find_ranks(self, bootstrap_addr: str, seconds: float) -> bool:
@@ -121,7 +121,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             return self._asks.ask(host, int(port), seconds)
         except (LLMException, ValueError) as error:
             told = "bootstrap server %s: %s", printable(bootstrap_addr), printable(error)
-            self._incidents.add(Incident.RANKS_UNKNOWN, logger, *told)
+            self.incidents.add(Incident.RANKS_UNKNOWN, logger, *told)
             return None
 
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
