@@ -244,7 +244,8 @@ class Device:
             raise refused
 
     def mark_stuck(self, address: int, nbytes: int) -> None:
-        """The device will not let go of these bytes: the allocation they lie in is never freed, the device not given back."""
+        """The device will not let go of these bytes: the allocation they lie in is never freed, the device not given back.
+        With 0 bytes only the device is kept."""
         self._stuck.append((address, nbytes))
         for memory in list(self._memories):  # in one step: from any thread
             if self.is_stuck(memory.address, memory.nbytes):

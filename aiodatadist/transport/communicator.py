@@ -215,6 +215,7 @@ class Communicator:
         try:
             code = self._destroy_in_time(handle)
         except StuckError as error:
+            self._device.mark_stuck(0, 0)
             raise StuckError(f"{error.args[0]}: {LEFT_BEHIND}", hint=error.hint) from error
         try:
             self._runtime.check_hccl("HcclCommDestroy", code)

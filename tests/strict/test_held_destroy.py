@@ -46,6 +46,21 @@ def test_finalize_leaves_it_to_the_end_of_the_process(monkeypatch: pytest.Monkey
     runner.run("aicpu", finalize_ends)
 
 
+async def finalize_without_memory() -> None:
+    communicator.DESTROY_SECONDS = 0.2
+    logging.getLogger("aiodatadist").addHandler(logging.StreamHandler(log := io.StringIO()))
+    async with open_cluster(1, device_id=0) as one, open_cluster(2, device_id=1) as two:
+        await runner.link(one, two)
+        soft_fault("HcclCommDestroy:hold=for-ever@*")
+        await one.datadist.finalize()
+    assert "device 0 has a transfer or a call that does not end: it is not given back" in log.getvalue()
+
+
+def test_the_device_is_not_reset_meanwhile_also_if_no_memory_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTNPU_FAULTS", "HcclGetCommConfigCapability:fail=4@*")
+    runner.run("aicpu", finalize_without_memory)
+
+
 async def links_are_refused() -> None:
     communicator.DESTROY_SECONDS = 0.2
     async with open_cluster(1, device_id=0) as one, open_cluster(2, device_id=1) as two, open_cluster(3) as three:
