@@ -80,7 +80,7 @@ class Settings(BaseModel):
         max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are answered
             without an offer.
         max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. None: only
-            ``max_leased`` applies.
+            ``max_leased`` applies. A client that chooses its own name evades this limit, and not ``max_leased``.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
