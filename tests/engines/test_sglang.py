@@ -222,6 +222,41 @@ def test_finished_room_may_be_used_again(sglang: SimpleNamespace, pair: Pair) ->
         assert (pair.decode.page(10), pair.decode.item(9)) == ({page}, {page})
 
 
+def test_room_that_was_given_up_may_be_used_again(sglang: SimpleNamespace, pair: Pair) -> None:
+    """By either end first. The sender that gave up is cleared late."""
+    for page in (1, 2, 3, 4):
+        given_up, sender, receiver = pair.sender(7), pair.sender(7), pair.receiver(7)
+        given_up.init(1, page)
+        if page % 2:
+            given_up.send(indices(30))
+        given_up.abort()
+        receiver.init(0)
+        sender.init(1, page)
+        if page > 2:
+            sender.send(indices(page))
+        receiver.send_metadata(indices(10), 9)
+        if page <= 2:
+            until(sender.poll, sglang.poll.WaitingForInput)
+            given_up.clear()
+            assert sender.poll() == sglang.poll.WaitingForInput
+            sender.send(indices(page))
+        until(sender.poll, sglang.poll.Success)
+        until(receiver.poll, sglang.poll.Success)
+        assert (pair.decode.page(10), pair.decode.item(9)) == ({page}, {page})
+        assert given_up.poll() == sglang.poll.Failed
+
+
+def test_abort_of_a_sender_that_has_ended_changes_nothing(sglang: SimpleNamespace, pair: Pair) -> None:
+    sender, receiver = pair.sender(7), pair.receiver(7)
+    receiver.init(0)
+    receiver.send_metadata(indices(10), 9)
+    sender.init(1, 1)
+    sender.send(indices(1))
+    until(receiver.poll, sglang.poll.Success)  # told by the sender's engine when the room had ended there
+    sender.abort()
+    assert sender.poll() == sglang.poll.Success
+
+
 def test_aborts_at_either_end(sglang: SimpleNamespace, pair: Pair) -> None:
     failed = sglang.poll.Failed
     sender, receiver = pair.sender(1), pair.receiver(1)
