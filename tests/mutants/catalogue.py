@@ -110,6 +110,22 @@ MUTANTS = (
         "",
         (f"{HELD_DESTROY}::test_finalize_leaves_it_to_the_end_of_the_process",),
     ),
+    Mutant(
+        "guard-outside-the-task",
+        "whatever user code raises in a coroutine, SystemExit too, fails its own transfer and not the event loop",
+        "aiodatadist/counting/callbacks.py",
+        "            return await call()\n        except BaseException as error:\n",
+        "            return await call()\n        except Exception as error:\n",
+        ("tests/test_user_code.py",),
+    ),
+    Mutant(
+        "refused-writes-unwatched",
+        "a pool that refuses writes and answers all else is unhealthy",
+        "aiodatadist/context_caching/transfer/pipeline.py",
+        "        return probe is None or await self._takes_a_write(probe, deadline)\n",
+        "        return True\n",
+        ("tests/context_caching/test_refused_writes.py",),
+    ),
     # ---- where bytes go ----
     Mutant(
         "blocks-swapped",
