@@ -19,6 +19,7 @@ from aiodatadist.adapters.dials import Dial, Dials
 from aiodatadist.adapters.peers import NotAPeer, Peers, is_same_host
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.counting import Incident
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.errors import LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode, PeerLost
 from aiodatadist.link.link import Link
@@ -224,11 +225,11 @@ class PeerLinks:
                 await self._dial(peer, link, attempt, until - anyio.current_time(), dial.ended)
                 attempt.error = None
             if dial.scope.cancelled_caught:
-                attempt.error = LinkTimeout(
-                    f"no link to {peer.place}: it did not answer, and later dials took its place"
-                )
+                raise LinkTimeout("it did not answer, and later dials took its place")
         except LLMException as error:
             attempt.error = LinkTimeout(f"no link to {peer.place}: {error}", status_code=error.status_code)
+            told = self._engine.cluster_id, peer.cluster_id, attempt.error
+            self._engine.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: cluster %d: %s", *told)
         finally:
             dial.ended()
             del self._attempts[key]
