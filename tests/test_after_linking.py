@@ -17,6 +17,7 @@ from aiodatadist.testing import (
     soft_counters,
     soft_fault,
     soft_faults_cleared,
+    soft_hold,
     verify,
 )
 from tests.strict.marks import IS_HCCS
@@ -79,12 +80,13 @@ async def test_many_that_need_a_further_channel_share_one() -> None:
 
 async def test_transfers_under_way_end_on_the_old_channel() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        with soft_faults_cleared():
-            soft_fault("HcclBatchGet:delay=700")
+        with soft_hold("HcclBatchGet", at="half") as copy:
             slow = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
+            await copy.arrived()
             late, _ = await register(prompt, 40)
             await prompt.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), late, [0], [0])
             assert not slow.done()
+            copy.release()
             assert (await slow).bytes == 4 * 256
 
 

@@ -27,7 +27,7 @@ from aiodatadist import (
     TransferPriority,
     TransferTimeout,
 )
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, soft_hold
 
 HOST, DEVICE = Placement.HOST, Placement.DEVICE
 POOL = '{"memory_size": 1048576, "page_shift": 10}'
@@ -232,7 +232,6 @@ async def test_a_copy_that_the_device_refuses_says_so_and_the_next_one_works() -
 # ---- what goes first, and until when ----
 
 CRITICAL, NORMAL, BACKGROUND = TransferPriority
-SLOW = "aclrtMemcpyAsync:delay=2@*"
 
 Copy = Callable[..., CacheTask]
 
@@ -262,12 +261,16 @@ async def three_copies() -> AsyncIterator[dict[str, Copy]]:
 async def test_a_more_urgent_copy_passes(what: str, priority: TransferPriority) -> None:
     ended: list[str] = []
     async with three_copies() as calls:
-        with soft_faults_cleared():
-            soft_fault(SLOW)
+        with soft_hold("aclrtMemcpyAsync") as copy:
             first = calls["copy_blocks"](300, priority=BACKGROUND)
+            await copy.arrived()
             second = calls[what](1, priority=priority)
             first.add_done_callback(lambda _: ended.append("background"))
             second.add_done_callback(lambda _: ended.append("urgent"))
+            if priority is CRITICAL:
+                await second
+                assert not first.done()
+            copy.release()
             assert (await second).bytes == TENSORS * 64
             assert (await first).bytes == TENSORS * 64 * 300
     assert ended == ["urgent", "background"]

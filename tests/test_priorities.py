@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -23,16 +24,19 @@ from aiodatadist import (
 )
 from aiodatadist.testing import (
     Cluster,
+    SoftHold,
     cluster_info,
     linked_pair,
     open_cluster,
     soft_counters,
     soft_fault,
     soft_faults_cleared,
+    soft_hold,
     verify,
 )
 from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.messages import KeyName, Pull
+from tests.held import there_and_back
 from tests.strict.marks import STRICT
 
 CRITICAL, NORMAL, BACKGROUND = TransferPriority
@@ -40,8 +44,6 @@ BLOCKS, BLOCK = 1024, 4096
 DESC = CacheDesc(2, [BLOCKS, BLOCK], DataType.DT_UINT8)
 MANY = list(range(0, BLOCKS, 2))
 """1024 ranges that are not merged: eight windows, of two calls of the device's library each."""
-DELAY = 0.025
-"""Seconds of each call: many blocks take long enough to be passed."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,10 @@ def no_faults() -> Iterator[None]:
 class Pair:
     """Cluster 2, which pulls from cluster 1 and pushes to it, and the order in which its transfers ended."""
 
-    def __init__(self, prompt: Cluster, decoder: Cluster, source: Cache, target: Cache) -> None:
+    def __init__(
+        self, prompt: Cluster, decoder: Cluster, source: Cache, target: Cache, is_one_sided: bool = True
+    ) -> None:
+        self.is_one_sided = is_one_sided
         self.prompt, self.decoder, self.source, self.target = prompt, decoder, source, target
         self.manager = decoder.datadist.cache_manager
         self.ended: list[str] = []
@@ -67,6 +72,14 @@ class Pair:
         key = BlocksCacheKey(1)
         task = self.manager.push_blocks(key, self.target, blocks, blocks, priority=priority, **options)
         return self._watch(name, task)
+
+    def mover_held(self, nth: int = 1) -> AbstractContextManager[SoftHold]:
+        """Hold a call that moves the bytes of a pull: in request/response mode the peer writes them."""
+        return soft_hold("HcclBatchGet" if self.is_one_sided else "HcclBatchPut", nth=nth)
+
+    async def all_arrived(self) -> None:
+        """Wait until the peer knows of all that was started here."""
+        await there_and_back(self.decoder, self.prompt)
 
     def _watch(self, name: str, task: CacheTask) -> CacheTask:
         task.add_done_callback(lambda _: self.ended.append(name))
@@ -85,7 +98,7 @@ class Pair:
 @pytest.fixture(params=[True, False], ids=["one_sided", "requests"])
 async def either(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     async with linked_pair(DESC, enable_remote_cache_accessible=request.param, sync_kv_timeout=60_000) as made:
-        pair = Pair(*made)
+        pair = Pair(*made, request.param)
         await pair.pull("first", [0], NORMAL)
         yield pair
 
@@ -96,39 +109,46 @@ async def pair() -> AsyncIterator[Pair]:
         yield Pair(*made)
 
 
-@contextmanager
-def slow() -> Iterator[None]:
-    """Each call takes a while."""
-    soft_fault(f"HcclBatchGet:delay={round(DELAY * 1000)}@*;HcclBatchPut:delay={round(DELAY * 1000)}@*")
-    yield
-
-
 # ---- order ----
 
 
 async def test_the_more_urgent_passes_and_all_bytes_arrive(either: Pair) -> None:
     either.ended.clear()
-    with slow():
+    with either.mover_held() as first, either.mover_held(nth=4) as second:
         background = either.pull("background", MANY, BACKGROUND)
+        await first.arrived()
+        began = monotonic()
         normal = either.pull("normal", [1, 5], NORMAL)
         critical = either.pull("critical", [3], CRITICAL)
+        await (either.all_arrived() if STRICT == "roce" else critical)
+        moved = monotonic()
+        first.release()
+        await second.arrived()
+        passed = monotonic()
+        await either.all_arrived()
+        assert not background.done()
+        waited = monotonic() - passed
+        second.release()
         reports = await asyncio.gather(background, normal, critical)
     assert sorted(either.ended[:2]) == ["critical", "normal"]
     either.check({*MANY, 1, 3, 5})
     assert [report.bytes for report in reports] == [n * 2 * BLOCK for n in (len(MANY), 2, 1)]
-    assert reports[0].queue_seconds > 0.9 * DELAY, "it waited while the normal one ran"
-    assert reports[0].transfer_seconds > 5 * DELAY, "six calls, of 192 blocks at most"
+    assert reports[0].queue_seconds >= waited, "it waited while the normal one ran"
+    assert reports[0].transfer_seconds >= moved - began
     assert either.running == 0
 
 
 async def test_equals_keep_their_order(either: Pair) -> None:
     either.ended.clear()
-    with slow():
+    with either.mover_held() as copy:
         names = [f"{priority}{i}" for priority in (BACKGROUND, CRITICAL, NORMAL) for i in range(3)]
         blocks = [MANY, *([i] for i in range(1, len(names)))]  # the first runs until all of them have arrived
         tasks = [
             either.pull(name, numbers, TransferPriority[name[:-1]]) for name, numbers in zip(names, blocks, strict=True)
         ]
+        await copy.arrived()
+        await either.all_arrived()
+        copy.release()
         await asyncio.gather(*tasks)
     critical, normal = names[3:6], names[6:]
     assert [name for name in either.ended if name in critical] == critical
@@ -140,10 +160,14 @@ async def test_equals_keep_their_order(either: Pair) -> None:
 async def test_the_more_urgent_does_not_wait_in_the_line_of_others(pair: Pair, priority: TransferPriority) -> None:
     """More are made than C takes at a time."""
     await pair.pull("first", [0], NORMAL)
-    with slow():
+    pair.ended.clear()
+    with pair.mover_held() as copy:
         others = [pair.pull("background", [i % BLOCKS], BACKGROUND) for i in range(300)]
-        await pair.pull("urgent", [3], priority)
-        assert sum(task.done() for task in others) < 20
+        await copy.arrived()
+        urgent = pair.pull("urgent", [3], priority)
+        copy.release()
+        await urgent
+        assert pair.ended.index("urgent") <= 1
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -190,11 +214,15 @@ async def test_a_link_has_a_stream_for_what_is_critical_when_it_needs_one(pair: 
 async def test_a_critical_transfer_that_hangs_takes_nothing_from_the_one_that_it_passed(pair: Pair) -> None:
     await pair.pull("first", [0], NORMAL)
     pair.ended.clear()
-    soft_fault(f"HcclBatchGet:hang;HcclBatchPut:delay={round(DELAY * 1000)}@*")
-    background = pair.push("background", MANY, BACKGROUND)
-    critical = pair.pull("critical", [3], CRITICAL, deadline=0.5)
-    with pytest.raises(TransferTimeout, match=r"0\.5 s from the call"):
-        await critical
+    soft_fault("HcclBatchGet:hang")
+    with soft_hold("HcclBatchPut") as copy:
+        background = pair.push("background", MANY, BACKGROUND)
+        await copy.arrived()
+        critical = pair.pull("critical", [3], CRITICAL, deadline=0.5)
+        if STRICT == "roce":  # there it has its turn in the same stream
+            copy.release()
+        with pytest.raises(TransferTimeout, match=r"0\.5 s from the call"):
+            await critical
     assert (await background).bytes == len(MANY) * 2 * BLOCK
     assert sorted(pair.ended) == ["background", "critical"]
     at = [(t, b, 2 if b in MANY and b else 1, b) for t in range(2) for b in range(BLOCKS)]
@@ -206,10 +234,18 @@ async def test_a_critical_transfer_that_hangs_takes_nothing_from_the_one_that_it
 
 async def test_the_passed_one_can_be_cancelled_and_the_critical_one_ends_well(pair: Pair) -> None:
     await pair.pull("first", [0], NORMAL)
-    with slow():
+    with pair.mover_held() as first, pair.mover_held(nth=4) as second, soft_hold("aclrtStreamAbort") as abort:
         background = pair.pull("background", MANY, BACKGROUND)
+        await first.arrived()
         critical = pair.pull("critical", [3], CRITICAL)
         critical.add_done_callback(lambda _: background.cancel())
+        if STRICT == "roce":
+            first.release()
+        else:
+            await critical
+        await abort.arrived()
+        for hold in (first, second, abort):
+            hold.release()
         with pytest.raises(asyncio.CancelledError):
             await background
         assert (await critical).bytes == 2 * BLOCK
@@ -251,10 +287,12 @@ async def test_a_link_with_many_transfers_does_not_starve_another() -> None:
         manager = one.datadist.cache_manager
         for cluster_id in (2, 3):
             await manager.pull_blocks(BlocksCacheKey(cluster_id), target, [0], [0])
-        with slow():
+        with soft_hold("HcclBatchGet") as copy:
             many = [manager.pull_blocks(BlocksCacheKey(2), target, [1], [1]) for _ in range(100)]
+            await copy.arrived()
             await manager.pull_blocks(BlocksCacheKey(3), target, [2], [2])
-            assert sum(task.done() for task in many) < 20
+            assert not any(task.done() for task in many)
+            copy.release()
             for task in many:
                 task.cancel()
             await asyncio.gather(*many, return_exceptions=True)

@@ -45,7 +45,7 @@ RACES = "20"
 """Two threads in init and destroy, which HCCL does not expect: what comes of it is a matter of luck."""
 
 
-HANG = "aclrtMallocHost:delay=100000"
+HANG = "aclrtMallocHost:hold=for-ever"
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from aiodatadist.blocking import BlocksCacheKey, Handle, HandleState, TransferPriority, TransferWithCacheKeyConfig
 from aiodatadist.errors import LLMStatusCode, ParamInvalid, TransferTimeout
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold
 from tests.blocking.pairs import EVERYTHING, KEY, Pair
 
 EVERY_OTHER = EVERYTHING[::2]
@@ -24,16 +25,16 @@ def push(pair: Pair, blocks: list[int], **options: Any) -> Handle:
 
 def test_the_most_urgent_ends_first(pair: Pair) -> None:
     assert pull(pair, [1]).wait(10)
-    with soft_faults_cleared():
-        soft_fault("HcclBatchGet:delay=100@*")
-        handles = [
-            pull(pair, EVERY_OTHER, tag=priority.name, priority=priority)
-            for priority in (TransferPriority.NORMAL, *reversed(TransferPriority))
-        ]
-        assert all(handle.wait(10) for handle in handles)
+    with soft_hold("HcclBatchGet") as copy:
+        first = pull(pair, EVERY_OTHER, tag="first")
+        anyio.run(copy.arrived)
+        handles = [pull(pair, EVERY_OTHER, tag=each.name, priority=each) for each in reversed(TransferPriority)]
+        assert handles[-1].wait(10), "it passes what stands still"
+        assert first.poll() is HandleState.RUNNING
+        copy.release()
+        assert all(handle.wait(10) for handle in (first, *handles))
     tags = [handle.tag for handle in pair.target.manager.drain()][1:]
-    assert tags.count("CRITICAL") == 1
-    assert [tag for tag in tags if tag != "CRITICAL"] == ["NORMAL", "NORMAL", "BACKGROUND"]
+    assert tags == ["CRITICAL", "first", "NORMAL", "BACKGROUND"]
 
 
 @pytest.mark.parametrize("submit", [pull, push])

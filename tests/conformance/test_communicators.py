@@ -19,10 +19,11 @@ import pytest
 from aiodatadist import LLMStatusCode
 from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout
-from aiodatadist.testing import cluster_info, open_cluster, soft_counters, soft_fault, soft_faults_cleared
+from aiodatadist.testing import cluster_info, open_cluster, soft_counters, soft_fault, soft_faults_cleared, soft_hold
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, RdmaConfig, Transport, open_transport
 from aiodatadist.transport.communicator import Communicator, communicator_config
 from aiodatadist.transport.hccl import rank_table
+from tests.held import each_held, turns
 
 names = (f"communicators-{os.getpid()}-{number}" for number in itertools.count())
 LIMIT = 30.0
@@ -82,8 +83,7 @@ class TestOneAtATime:
         async with two_transports() as ends:
             runtime = ends[0].device.runtime
             monkeypatch.setattr(runtime, "hccl", Hccl(runtime.hccl, watched))
-            with soft_faults_cleared():
-                soft_fault("HcclCommInitClusterInfoMemConfig:delay=5@*;HcclCommDestroy:delay=5@*")
+            async with each_held("HcclCommInitClusterInfoMemConfig"), each_held("HcclCommDestroy"):
                 first = await asyncio.gather(*(channels(ends, next(names)) for _ in range(3)))
                 closing = [channel.aclose() for pair in first for channel in pair]
                 opening = asyncio.create_task(channels(ends, next(names)))
@@ -107,16 +107,14 @@ class TestOneAtATime:
     async def test_the_event_loop_goes_on_while_another_thread_has_the_turn(self) -> None:
         async with two_transports() as ends:
             pair = await channels(ends, next(names))
-            with soft_faults_cleared():
-                soft_fault("HcclCommDestroy:delay=300")
+            with soft_hold("HcclCommDestroy") as close:
                 comms = soft_counters()["comms"]
-                first, second = (asyncio.create_task(channel.aclose()) for channel in pair)
-                rounds = 0
-                while soft_counters()["comms"] == comms:
-                    rounds += 1
-                    await asyncio.sleep(0)
-                await asyncio.gather(first, second)
-            assert rounds > 100  # a round takes some microseconds, and the first call 300 ms
+                closing = [asyncio.create_task(channel.aclose()) for channel in pair]
+                await close.arrived()
+                await turns(100)
+                assert soft_counters()["comms"] == comms
+                close.release()
+                await asyncio.gather(*closing)
 
     def test_a_forked_child_has_a_turn_of_its_own(self) -> None:
         program = """if True:
