@@ -17,12 +17,13 @@ import anyio.lowlevel
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMClusterInfo, LLMStatusCode
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, LLMClusterInfo, LLMStatusCode
 from aiodatadist.adapters import dials
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, NotAPeer, Peers
 from aiodatadist.cluster import dial
+from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.link_table import LinkTable
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, open_cluster, verify
@@ -42,15 +43,19 @@ class Silence:
     Attributes:
         under_way: places that are being dialled, in the order of the dials.
         most: so many of them at a time.
+        slow: a port of other hosts that takes connections after :meth:`answer`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way: list[tuple[str, int]] = []
-        self.most = self.begun = 0
+        self.most = self.begun = self.slow = 0
+        self._answers = anyio.Event()
         connected: Callable[..., Awaitable[socket.socket]] = vars(dial)["connected"]
 
         async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
             if host not in {SILENT, "127.0.0.8", "127.0.0.9"}:
+                if port == self.slow:
+                    await self._answers.wait()
                 return await connected(host, port, first)
             self.begun += 1
             self.under_way.append((host, port))
@@ -62,6 +67,9 @@ class Silence:
             raise AssertionError
 
         monkeypatch.setattr(dial, "connected", connect)
+
+    async def answer(self) -> None:
+        self._answers.set()
 
 
 @pytest.fixture
@@ -103,8 +111,12 @@ def at(cluster_id: int, place: tuple[str, int]) -> LLMClusterInfo:
     return info
 
 
+def engine(cluster: Cluster) -> Engine:
+    return cluster.datadist._running()
+
+
 def table_of(cluster: Cluster) -> LinkTable:
-    return cluster.datadist._running().links
+    return engine(cluster).links
 
 
 async def check_linked(decoder: Cluster, cache: Any, source: int) -> None:
@@ -267,6 +279,22 @@ def test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way(ends: Callabl
     assert (first[1], last[1], len(silence.under_way)) == (1 + 237, 1 + 299, 63), "the oldest gave way"
 
 
+def test_a_dial_that_has_just_begun_gives_way_to_none(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offers of one step come at the same moment, and the honest one among them is the oldest."""
+    true, puller = ends(0), ends(1, link_seconds=20)
+    monkeypatch.setattr(dials, "UNDISTURBED_SECONDS", 30.0)
+    silence.slow = true.address.port
+    keep(true, puller, "honest")
+    for number in range(300):
+        puller.service.pull(pull(f"lie{number}", true.place(host=SILENT, port=1 + number)))
+    puller.pass_turns()
+    assert silence.most == 63
+    puller.service._thread.call(silence.answer)
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+
+
 def test_a_place_that_was_linked_before_waits_for_no_other_dial(
     ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,6 +407,22 @@ async def test_a_silent_place_is_none_of_a_link(silence: Silence) -> None:
         assert not silent.done()
         silent.cancel()
         await asyncio.wait([silent])
+
+
+async def test_a_place_that_failed_is_dialled_by_the_next_order() -> None:
+    """Nothing is remembered of it: its engine may have started meanwhile."""
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder, anyio.create_task_group() as group:
+        address = prompt.datadist.listen_address
+        assert address is not None
+        links = PeerLinks(decoder.datadist, Spawner(group), 5, lambda _: None, Peers(LOOPBACK))
+        place = PeerAddress(cluster_id=1, host=address[0], port=address[1])
+        await engine(prompt).listen_elsewhere(None)
+        for _ in range(3):
+            with pytest.raises(LinkTimeout, match="Connection refused"):
+                await links.link(place)
+        await engine(prompt).listen_elsewhere(address)
+        await links.link(place)
+        group.cancel_scope.cancel()
 
 
 def count_dials(monkeypatch: pytest.MonkeyPatch) -> list[str]:

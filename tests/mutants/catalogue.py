@@ -487,6 +487,14 @@ MUTANTS = (
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
     ),
     Mutant(
+        "new-dials-give-way",
+        "a dial that has just begun gives way to no other one",
+        "aiodatadist/adapters/dials.py",
+        "            if undisturbed > 0:\n",
+        "            if undisturbed > 1000:\n",
+        (f"{DIALS}::test_a_dial_that_has_just_begun_gives_way_to_none",),
+    ),
+    Mutant(
         "true-places-wait",
         "a place that was linked before waits for no other dial",
         "aiodatadist/adapters/peer_links.py",
