@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -253,6 +254,26 @@ async def test_neither_end_has_a_task_for_a_request(
     for task in pulls(decoder, cache, MANY):
         await task
     assert started == []
+
+
+async def test_a_request_in_line_is_few_objects_to_the_garbage_collector(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection looks at all of them, and holds the loop meanwhile. The key and the list of tasks are the caller's."""
+    _, decoder, _, cache = requesting
+    held, count = HeldRequests(monkeypatch), 2 * WINDOW
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        tasks = pulls(decoder, cache, count)
+        each = (len(gc.get_objects()) - before) / count
+    finally:
+        gc.enable()
+    assert each < 13
+    held.serve()
+    for task in tasks:
+        await task
 
 
 async def test_the_peer_is_asked_for_few_requests_at_a_time(

@@ -28,15 +28,6 @@ _FEW = 64
 """Dropped alarms that are not worth a clean-up."""
 
 
-class Alarm(Generic[T]):
-    """``what`` is due. None if it was dropped, or told."""
-
-    __slots__ = ("what",)
-
-    def __init__(self, what: T) -> None:
-        self.what: T | None = what
-
-
 class Alarms(Generic[T]):
     """Those of one owner. ``len()`` is how many are set.
 
@@ -48,36 +39,34 @@ class Alarms(Generic[T]):
     def __init__(self, tell: Callable[[T], object], mark: Callable[[T], object] | None = None) -> None:
         self._mark = mark
         self._tell = tell
-        self._heap: list[tuple[float, int, Alarm[T]]] = []  # by time and order, which C compares
-        self._due: deque[Alarm[T]] = deque()
-        self._orders = itertools.count()
-        self._set = 0
+        self._heap: list[tuple[float, int]] = []  # nothing that the garbage collector would look at
+        self._what: dict[int, T] = {}
+        self._due: deque[int] = deque()
+        self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def __len__(self) -> int:
-        return self._set
+        return len(self._what)
 
-    def set(self, when: float, what: T) -> Alarm[T]:
-        """Set one. ``when``: by the event loop's clock."""
-        alarm = Alarm(what)
-        heapq.heappush(self._heap, (when, next(self._orders), alarm))
-        self._set += 1
+    def set(self, when: float, what: T) -> int:
+        """Set one; return its number. ``when``: by the event loop's clock."""
+        number = next(self._numbers)
+        heapq.heappush(self._heap, (when, number))
+        self._what[number] = what
         if when < self._timer_at:
             self._set_timer()
-        return alarm
+        return number
 
-    def drop(self, alarm: Alarm[T]) -> None:
+    def drop(self, number: int) -> None:
         """It is not told any more. No effect if it was dropped before, or told."""
-        if alarm.what is None:
+        if self._what.pop(number, None) is None:
             return
-        alarm.what = None
-        self._set -= 1
-        if not self._set:
+        if not self._what:
             self._heap.clear()
             self._set_timer()
-        elif len(self._heap) > 2 * self._set + _FEW:
-            self._heap = [item for item in self._heap if item[2].what is not None]
+        elif len(self._heap) > 2 * len(self._what) + _FEW:
+            self._heap = [item for item in self._heap if item[1] in self._what]
             heapq.heapify(self._heap)
 
     def _set_timer(self) -> None:
@@ -92,11 +81,11 @@ class Alarms(Generic[T]):
         self._timer = None
         now, was_idle = asyncio.get_running_loop().time(), not self._due
         while self._heap and self._heap[0][0] <= now:
-            alarm = heapq.heappop(self._heap)[2]
-            if alarm.what is not None:
+            number = heapq.heappop(self._heap)[1]
+            if (what := self._what.get(number)) is not None:
                 if self._mark is not None:
-                    self._mark(alarm.what)
-                self._due.append(alarm)
+                    self._mark(what)
+                self._due.append(number)
         self._set_timer()
         if was_idle:
             self._tell_some()
@@ -104,10 +93,9 @@ class Alarms(Generic[T]):
     def _tell_some(self) -> None:
         until = perf_counter() + SLICE
         while self._due:
-            alarm = self._due.popleft()
-            what = alarm.what
-            if what is not None:
-                self.drop(alarm)
+            number = self._due.popleft()
+            if (what := self._what.get(number)) is not None:
+                self.drop(number)
                 self._tell(what)
             if self._due and perf_counter() >= until:
                 asyncio.get_running_loop().call_soon(self._tell_some)

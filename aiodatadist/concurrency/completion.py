@@ -58,7 +58,7 @@ class Completion(ABC):
     __slots__ = ("__weakref__", "_callbacks", "_generation", "_waiters", "state")
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None  # made when a task first waits
         self._callbacks: list[Callable[[Any], object]] = []
         self._generation = forks.generation
         self.state = TransferState.PENDING
@@ -121,12 +121,13 @@ class Completion(ABC):
 
     async def _settled(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        waiters = self._waiters = self._waiters or []
+        waiters.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter in self._waiters:  # else it ended in this tick
-                self._waiters.remove(waiter)
+            if waiter in waiters:  # else it ended in this tick
+                waiters.remove(waiter)
             raise
 
     def _end(self, state: TransferState) -> None:
@@ -136,10 +137,10 @@ class Completion(ABC):
         for callback in self._callbacks:
             self._tell(callback)
         self._callbacks.clear()
-        for waiter in self._waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-        self._waiters.clear()
 
     def _tell(self, callback: Callable[[Self], object]) -> None:
         guarded(partial(callback, self), logger, "%s: a done callback failed", self._what())

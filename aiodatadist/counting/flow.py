@@ -37,13 +37,15 @@ class Flow:
 
     Attributes:
         running: under way now.
+        when_ended: :meth:`ended`, which callers leave with each transfer: an attribute, as each would keep one of its own.
     """
 
     __slots__ = ("_by_bytes", "_by_queue", "_by_seconds", "_bytes", "_failed_bytes", "_failures", "_queue_seconds", "_ran",
-                 "_ranges", "_seconds", "running")  # fmt: skip
+                 "_ranges", "_seconds", "running", "when_ended")  # fmt: skip
 
     def __init__(self) -> None:
         self.running = 0
+        self.when_ended = self.ended
         self._ran = 0
         self._failures: Counter[str] = Counter()
         self._bytes = self._failed_bytes = 0

@@ -63,4 +63,4 @@ class Totals:
         """Count one when it has ended."""
         flow = self.transfers[operation]
         flow.running += 1
-        transfer.add_done_callback(flow.ended)
+        transfer.add_done_callback(flow.when_ended)

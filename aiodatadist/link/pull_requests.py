@@ -1,9 +1,8 @@
 """Pulls of request/response mode, as the end that asks for them sees them: the peer writes.
 
 Who owns what
-    :class:`PullRequests` owns the requests of one link. A request belongs to its
-    :class:`~aiodatadist.link.remote_operation.RemoteOperation`, and is forgotten when that has ended. Until the peer has said
-    that it is done, or has stopped, the destination is not free.
+    :class:`PullRequests` owns the requests of one link, and forgets each when it has ended. Until the peer has said that it
+    is done, or has stopped, the destination is not free.
 
 How a request goes on
     In callbacks: of the event loop's next turn, of the peer's answer, of an alarm. A task for each would cost more than all
@@ -17,14 +16,14 @@ How a request goes on
            |                |
         IN_TASK   checksums are compared
            |                |
-           the operation ends
+           the request ends
 
     The peer is asked for few at a time. So one that is cancelled in line is never asked for, a stop is not heard behind
     thousands of requests, and the peer has few under way, however many callers wait here.
 
 What cancellation means
-    In line nothing has begun, and the operation ends at once. Later it ends with the peer's answer. If no answer comes, or
-    the link ends before it, the operation is doubtful: it ends with the channels.
+    In line nothing has begun, and the request ends at once. Later it ends with the peer's answer. If no answer comes, or the
+    link ends before it, the request is doubtful: it ends with the channels.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from aiodatadist.cache.plan import target_side
-from aiodatadist.concurrency.alarms import SLICE, Alarm, Alarms
+from aiodatadist.concurrency.alarms import SLICE, Alarms
 from aiodatadist.device import CLEAN_SECONDS, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
@@ -49,6 +48,7 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
+from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
 from aiodatadist.values.foreign import printable
@@ -58,7 +58,7 @@ from aiodatadist.wire.messages import Grant, Pulled, Stop
 if TYPE_CHECKING:
     from aiodatadist.link.checksums import Checks
     from aiodatadist.link.questions import Question
-    from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+    from aiodatadist.link.remote_operation import TransferSpec
     from aiodatadist.link.session import Session
 
 WINDOW: Final = 256
@@ -83,30 +83,35 @@ class Stage(Enum):
     LATE = "late"
 
 
-class PullRequest:
+class PullRequest(RemoteOperation):
     """One of them.
 
     Attributes:
+        spec: what its caller wants.
         seconds: that it may take from when it stands in line.
         asked: how many times the peer was asked.
         question: the last time; None before.
+        alarm: when its time is over; 0 before it stands in line.
     """
 
-    __slots__ = ("alarm", "asked", "operation", "question", "seconds", "spec", "stage")
+    __slots__ = ("_requests", "alarm", "asked", "question", "seconds", "spec", "stage")
 
-    def __init__(self, operation: RemoteOperation, spec: TransferSpec) -> None:
-        self.operation = operation
+    def __init__(self, name: str, patience: float, spec: TransferSpec, requests: PullRequests) -> None:
+        super().__init__(name, patience)
+        self._requests = requests
         self.spec = spec
         self.seconds = 2 * spec.seconds if spec.checksum else spec.seconds  # for the peer to sum up what it sent
         self.stage = Stage.IN_TASK
-        self.asked = 0
-        self.alarm: Alarm[PullRequest] | None = None
+        self.asked = self.alarm = 0
         self.question: Question | None = None
 
     @property
     def is_over(self) -> bool:
         """Its bytes are not wanted any more."""
-        return self.stage is Stage.LATE or self.operation.scope.cancel_called
+        return self.stage is Stage.LATE or self.scope.cancel_called
+
+    def _interrupt(self) -> None:
+        self._requests.stop(self)
 
 
 class PullRequests:
@@ -119,6 +124,7 @@ class PullRequests:
         self._open = tuple(set[PullRequest]() for _ in TransferPriority)  # the peer has not answered
         self._alarms = Alarms(self._too_late)
         self._next_turn: asyncio.Handle | None = None
+        self._when_ended = self._forget  # one for all of them: each would keep one of its own
 
     @property
     def patience(self) -> float:
@@ -126,12 +132,10 @@ class PullRequests:
         clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
         return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._session.quiesce_seconds + clean
 
-    def begin(self, operation: RemoteOperation, spec: TransferSpec) -> None:
-        """Ask for a pull as soon as it is its turn. Whatever goes wrong, the operation tells it."""
-        request = PullRequest(operation, spec)
-        operation.stop = partial(self._cancel, request)
-        operation.add_done_callback(lambda _: self._forget(request))
-        operation.attempt(lambda: self._prepare(request))
+    def begin(self, request: PullRequest) -> None:
+        """Ask for a pull as soon as it is its turn. Whatever goes wrong, the request tells it."""
+        request.add_done_callback(self._when_ended)
+        request.attempt(partial(self._prepare, request))
 
     def end(self) -> None:
         """The link is over: the peer may still write what it was asked for."""
@@ -139,7 +143,7 @@ class PullRequests:
             self._next_turn.cancel()
         for requests in self._open:
             for request in requests:
-                request.operation.is_doubtful = True
+                request.is_doubtful = True
 
     # ---- until the peer is asked ----
 
@@ -149,7 +153,7 @@ class PullRequests:
             self._line_up(request)
         else:
             request.stage = Stage.IN_TASK
-            self._session.spawn(partial(request.operation.run, partial(self._wait_and_line_up, request)))
+            self._session.spawn(partial(request.run, partial(self._wait_and_line_up, request)))
 
     async def _wait_and_line_up(self, request: PullRequest) -> None:
         entry = request.spec.entry
@@ -159,8 +163,8 @@ class PullRequests:
         self._line_up(request)
 
     def _line_up(self, request: PullRequest) -> None:
-        if request.operation.scope.cancel_called:  # in the tick in which it went on
-            request.operation.finish(TransferState.CANCELLED)
+        if request.scope.cancel_called:  # in the tick in which it went on
+            request.finish(TransferState.CANCELLED)
             return
         spec = request.spec
         self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
@@ -186,7 +190,7 @@ class PullRequests:
                 return
             for line in lines:
                 request, _ = line.popitem(last=False)
-                request.operation.attempt(partial(self._ask, request))
+                request.attempt(partial(self._ask, request))
 
     def _ask(self, request: PullRequest) -> None:
         session, spec = self._session, request.spec
@@ -217,7 +221,7 @@ class PullRequests:
             self._stop_asking(request, Stage.STOPPING)
             return
         self._let_go(request)
-        request.operation.attempt(partial(self._take, request, question.answer))
+        request.attempt(partial(self._take, request, question.answer))
 
     def _take(self, request: PullRequest, answer: Pulled) -> None:
         """It is over; or, the first time, the peer was not told of the destination, and is asked once more."""
@@ -225,25 +229,25 @@ class PullRequests:
             self._prepare(request)
             return
         self._conclude(request, answer)
-        if not request.operation.is_done:
+        if not request.is_done:
             request.stage = Stage.IN_TASK
-            self._session.spawn(partial(request.operation.run, partial(self._compare, request, answer)))
+            self._session.spawn(partial(request.run, partial(self._compare, request, answer)))
 
     def _conclude(self, request: PullRequest, answer: Pulled) -> None:
         """It ends here in every case, but for a success with checksums, which have to be compared. After any other answer no
         byte lands; of a peer that stopped, or that knew no destination, none was wanted any more."""
-        operation, is_late = request.operation, request.stage is Stage.LATE
-        operation.nbytes, operation.ranges = answer.nbytes, answer.ranges
-        operation.queue_seconds, operation.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
+        is_late = request.stage is Stage.LATE
+        request.nbytes, request.ranges = answer.nbytes, answer.ranges
+        request.queue_seconds, request.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
         if answer.status == LLMStatusCode.LLM_SUCCESS:
             if not request.spec.checksum:
-                operation.finish(TransferState.DONE)
-        elif operation.scope.cancel_called and (answer.stopped or answer.is_unknown):
-            operation.finish(TransferState.CANCELLED)
+                request.finish(TransferState.DONE)
+        elif request.scope.cancel_called and (answer.stopped or answer.is_unknown):
+            request.finish(TransferState.CANCELLED)
         elif answer.stopped or (answer.is_unknown and is_late):
-            operation.finish(TransferState.FAILED, _late_error(request))
+            request.finish(TransferState.FAILED, _late_error(request))
         else:
-            operation.finish(TransferState.FAILED, self._refused(request, answer))
+            request.finish(TransferState.FAILED, self._refused(request, answer))
 
     def _refused(self, request: PullRequest, answer: Pulled) -> LLMException:
         peer = self._session.cluster_id
@@ -262,20 +266,20 @@ class PullRequests:
         spec = request.spec
         side = target_side(spec.selection, spec.entry, answer.nbytes)
         await self._checks.compare_answer(spec, side, answer.checksums)
-        request.operation.finish(TransferState.DONE)
+        request.finish(TransferState.DONE)
 
     # ---- an end before the answer ----
 
-    def _cancel(self, request: PullRequest) -> None:
-        request.operation.scope.cancel()
+    def stop(self, request: PullRequest) -> None:
+        request.scope.cancel()
         if request.stage is Stage.WAITING:
-            request.operation.finish(TransferState.CANCELLED)
+            request.finish(TransferState.CANCELLED)
         elif request.stage is Stage.ASKED:
             self._stop_asking(request, Stage.STOPPING)
 
     def _too_late(self, request: PullRequest) -> None:
         if request.stage is Stage.WAITING:
-            request.operation.finish(TransferState.FAILED, _late_error(request))
+            request.finish(TransferState.FAILED, _late_error(request))
         elif request.stage is Stage.ASKED:
             self._stop_asking(request, Stage.LATE)
 
@@ -316,22 +320,21 @@ class PullRequests:
 
     def _doubt(self, request: PullRequest) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""
-        request.operation.is_doubtful = True
+        request.is_doubtful = True
         self._session.check_idle()
 
     # ---- what is kept of it ----
 
     def _let_go(self, request: PullRequest) -> None:
         """The peer has answered, or is not asked: the next one in line is."""
-        if request.alarm is not None:
-            self._alarms.drop(request.alarm)
+        self._alarms.drop(request.alarm)
         if request.question is not None:
             self._session.questions.close(request.question)
             self._open[request.spec.priority].discard(request)
             self._go_on()
 
     def _forget(self, request: PullRequest) -> None:
-        """The operation has ended."""
+        """It has ended."""
         self._lines[request.spec.priority].pop(request, None)
         self._let_go(request)
 

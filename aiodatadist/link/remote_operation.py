@@ -116,10 +116,9 @@ class RemoteOperation(TransferCompletion):
     Attributes:
         scope: of its tasks, of which it has one at a time.
         is_doubtful: it ended, but the peer may still write: only closing the channel makes sure.
-        stop: called by :meth:`cancel` where no transfer is there to be cancelled; ends it, now or soon.
     """
 
-    __slots__ = ("_name", "_patience", "_transfer", "is_doubtful", "scope", "stop")
+    __slots__ = ("_name", "_patience", "_transfer", "is_doubtful", "scope")
 
     def __init__(self, name: str, patience: float) -> None:
         super().__init__()
@@ -128,7 +127,6 @@ class RemoteOperation(TransferCompletion):
         self._transfer: TransferCompletion | None = None
         self.is_doubtful = False
         self.scope = Scope()
-        self.stop: Callable[[], object] = self.scope.cancel
 
     @property
     def quiesce_seconds(self) -> float:
@@ -137,8 +135,12 @@ class RemoteOperation(TransferCompletion):
     def _cancel(self) -> bool:
         if self._transfer is not None:
             return self._transfer.cancel()
-        self.stop()
+        self._interrupt()
         return True
+
+    def _interrupt(self) -> None:
+        """There is no transfer that could be cancelled."""
+        self.scope.cancel()
 
     def attempt(self, step: Callable[[], object]) -> None:
         """Take a step in a callback. Whatever it raises fails the operation."""

@@ -16,7 +16,7 @@ from aiodatadist.device import StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkError, TransferTimeout
 from aiodatadist.link.channels import LinkChannel
 from aiodatadist.link.checksums import Checks
-from aiodatadist.link.pull_requests import PullRequests
+from aiodatadist.link.pull_requests import PullRequest, PullRequests
 from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.values.grid import Grid
@@ -33,6 +33,7 @@ class Requester:
     Attributes:
         session: the link.
         checks: compares what arrived with what was sent.
+        lookups: transfers that wait for the peer to say where its cache is.
     """
 
     def __init__(self, session: Session) -> None:
@@ -40,59 +41,70 @@ class Requester:
         self.checks = Checks(session)
         self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
-        self._lookups = _Lookups(session)
+        self.lookups = _Lookups(session)
         self._pull_requests = PullRequests(session, self.checks)
+        self._when_request_ended = self._request_ended  # one for all of them: each would keep one of its own
 
     def end(self, failure: LinkError) -> None:
         """The link is over: so are the doubtful ones, and those whose task never began."""
-        self._lookups.stop()
+        self.lookups.stop()
         self._pull_requests.end()
         for operation in list(self.session.operations):
             operation.finish(TransferState.FAILED, failure)
 
     def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
         """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
-        session = self.session
-        operation = RemoteOperation(f"{what} of cluster {session.cluster_id}", self._pull_requests.patience)
+        session, requests = self.session, self._pull_requests
+        name, patience = f"{what} of cluster {session.cluster_id}", requests.patience
         spec.entry.lease()
-        self.session.operations.add(operation)
         if spec.is_request:
+            request = PullRequest(name, patience, spec, requests)
+            session.operations.add(request)
             session.counters.started()
-
-        def ended(done: RemoteOperation) -> None:
-            self.session.operations.discard(operation)
-            self._lookups.end(operation)
-            if done.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
-                session.lose(spec.entry)
-            else:
-                spec.entry.release()
-            if session.failure is not None and done.state is TransferState.CANCELLED:
-                done.replace_error(session.copy_of_failure())
-            elif operation in self._taken_back and done.state is TransferState.CANCELLED:
-                done.replace_error(
-                    CacheNotFound(f"cluster {session.cluster_id} took its cache back", peer=session.cluster_id)
-                )
-            elif done.error is not None:
-                done.error.peer = session.cluster_id
-            if spec.is_request:
-                session.counters.ended("pulled", done)
-            self._taken_back.discard(operation)
-            session.check_idle()
-
-        operation.add_done_callback(ended)
+            request.add_done_callback(self._when_request_ended)
+            requests.begin(request)
+            return request
         is_known = spec.entry.is_known and session.is_ready
-        if spec.is_request:
-            self._pull_requests.begin(operation, spec)
-        elif is_known and not spec.checksum and session.catalogue.find(spec.key) is None:
-            lookup = _Lookup(self, operation, spec)
-            operation.attempt(lambda: self._lookups.begin(lookup))
+        operation: RemoteOperation
+        if is_known and not spec.checksum and session.catalogue.find(spec.key) is None:
+            operation = lookup = _Lookup(name, patience, spec, self)
+            self._keep(operation, spec)
+            operation.attempt(lambda: self.lookups.begin(lookup))
         else:
+            operation = RemoteOperation(name, patience)
+            self._keep(operation, spec)
             self.work_on(operation, spec)
         return operation
 
+    def _keep(self, operation: RemoteOperation, spec: TransferSpec) -> None:
+        self.session.operations.add(operation)
+        operation.add_done_callback(lambda _: self._ended(operation, spec))
+
+    def _request_ended(self, request: PullRequest) -> None:
+        self._ended(request, request.spec)
+        self.session.counters.ended("pulled", request)
+
+    def _ended(self, operation: RemoteOperation, spec: TransferSpec) -> None:
+        session = self.session
+        session.operations.discard(operation)
+        self.lookups.end(operation)
+        if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
+            session.lose(spec.entry)
+        else:
+            spec.entry.release()
+        if session.failure is not None and operation.state is TransferState.CANCELLED:
+            operation.replace_error(session.copy_of_failure())
+        elif operation in self._taken_back and operation.state is TransferState.CANCELLED:
+            operation.replace_error(
+                CacheNotFound(f"cluster {session.cluster_id} took its cache back", peer=session.cluster_id)
+            )
+        elif operation.error is not None:
+            operation.error.peer = session.cluster_id
+        self._taken_back.discard(operation)
+        session.check_idle()
+
     def work_on(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """In a task of the link's."""
-        operation.stop = operation.scope.cancel
         self.session.spawn(lambda: operation.run(lambda: self._arrange(operation, spec)))
 
     # ---- one-sided: where is it, and how is it reached? ----
@@ -199,29 +211,32 @@ class _Lookups:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._asked: dict[Name, _Asked] = {}
-        self._names: dict[RemoteOperation, Name] = {}
+        self._names: dict[_Lookup, Name] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def begin(self, lookup: _Lookup) -> None:
         """Ask for its cache, unless that is asked already. Raises LLMException: it cannot be asked."""
-        name, operation = name_of(lookup.spec.key), lookup.operation
+        name = name_of(lookup.spec.key)
         asked = self._asked.get(name)
         if asked is None:
             asked = self._asked[name] = _Asked(self._session, name, self._answered)
-        asked.waiting[operation] = lookup
-        self._names[operation] = name
+        asked.waiting[lookup] = None
+        self._names[lookup] = name
         if asked.question is None:
             asked.ask()
         else:
-            asked.late.add(operation)
+            asked.late.add(lookup)
         look_at = min(asked.ask_at, lookup.end)
         if look_at < self._timer_at:
             self._set_timer(look_at)
 
+    def __contains__(self, operation: RemoteOperation) -> bool:
+        return operation in self._names
+
     def end(self, operation: RemoteOperation) -> None:
-        name = self._names.pop(operation, None)
-        if name is not None:
+        """If it waits: not any longer."""
+        if isinstance(operation, _Lookup) and (name := self._names.pop(operation, None)) is not None:
             asked = self._asked[name]
             del asked.waiting[operation]
             asked.late.discard(operation)
@@ -239,14 +254,14 @@ class _Lookups:
         asked = self._asked.pop(name)
         answer = asked.close()
         late = asked.late if isinstance(answer, Found) and answer.cache is None else set()
-        for operation in asked.waiting.keys() - late:
-            del self._names[operation]
+        for lookup in asked.waiting.keys() - late:
+            del self._names[lookup]
         if late:
             again = self._asked[name] = _Asked(self._session, name, self._answered)
-            again.waiting = {operation: asked.waiting[operation] for operation in asked.waiting if operation in late}
+            again.waiting = {lookup: None for lookup in asked.waiting if lookup in late}
             again.ask()
-        for operation, lookup in asked.waiting.items():
-            if operation not in late and not operation.is_done:
+        for lookup in asked.waiting:
+            if lookup not in late and not lookup.is_done:
                 lookup.answered(answer)
 
     def _set_timer(self, when: float) -> None:
@@ -258,12 +273,12 @@ class _Lookups:
     def _look(self) -> None:
         now, next_at = asyncio.get_running_loop().time(), math.inf
         for asked in list(self._asked.values()):
-            for lookup in [lookup for lookup in asked.waiting.values() if lookup.end <= now]:
+            for lookup in [lookup for lookup in asked.waiting if lookup.end <= now]:
                 lookup.too_late()
             if asked.waiting:
                 if asked.ask_at <= now:
                     asked.ask_again(now)
-                next_at = min(next_at, asked.ask_at, *(lookup.end for lookup in asked.waiting.values()))
+                next_at = min(next_at, asked.ask_at, *(lookup.end for lookup in asked.waiting))
         self._set_timer(next_at)
 
 
@@ -280,8 +295,8 @@ class _Asked:
         self._session, self._name, self._then = session, name, then
         self._pause = AGAIN_SECONDS
         self.question: Question | None = None
-        self.waiting: dict[RemoteOperation, _Lookup] = {}
-        self.late: set[RemoteOperation] = set()
+        self.waiting: dict[_Lookup, None] = {}  # in the order in which they came
+        self.late: set[_Lookup] = set()
         self.ask_at = asyncio.get_running_loop().time() + self._pause
 
     def ask(self) -> None:
@@ -305,27 +320,36 @@ class _Asked:
         return self.question.answer
 
 
-class _Lookup:
+class _Lookup(RemoteOperation):
     """A transfer for which the peer is only asked where its cache is. It has no task, which would cost more than the question
     does: it goes on in the call that brings the answer, and where that is not enough it gets one.
 
     Attributes:
+        spec: what its caller wants.
         end: when to give up, as the event loop counts.
     """
 
-    def __init__(self, requester: Requester, operation: RemoteOperation, spec: TransferSpec) -> None:
+    __slots__ = ("_requester", "end", "spec")
+
+    def __init__(self, name: str, patience: float, spec: TransferSpec, requester: Requester) -> None:
+        super().__init__(name, patience)
         self._requester = requester
-        self.operation, self.spec = operation, spec
+        self.spec = spec
         self.end = asyncio.get_running_loop().time() + spec.seconds
-        operation.stop = lambda: operation.finish(TransferState.CANCELLED)
+
+    def _interrupt(self) -> None:
+        if self in self._requester.lookups:
+            self.finish(TransferState.CANCELLED)
+        else:
+            super()._interrupt()
 
     def too_late(self) -> None:
         who, seconds = self._requester.session.cluster_id, self.spec.seconds
         late = TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
-        self.operation.finish(TransferState.FAILED, late)
+        self.finish(TransferState.FAILED, late)
 
     def answered(self, answer: Answer | None) -> None:
-        self.operation.attempt(lambda: self._go_on(answer))
+        self.attempt(lambda: self._go_on(answer))
 
     def _go_on(self, answer: Answer | None) -> None:
         session, spec = self._requester.session, self.spec
@@ -333,11 +357,11 @@ class _Lookup:
             raise _not_offered(session, spec.key)
         known = session.within_reach(spec.entry, spec.key) if session.is_ready else None
         if known is None:
-            self._requester.work_on(self.operation, spec)
+            self._requester.work_on(self, spec)
             return
         remote, slot, link_channel = known
         grid = spec.grid(remote, slot)
         transfer = session.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
-        self.operation.follow(transfer)
+        self.follow(transfer)

@@ -51,6 +51,10 @@ class Layers:
         return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
 
 
+_ALL = Layers()
+"""What most callers want."""
+
+
 def _no_blocks() -> array[int]:
     return array("Q")
 
@@ -136,7 +140,7 @@ def layers_of(src: range | None, dst: range | None, tensors_per_layer: int) -> L
                 raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
     if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
         raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
-    return Layers(src, dst, tensors_per_layer)
+    return _ALL if (src, dst, tensors_per_layer) == (None, None, 2) else Layers(src, dst, tensors_per_layer)
 
 
 def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
