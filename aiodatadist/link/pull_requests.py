@@ -90,7 +90,7 @@ class PullRequest(RemoteOperation):
         spec: what its caller wants.
         seconds: that it may take from when it stands in line.
         asked: how many times the peer was asked.
-        question: the last time; None before.
+        question: the last time, until it is answered.
         alarm: when its time is over; 0 before it stands in line.
     """
 
@@ -181,16 +181,19 @@ class PullRequests:
     def _ask_in_turn(self) -> None:
         """One of each line after the other: how they pass each other is the peer's affair, which has to know of them."""
         self._next_turn = None
-        until = perf_counter() + SLICE
+        with self._session.posting_together():
+            self._ask_some(perf_counter() + SLICE)
+
+    def _ask_some(self, until: float) -> None:
         while lines := [
             line for line, asked in zip(self._lines, self._open, strict=True) if line and len(asked) < WINDOW
         ]:
-            if perf_counter() >= until:
-                self._go_on()
-                return
             for line in lines:
                 request, _ = line.popitem(last=False)
                 request.attempt(partial(self._ask, request))
+            if perf_counter() >= until:
+                self._go_on()
+                return
 
     def _ask(self, request: PullRequest) -> None:
         session, spec = self._session, request.spec
@@ -330,6 +333,7 @@ class PullRequests:
         self._alarms.drop(request.alarm)
         if request.question is not None:
             self._session.questions.close(request.question)
+            request.question = None  # which leads to the request: it is not left to the garbage collector
             self._open[request.spec.priority].discard(request)
             self._go_on()
 

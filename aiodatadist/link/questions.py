@@ -33,6 +33,8 @@ class Question:
         then: called behind that.
     """
 
+    __slots__ = ("answer", "answered", "checksums", "kind", "name", "number", "revoked", "then")
+
     def __init__(
         self,
         number: int,

@@ -187,6 +187,10 @@ class Session:
     def post(self, message: Message) -> None:
         self._wire.post(message)
 
+    def posting_together(self) -> AbstractContextManager[None]:
+        """Around what is to be sent at one go."""
+        return self._wire.together()
+
     def post_again(self, message: Message) -> None:
         """What was said before, and was not answered."""
         self._host.totals.messages_repeated += 1

@@ -95,7 +95,7 @@ class Decoder:
         *_, length = HEAD.unpack_from(self._buffer)
         return HEAD.size + int(length) - len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Message | Unknown]:
+    def feed(self, data: bytes | memoryview) -> list[Message | Unknown]:
         """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
 
         Raises:

@@ -18,9 +18,9 @@ from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.connection import Connection, connected
-from aiodatadist.link.wire import MAX_BACKLOG, UNVERIFIED_BODY, Wire
+from aiodatadist.link.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
-from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping
+from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping, Pong
 from tests.unit.wire.examples import EACH, digest, hello, pull
 
 LARGE = Note(payload="A" * 80_000)
@@ -311,6 +311,58 @@ async def test_who_closes_can_send_first_what_was_posted_in_this_turn() -> None:
         assert one.hurry()
         await one.aclose()
         assert [await other.receive(), await other.receive()] == [Ping(call=1), Bye()]
+
+
+class AtOnce(Stream):
+    """What a wire hands to the kernel in the calls that post it, call by call."""
+
+    def __init__(self, *incoming: bytes) -> None:
+        super().__init__(*incoming)
+        self.calls: list[list[Message | Unknown]] = []
+
+    def take(self, data: bytes) -> bool:
+        self.calls.append(Decoder().feed(data))
+        return True
+
+
+async def test_what_is_posted_together_is_sent_in_one_call() -> None:
+    stream = AtOnce()
+    one, pings = Wire(cast(anyio.abc.SocketStream, stream), stream.take), [Ping(call=i) for i in range(1, 6)]
+    with one.together():
+        for ping in pings[:3]:
+            one.post(ping)
+        assert stream.calls == []
+    assert stream.calls == [pings[:3]]
+    one._gathers_until = 0.0  # time passes
+    one.post(pings[3])
+    assert stream.calls == [pings[:3], pings[3:4]]
+    with one.together():
+        one.post(pings[4])
+    assert stream.calls[2:] == [pings[4:]]
+
+
+async def test_answers_to_messages_that_came_together_are_sent_in_one_call() -> None:
+    """However long each takes."""
+    stream = AtOnce(b"".join(encode(Ping(call=i)) for i in range(1, 4)))
+    one = Wire(cast(anyio.abc.SocketStream, stream), stream.take)
+    for number in range(1, 4):
+        assert await one.receive() == Ping(call=number)
+        one._gathers_until = 0.0
+        one.post(Pong(call=number))
+    assert stream.calls == []
+    await anyio.lowlevel.checkpoint()
+    assert stream.calls == [[Pong(call=i) for i in range(1, 4)]]
+
+
+async def test_what_came_together_is_decoded_a_few_messages_at_a_time() -> None:
+    """Those who react to the first of them give way before the last one is looked at."""
+    frames = [encode(Ping(call=i)) for i in range(1, 501)]
+    one, _ = wire(b"".join(frames))
+    decoded = list[int]()
+    for number in range(1, 501):
+        assert await one.receive() == Ping(call=number)
+        decoded.append(len(one._ready))
+    assert max(decoded) <= PIECE // len(frames[0])
 
 
 async def test_a_forked_child_does_not_send_what_its_parent_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
