@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import anyio
 
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist.concurrency.alarms import SLICE
 from aiodatadist.device import StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkError, TransferTimeout
 from aiodatadist.link.channels import LinkChannel
@@ -212,6 +215,7 @@ class _Lookups:
         self._session = session
         self._asked: dict[Name, _Asked] = {}
         self._names: dict[_Lookup, Name] = {}
+        self._answers: deque[tuple[_Lookup, Answer | None]] = deque()  # for those that have not been told
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -237,7 +241,9 @@ class _Lookups:
     def end(self, operation: RemoteOperation) -> None:
         """If it waits: not any longer."""
         if isinstance(operation, _Lookup) and (name := self._names.pop(operation, None)) is not None:
-            asked = self._asked[name]
+            asked = self._asked.get(name)
+            if asked is None or operation not in asked.waiting:  # it is answered, and waits for its slice
+                return
             del asked.waiting[operation]
             asked.late.discard(operation)
             if not asked.waiting:
@@ -254,15 +260,25 @@ class _Lookups:
         asked = self._asked.pop(name)
         answer = asked.close()
         late = asked.late if isinstance(answer, Found) and answer.cache is None else set()
-        for lookup in asked.waiting.keys() - late:
-            del self._names[lookup]
         if late:
             again = self._asked[name] = _Asked(self._session, name, self._answered)
             again.waiting = {lookup: None for lookup in asked.waiting if lookup in late}
             again.ask()
-        for lookup in asked.waiting:
-            if lookup not in late and not lookup.is_done:
+        was_idle = not self._answers
+        self._answers.extend((lookup, answer) for lookup in asked.waiting if lookup not in late)
+        if was_idle:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """For a slice of time: ten thousand that wait for the same answer do not hold up the loop."""
+        until = perf_counter() + SLICE
+        while self._answers:
+            lookup, answer = self._answers.popleft()
+            if self._names.pop(lookup, None) is not None:  # else it has ended meanwhile
                 lookup.answered(answer)
+            if self._answers and perf_counter() >= until:
+                asyncio.get_running_loop().call_soon(self._tell_some)
+                return
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
