@@ -22,7 +22,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link import pull_requests
+from aiodatadist.link import pull_requests, requester
 from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import MAX_SERVED, Responder
@@ -80,6 +80,48 @@ async def test_one_look_up_starts_all_that_wait_for_it(
         await task
     assert [task.cancelled() for task in tasks] == [True] + [False] * (MANY - 1)
     assert len(held.came) == 1
+
+
+class Rounds:
+    """How many of some tasks were done in each round of the event loop, until all are."""
+
+    def __init__(self, tasks: list[CacheTask]) -> None:
+        self.done = list[int]()
+        self._tasks = tasks
+        self._tick()
+
+    def _tick(self) -> None:
+        self.done.append(sum(task.done() for task in self._tasks))
+        if self.done[-1] < len(self._tasks):
+            asyncio.get_running_loop().call_soon(self._tick)
+
+
+async def test_the_loop_goes_round_while_one_answer_is_told_to_many(
+    pair: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _, cache = pair
+    monkeypatch.setattr(requester, "SLICE", 0.0)
+    tasks = pulls(decoder, cache, MANY)
+    tasks[-1].cancel()
+    rounds = Rounds(tasks)
+    for task in tasks[:-1]:
+        await task
+    assert len(set(rounds.done)) > MANY // 2
+
+
+async def test_a_look_up_that_is_cancelled_behind_its_answer_is_not_carried_out(
+    pair: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _, cache = pair
+    monkeypatch.setattr(requester, "SLICE", 0.0)
+    tasks = pulls(decoder, cache, 10)
+    tasks[0].add_done_callback(lambda _: tasks[-1].cancel())
+    for task in tasks[:-1]:
+        await task
+    assert tasks[-1].cancelled()
+    assert decoder.datadist.statistics().links[0].transfers == 9
+    session = decoder.datadist._running().links.find(1)
+    assert (len(session.questions), len(session.operations)) == (0, 0)
 
 
 async def test_a_look_up_is_forgotten_when_nothing_waits_for_it(
@@ -274,6 +316,42 @@ async def test_a_request_in_line_is_few_objects_to_the_garbage_collector(
     held.serve()
     for task in tasks:
         await task
+
+
+async def test_requests_leave_nothing_to_the_garbage_collector(
+    requesting: tuple[Cluster, Cluster, Cache, Cache],
+) -> None:
+    """What refers to itself waits for a collection of everything, and makes that one long."""
+    _, decoder, _, cache = requesting
+    gc.collect()
+    gc.disable()
+    try:
+        for task in pulls(decoder, cache, 10):
+            await task
+        del task
+        assert gc.collect() < 10
+    finally:
+        gc.enable()
+
+
+async def test_the_loop_goes_round_while_many_are_asked_for(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _, cache = requesting
+    monkeypatch.setattr(pull_requests, "SLICE", -1.0)
+    asked = list[int]()
+    ask = pull_requests.PullRequests._ask_some
+
+    def counted(self: pull_requests.PullRequests, until: float) -> None:
+        before = sum(map(len, self._lines))
+        ask(self, until)
+        asked.append(before - sum(map(len, self._lines)))
+
+    monkeypatch.setattr(pull_requests.PullRequests, "_ask_some", counted)
+    for task in pulls(decoder, cache, MANY):
+        await task
+    assert sum(asked) == MANY
+    assert max(asked) == 1
 
 
 async def test_the_peer_is_asked_for_few_requests_at_a_time(

@@ -128,8 +128,11 @@ class CacheTask(StartedCoroutine[TransferReport]):
         if timeout_in_millis is not None:
             checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
         seconds = None if timeout_in_millis is None else timeout_in_millis / 1000
-        with anyio.move_on_after(seconds):
-            await self._wait_quietly()
+        if not self.done():
+            with anyio.move_on_after(seconds):
+                await self._wait_quietly()
+        elif self._transfer.holds_loop():
+            await asyncio.sleep(0)
         if not self.done():
             return [LLMStatusCode.LLM_TIMEOUT] * len(self._transfer.results())
         self._is_told = True

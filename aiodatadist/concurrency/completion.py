@@ -24,14 +24,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.loop_time import loop_time
 from aiodatadist.concurrency.origin import Origin, log_unretrieved
 from aiodatadist.concurrency.outlast import outlast
-from aiodatadist.counting.callbacks import guarded
+from aiodatadist.counting.callbacks import log_raised
 from aiodatadist.counting.figures import SUCCESS
 from aiodatadist.errors import LLMException, StuckError, TransferTimeout
 
@@ -143,7 +142,10 @@ class Completion(ABC):
                 waiter.set_result(None)
 
     def _tell(self, callback: Callable[[Self], object]) -> None:
-        guarded(partial(callback, self), logger, "%s: a done callback failed", self._what())
+        try:
+            callback(self)
+        except BaseException as error:
+            log_raised(error, logger, "%s: a done callback failed", self._what())
 
     def __repr__(self) -> str:
         return f"<{self._what()} {self.state.value}>"

@@ -33,11 +33,17 @@ def guarded(call: Callable[[], T], logger: logging.Logger, words: str, *args: ob
     """Call it and return its result. If it raises, log that with these words and return None. Their ``%s`` are filled with
     what :func:`shown` makes of the arguments."""
     try:
-        return attempt(call)
-    except Raised as raised:
-        told = [each if isinstance(each, str) else shown(each) for each in args]
-        logger.exception(words, *told, exc_info=raised.__cause__)
+        return call()
+    except BaseException as error:
+        log_raised(error, logger, words, *args)
     return None
+
+
+def log_raised(error: BaseException, logger: logging.Logger, words: str, *args: object) -> None:
+    """Log what code of the caller's raised, with these words, as :func:`guarded` does."""
+    _raised(error)
+    told = [each if isinstance(each, str) else shown(each) for each in args]
+    logger.exception(words, *told, exc_info=error)
 
 
 def attempt(call: Callable[[], T]) -> T:

@@ -288,7 +288,7 @@ class Responder:
         raise _not_summed(seconds)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
-        name = Name(**message.name.model_dump())
+        name = Name(message.name.kind, message.name.id, message.name.model_id)
         found = self._registry.offered(name)
         if found is None:
             raise CacheNotFound(f"there is no cache or slot of the name {tuple(name)}")
