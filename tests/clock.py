@@ -3,9 +3,10 @@
 The library has one clock: its event loop's. ``anyio.current_time``, scopes, sleeps and ``call_later`` all ask that, so a test
 that runs on this loop waits for no deadline, delay or lease, whatever its length, and meets each of them exactly.
 
-Nothing works if no descriptor is ready and each other thread of the process has slept for ``WINDOW`` seconds without
-using the processor. That covers softnpu's streams, calls in threads and native code alike, also on a machine that is busy: a
-thread that has not been given its turn is runnable, not asleep. A task that stands at a hold sleeps, so deadlines strike it.
+Nothing works if no descriptor is ready, each other thread of the process has slept for ``WINDOW`` seconds without using the
+processor, and no bytes are on their way. That covers softnpu's streams, calls in threads and native code alike, also on a
+machine that is busy: a thread that has not been given its turn is runnable, not asleep, and what was sent is in flight until
+the kernel has delivered it. A task that stands at a hold sleeps, so deadlines strike it.
 
 What this clock is not: that of other processes, and of C (heartbeats, gates, ``delay=`` of softnpu). Tests of those keep to
 real time.
@@ -14,19 +15,26 @@ real time.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import selectors
+import socket
+import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 WINDOW = 0.002
 """Seconds for which all else has to sleep."""
+FLIGHT = 0.25
+"""The same while bytes have been sent and not taken, which a peer that does not read can make last for ever."""
 PATIENCE = 5.0
 """Seconds after which the clock goes on although something works: a thread may never stop."""
+_INTERNET = {socket.AF_INET, socket.AF_INET6}
 
 
 class AutojumpLoop(asyncio.SelectorEventLoop):
@@ -38,11 +46,11 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.jumped = 0.0
-        self._stopped_at = time.monotonic()
+        self._started_at = time.monotonic()
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        return self._stopped_at + self.jumped
+        return self._started_at + self.jumped
 
 
 class _Selector(selectors.EpollSelector):
@@ -53,15 +61,16 @@ class _Selector(selectors.EpollSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        give_up = time.monotonic() + PATIENCE
-        before = _others()
+        began = since = time.monotonic()
+        before = _others(), _in_flight()
         while True:
             if ready := super().select(WINDOW):
                 return ready
-            now = _others()
-            if (now == before and all(state == "S" for state, _ in now.values())) or time.monotonic() > give_up:
+            now, others = time.monotonic(), (_others(), _in_flight())
+            if others != before or any(state != "S" for state, _ in others[0].values()):
+                before, since = others, now
+            if now - since >= (FLIGHT if others[1] else WINDOW) or now - began > PATIENCE:
                 break
-            before = now
         self._loop.jumped += timeout
         return []
 
@@ -76,6 +85,20 @@ def _others() -> Mapping[str, tuple[str, str]]:
                 found[task.name] = state, (task / "schedstat").read_text().split()[0]
             except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
                 found[task.name] = "", ""
+    return found
+
+
+def _in_flight() -> int:
+    """Return how many bytes have been sent that no kernel has acknowledged: a busy machine delivers late to itself, too."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            sock = socket.socket(fileno=int(entry.name))
+            try:
+                if sock.family in _INTERNET:
+                    found += int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+            finally:
+                sock.detach()
     return found
 
 

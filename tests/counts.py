@@ -1,7 +1,8 @@
 """Counts what makes tests slow, or makes them depend on the machine's speed: ``python -m tests.counts``.
 
 The rules look at the syntax of each file in ``tests``. Functions, classes and files that are marked ``measures`` or ``alone``
-are left out, because ``make test`` does not run them; so are ``soak`` and ``samples``, which are programs for users.
+are left out, because ``make test`` does not run them; so are ``soak`` and ``samples``, which are programs for users. Nor are
+sleeps and limits counted in what is marked ``autojump``: by that clock they guess nothing.
 
 - *guessing sleeps*: ``asyncio.sleep``, ``anyio.sleep`` or ``time.sleep`` with anything but a literal 0, and not directly in a
   ``while`` loop.
@@ -33,6 +34,7 @@ TESTS = Path(__file__).parent
 PACKAGE = Path(aiodatadist.__file__).parent
 LEFT_OUT = {"soak", "samples"}
 NOT_IN_MAKE_TEST = {"measures", "alone"}
+OF_REAL_TIME = {"guessing sleeps", "polls", "short limits"}
 
 CEILINGS: Final = {
     "guessing sleeps": 37,
@@ -65,21 +67,25 @@ class Place(NamedTuple):
 class _Reader(ast.NodeVisitor):
     """Finds the places in one file."""
 
-    def __init__(self, file: str, own: set[str], private: frozenset[str]) -> None:
+    def __init__(self, file: str, own: set[str], private: frozenset[str], marks: set[str]) -> None:
         self._file = file
+        self._marks = marks
         self._own = own
         self._private = private
         self._loops: list[str] = []
         self.places: list[Place] = []
 
     def _add(self, kind: str, node: ast.expr | ast.stmt) -> None:
-        self.places.append(Place(kind, self._file, node.lineno))
+        if not (kind in OF_REAL_TIME and "autojump" in self._marks):
+            self.places.append(Place(kind, self._file, node.lineno))
 
     def _visit_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        if not any(_marks(decorator) & NOT_IN_MAKE_TEST for decorator in node.decorator_list):
-            outside, self._loops = self._loops, []
+        outside = self._marks, self._loops
+        self._marks = self._marks.union(*map(_attributes, node.decorator_list))
+        if not self._marks & NOT_IN_MAKE_TEST:
+            self._loops = []
             self.generic_visit(node)
-            self._loops = outside
+        self._marks, self._loops = outside
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_definition  # noqa: N815 - ast's names
 
@@ -138,18 +144,17 @@ def _is_short(limit: ast.expr) -> bool:
     return isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float)) and 0 < limit.value < 1
 
 
-def _marks(node: ast.AST) -> set[str]:
+def _attributes(node: ast.AST) -> set[str]:
     """Return the attributes that an expression names, which for a decorator are its marks."""
     return {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
 
 
-def _is_left_out(tree: ast.Module) -> bool:
+def _marks_of_the_file(tree: ast.Module) -> set[str]:
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == [
-            "pytestmark"
-        ]:
-            return bool(_marks(statement.value) & NOT_IN_MAKE_TEST)
-    return False
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="pytestmark")], value=marks):
+                return _attributes(marks)
+    return set()
 
 
 def private_names(tree: ast.Module) -> Iterator[str]:
@@ -177,9 +182,10 @@ def names_of_the_package() -> frozenset[str]:
 def places_in(source: str, file: str = "", private: frozenset[str] = frozenset()) -> list[Place]:
     """Return the places in the text of a file. ``private``: the private names of the package."""
     tree = ast.parse(source)
-    if _is_left_out(tree):
+    marks = _marks_of_the_file(tree)
+    if marks & NOT_IN_MAKE_TEST:
         return []
-    reader = _Reader(file, set(private_names(tree)), private)
+    reader = _Reader(file, set(private_names(tree)), private, marks)
     reader.visit(tree)
     return reader.places
 

@@ -72,19 +72,16 @@ async def test_it_stands_still_while_a_device_copies() -> None:
 
 
 async def test_a_deadline_strikes_what_stands_at_a_hold() -> None:
-    async with linked_pair(DESC) as (_, decoder, _, target):
-        with soft_faults_cleared(), soft_hold("HcclBatchGet") as hold:
-            key = BlocksCacheKey(1)
+    async with linked_pair(DESC, sync_kv_timeout=7_200_000) as (_, decoder, _, target):
+        with soft_faults_cleared(), soft_hold("HcclBatchGet") as hold, soft_hold("aclrtStreamAbort") as abort:
             before = jumped()
-            pull = decoder.datadist.cache_manager.pull_blocks(key, target, [0], [1], deadline=3_600)
+            pull = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), target, [0], [1], deadline=3_600)
             await hold.arrived()
             assert jumped() == before
-            async with anyio.create_task_group() as tasks:
-
-                async def expect_the_deadline() -> None:
-                    with pytest.raises(TransferTimeout):
-                        await pull
-
-                tasks.start_soon(expect_the_deadline)
-                await anyio.sleep(3_601)
-                hold.release()
+            await abort.arrived()
+            assert 3_600 <= jumped() - before < 3_610
+            assert not pull.done(), "it ends when the device has let go"
+            abort.release()
+            hold.release()
+            with pytest.raises(TransferTimeout):
+                await pull
