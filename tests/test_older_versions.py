@@ -130,5 +130,5 @@ async def test_nor_may_it_link() -> None:
         assert address is not None
         peer = await anyio.run_process([*PEER, "1", str(address[1])], check=False)
         assert peer.returncode != 0
-        words = b"an unproved peer refused: transfer_checksum is on at cluster 2, and cluster 1 knows no checksums"
+        words = b"the peer refused: transfer_checksum is on at cluster 2, and cluster 1 knows no checksums"
         assert words in peer.stderr
