@@ -493,6 +493,13 @@ class Link(Session):
         """Until one end has had the last word."""
         while True:
             message = await self._wire.receive()
+            if (react := _REACTIONS.get(type(message))) is not None:
+                self._is_heard()
+                react(self, message)
+                if self._wire.is_congested:
+                    await self._wire.flush()
+                await give_way()  # many messages come in one piece
+                continue
             self._has_said_so |= isinstance(message, (Bye, Disconnect, Refuse))
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
                 return
@@ -508,13 +515,8 @@ class Link(Session):
                     LinkClosed(f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"), LinkState.CLOSING
                 )
                 self.spawn(self._say_bye)
-            elif (react := _REACTIONS.get(type(message))) is not None:
-                react(self, message)
             else:
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
-            if self._wire.is_congested:
-                await self._wire.flush()
-            await give_way()  # many messages come in one piece
 
     def _react_at_once(self, message: Message | Unknown) -> bool:
         """Where a transfer waits for the answer, and the reaction needs no task. Whether it was one of these."""

@@ -91,7 +91,7 @@ class PullRequest(RemoteOperation):
         seconds: that it may take from when it stands in line.
         asked: how many times the peer was asked.
         question: the last time, until it is answered.
-        alarm: when its time is over; 0 before it stands in line.
+        alarm: when its time is over; 0 if it neither stands in line nor is asked for.
     """
 
     __slots__ = ("_requests", "alarm", "asked", "question", "seconds", "spec", "stage")
@@ -331,6 +331,7 @@ class PullRequests:
     def _let_go(self, request: PullRequest) -> None:
         """The peer has answered, or is not asked: the next one in line is."""
         self._alarms.drop(request.alarm)
+        request.alarm = 0
         if request.question is not None:
             self._session.questions.close(request.question)
             request.question = None  # which leads to the request: it is not left to the garbage collector
@@ -339,8 +340,10 @@ class PullRequests:
 
     def _forget(self, request: PullRequest) -> None:
         """It has ended."""
-        self._lines[request.spec.priority].pop(request, None)
-        self._let_go(request)
+        if request.stage is Stage.WAITING:
+            self._lines[request.spec.priority].pop(request, None)
+        if request.alarm or request.question is not None:
+            self._let_go(request)
 
 
 def _late_error(request: PullRequest) -> TransferTimeout:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.names import Key, name_of
+from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.cache.plan import plan, want_slot_there
 from aiodatadist.cache.table import Entry
 from aiodatadist.concurrency.scope import Scope
@@ -84,12 +85,13 @@ class TransferSpec:
         """The request, as the peer is told it. Raises ProtocolError: it names more blocks than a request may."""
         key, selection, layers = self.key, self.selection, self.selection.layers
         parts = selection.parts
-        for count, what in ((len(selection.dst_blocks), "blocks"), (0 if parts is None else len(parts.src), "parts")):
-            if count > MAX_INDEXES:
-                raise ProtocolError(f"{count} {what}: the limit of one request is {MAX_INDEXES}")
+        if len(selection.dst_blocks) > MAX_INDEXES:
+            raise ProtocolError(f"{len(selection.dst_blocks)} blocks: the limit of one request is {MAX_INDEXES}")
+        if parts is not None and len(parts.src) > MAX_INDEXES:
+            raise ProtocolError(f"{len(parts.src)} parts: the limit of one request is {MAX_INDEXES}")
         return Pull(
             call=call,
-            name=KeyName(**name_of(key)._asdict()),
+            name=_key_name(name_of(key)),
             slot=key.batch_index if isinstance(key, CacheKeyByIdAndIndex) else 0,
             target=self.entry.cache_id,
             src_layers=None if layers.src is None else (layers.src.start, layers.src.stop),
@@ -108,6 +110,12 @@ class TransferSpec:
 
     def __str__(self) -> str:
         return f"{self.key}, {self.selection}"
+
+
+@lru_cache(maxsize=1024)
+def _key_name(name: Name) -> KeyName:
+    """As it is told the peer. Most requests of a link name the same few caches."""
+    return KeyName(kind=name.kind, id=name.id, model_id=name.model_id)
 
 
 class RemoteOperation(TransferCompletion):

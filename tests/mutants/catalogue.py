@@ -67,7 +67,7 @@ MUTANTS = (
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.STOPPING)\n",
         "        elif request.stage is Stage.ASKED:\n"
         "            self._stop_asking(request, Stage.STOPPING)\n"
-        "            request.operation.finish(TransferState.CANCELLED)\n",
+        "            request.finish(TransferState.CANCELLED)\n",
         (HELD,),
     ),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS = (
         "a request that is late ends when the peer has said that it stopped",
         "aiodatadist/link/pull_requests.py",
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.LATE)\n",
-        "        else:\n            request.operation.finish(TransferState.FAILED, _late_error(request))\n",
+        "        else:\n            request.finish(TransferState.FAILED, _late_error(request))\n",
         ("tests/test_crowd.py::test_a_request_that_is_late_in_line_is_never_asked_for",),
     ),
     Mutant(
