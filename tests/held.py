@@ -76,3 +76,8 @@ async def turns(count: int = 20) -> None:
     """Give the event loop turns, in which all that waits for nothing else goes on."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def let_pass(seconds: float) -> None:
+    """Let time pass that C or another process counts, or in which nothing must happen: no wait for something that must."""
+    await anyio.sleep(seconds)

@@ -26,6 +26,7 @@ from aiodatadist import (
 from aiodatadist.link import Link
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
 from aiodatadist.wire.messages import Own
+from tests.held import turns
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 HIXL: dict[str, Any] = {"transfer_backend": "hixl"}
@@ -107,10 +108,10 @@ async def test_both_ends_link_and_unlink_at_the_same_moment(seed: int) -> None:
 
     async def come_and_go(end: End) -> None:
         for _ in range(20):
-            await anyio.sleep(choose.choice([0, choose.random() / 500]))
+            await turns(choose.choice([1, choose.randrange(40)]))
             assert await end.link() is SUCCESS
             await end.pull()
-            await anyio.sleep(choose.choice([0, choose.random() / 500]))
+            await turns(choose.choice([1, choose.randrange(40)]))
             assert await end.unlink() is SUCCESS
 
     async with ends() as (a, b):

@@ -13,6 +13,7 @@ from aiodatadist.context_caching.pools.contract import PoolTimeout
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
+from tests.held import let_pass
 from tests.stopwatch import lasting
 
 LIMIT = 0.2
@@ -52,7 +53,7 @@ class Turnstile:
         self._start_limiter._left = 0
 
     async def open_after(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
+        await let_pass(seconds)
         self._patch.undo()
 
 

@@ -90,7 +90,7 @@ async def killed_in_the_middle(victim: Server, call: Callable[[], Awaitable[T]])
 
     async with anyio.create_task_group() as group:
         group.start_soon(work)
-        await anyio.sleep(0.1)  # so that bytes are under way; the outcome is the same without
+        await anyio.wait_all_tasks_blocked()
         assert not failures
         await anyio.to_thread.run_sync(victim.kill)
     assert [type(failure) for failure in failures] == [PoolUnreachable]

@@ -12,14 +12,15 @@ from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCod
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
 from aiodatadist.wire.messages import Hello
+from tests.held import turns
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 LINKED = {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
 
 
-async def link_and_pull(one: Cluster, cache: Cache, other: Cluster, delay: float, found: list[LLMStatusCode]) -> None:
+async def link_and_pull(one: Cluster, cache: Cache, other: Cluster, pause: int, found: list[LLMStatusCode]) -> None:
     """As a serving engine does: whatever the answer is, if it says that there is a link blocks are pulled at once."""
-    await anyio.sleep(delay)
+    await turns(pause)
     status, _ = await one.datadist.link_clusters([cluster_info(other)], 20_000)
     found.append(status)
     if status in LINKED:
@@ -36,7 +37,7 @@ async def test_both_ends_may_link_at_the_same_moment(seed: int) -> None:
             found: list[LLMStatusCode] = []
             async with anyio.create_task_group() as tasks:
                 for a, cache, b in ((one, mine, two), (two, theirs, one)):
-                    tasks.start_soon(link_and_pull, a, cache, b, choose.choice([0, 0, choose.random() / 100]), found)
+                    tasks.start_soon(link_and_pull, a, cache, b, choose.choice([1, 1, choose.randrange(200)]), found)
             assert set(found) <= LINKED, found
             assert LLMStatusCode.LLM_SUCCESS in found
             assert (await one.datadist.unlink_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS

@@ -24,6 +24,7 @@ from aiodatadist import (
 from aiodatadist.link import Wire
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_counters
 from aiodatadist.wire.messages import Accept, Connect, EndpointInfo, Hello
+from tests.held import let_pass
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -66,7 +67,7 @@ async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         await decoder.datadist._running().initiator.link(address(prompt), 1, 5.0)
-        await anyio.sleep(2)  # twice as long as a link without heartbeats lives
+        await let_pass(2)  # twice as long as a link without heartbeats lives
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMException, LLMRole
 from aiodatadist.testing import Cluster, open_cluster
+from tests.held import let_pass
 
 LINKS = 16
 BUSY = 4
@@ -72,7 +73,7 @@ def count(cluster: Cluster) -> int:
 async def left_alone(options: dict[str, Any], seconds: float) -> None:
     """Link, and do nothing."""
     async with linked_by_many(0, **options) as (cluster, clients):
-        await anyio.sleep(seconds)
+        await let_pass(seconds)
         left = (count(cluster), (await clients.ask())[0])
         assert left == (LINKS, LINKS), f"of {LINKS} links so many are left after {seconds:g} s at either end: {left}"
 
@@ -107,7 +108,7 @@ async def busy_machine() -> AsyncIterator[None]:
 async def moving(seconds: float) -> None:
     """Push and pull on some links, leave the others alone, and have the machine do something else as well."""
     async with linked_by_many(BUSY, **PATIENT) as (cluster, clients), busy_machine():
-        await anyio.sleep(seconds)
+        await let_pass(seconds)
         links, transfers, errors = await clients.ask()
         assert errors == []
         assert (count(cluster), links) == (LINKS, LINKS)

@@ -23,6 +23,7 @@ from aiodatadist import (
 )
 from aiodatadist.testing import Cluster, open_cluster, soft_counters, verify
 from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, puppet
+from tests.held import turns
 from tests.stopwatch import lasting
 from tests.strict.marks import interruptible
 
@@ -63,33 +64,41 @@ async def is_back(cluster: Cluster, cache: Cache) -> None:
     assert [link.cluster_id for link in cluster.datadist.statistics().links] == [3]
 
 
-Waiting = Callable[[Cluster, Cache, Puppet], Awaitable[None]]
+Waiting = Callable[[Cluster, Cache, Puppet, asyncio.Event], Awaitable[None]]
+"""Waits for the peer until it is killed, and sets the event when it is in the middle of that."""
 
 
-async def pulling(cluster: Cluster, cache: Cache, _: Puppet) -> None:
+async def pulling(cluster: Cluster, cache: Cache, _: Puppet, begun: asyncio.Event) -> None:
     while True:
         await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+        begun.set()
 
 
-async def pushing(cluster: Cluster, cache: Cache, _: Puppet) -> None:
+async def pushing(cluster: Cluster, cache: Cache, _: Puppet, begun: asyncio.Event) -> None:
     while True:
         await cluster.datadist.cache_manager.push_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+        begun.set()
 
 
-async def notifying(cluster: Cluster, _: Cache, __: Puppet) -> None:
-    while True:  # the peer takes none of them: the 65th waits
+async def notifying(cluster: Cluster, _: Cache, __: Puppet, begun: asyncio.Event) -> None:
+    for _number in range(64):  # the peer takes none of them
         await cluster.datadist.notify(1, bytes(1000))
+    begun.set()
+    await cluster.datadist.notify(1, bytes(1000))
 
 
-async def serving(cluster: Cluster, _: Cache, __: Puppet) -> None:
+async def serving(cluster: Cluster, _: Cache, peer: Puppet, begun: asyncio.Event) -> None:
     """The peer pulls. No task here waits for it: the link's end is all there is to hear."""
+    assert await peer.ask("pull_for_ever") is None
+    begun.set()
     why = await cluster.datadist.wait_link_closed(1)
     raise PeerLost(why)
 
 
-async def hung(cluster: Cluster, cache: Cache, peer: Puppet) -> None:
-    await peer.ask("fault", "HcclBatchPut:hang")
-    await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+async def halted(cluster: Cluster, cache: Cache, peer: Puppet, begun: asyncio.Event) -> None:
+    halting = asyncio.create_task(peer.ask("halt", "HcclBatchPut"))
+    halting.add_done_callback(lambda _: begun.set())
+    await pulling(cluster, cache, peer, asyncio.Event())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,7 @@ async def hung(cluster: Cluster, cache: Cache, peer: Puppet) -> None:
         pytest.param(serving, True, id="peer_pulls"),
         pytest.param(pulling, False, id="request", marks=pytest.mark.nightly),
         pytest.param(serving, False, id="peer_requests"),
-        pytest.param(hung, False, id="hung_request"),
+        pytest.param(halted, False, id="half_a_request"),
     ],
 )
 async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
@@ -111,10 +120,9 @@ async def test_a_peer_killed_while(what: Waiting, one_sided: bool) -> None:
         peer = await stack.enter_async_context(puppet(**options))
         other = await stack.enter_async_context(puppet(3, **options))
         async with linked_to(peer, other, **options) as (cluster, cache), loses_nothing(cluster):
-            if what is serving:
-                assert await peer.ask("pull_for_ever") is None
-            waiter = asyncio.ensure_future(what(cluster, cache, peer))
-            await anyio.sleep(0.15)  # in the middle of it, wherever that is
+            begun = asyncio.Event()
+            waiter = asyncio.ensure_future(what(cluster, cache, peer, begun))
+            await begun.wait()
             assert not waiter.done()
             peer.send(signal.SIGKILL)
             with lasting(TOLD), pytest.raises((PeerLost, NotLinked)) as caught:
@@ -185,10 +193,10 @@ async def test_a_peer_killed_in_any_moment_of_linking() -> None:
     """The client is told in time, whenever it happened, and a new peer of this id is welcome."""
     async with open_cluster(2, device_id=7) as cluster:
         cache = await cluster.blocks(DESC)
-        for milliseconds in (0, 1, 2, 4, 8):
+        for count in (0, 2, 8, 32, 128):
             async with puppet() as peer:
                 link = asyncio.create_task(cluster.datadist.link_clusters([peer.info], 5000))
-                await anyio.sleep(milliseconds / 1000)
+                await turns(count)
                 peer.send(signal.SIGKILL)
                 with anyio.fail_after(TOLD + 1.0):  # a channel that is being opened is looked after once a second
                     await link
@@ -198,4 +206,4 @@ async def test_a_peer_killed_in_any_moment_of_linking() -> None:
             await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [5], [6])
             again.send(signal.SIGKILL)
             with pytest.raises((PeerLost, LinkClosed, NotLinked)):
-                await pulling(cluster, cache, again)
+                await pulling(cluster, cache, again, asyncio.Event())

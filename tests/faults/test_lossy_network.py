@@ -20,6 +20,8 @@ import threading
 
 import pytest
 
+from tests.held import let_pass
+
 LOSS = 0.05
 LINES = 50
 SECONDS = 10.0
@@ -92,7 +94,7 @@ async def run_end(end: int) -> int:
             sock.setblocking(False)
             await loop.sock_connect(sock, (ADDRESSES[0], PORT))
             await watch(sock, silences, watching)
-    await asyncio.sleep(SECONDS)
+    await let_pass(SECONDS)
     return len(silences)
 
 

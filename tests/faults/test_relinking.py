@@ -40,6 +40,7 @@ async def test_linking_waits_for_the_end_of_a_link_whose_unlinking_was_cancelled
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
 
+@pytest.mark.autojump
 async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -> None:
     """Its half of a channel waits in a call of HCCL's that cannot be interrupted, long after the client gave up."""
     comms = soft_counters()["comms"]

@@ -20,6 +20,7 @@ import pytest
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
 from tests.faults.test_full_memory import open_descriptors, save_and_close, threads
+from tests.held import let_pass
 from tests.profiles import at_night
 
 DESC = CacheDesc(2, [64, 64 << 10], DataType.DT_UINT8)
@@ -72,7 +73,7 @@ async def use(owner: Cluster, puller: Cluster, round_: int) -> None:
         assert note.payload == b"%d" % round_
         break
     verify(puller.memory(target), target, [(t, b, 1, b) for t in range(2) for b in range(32)])
-    await anyio.sleep(0.5)  # some ten heartbeats
+    await let_pass(0.5)  # some ten heartbeats
     await puller.datadist.check_link_status(1)
     await puller.datadist.unlink_clusters([cluster_info(owner)], 10_000)
     await manager.unregister_cache(target.cache_id)

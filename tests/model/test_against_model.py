@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -604,12 +605,9 @@ class Reality:
 
     async def compare(self, later: bool) -> None:
         """``later``: what a pull lets go of is given back a little later."""
-        wrong = self._usage()
-        for _ in range(3000 if later else 0):
-            if not wrong:
-                break
+        until = monotonic() + (20 if later else 0)
+        while (wrong := self._usage()) and monotonic() < until:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)
-            wrong = self._usage()
         assert not wrong, wrong
         for memory in self.memories.values():
             memory.check()

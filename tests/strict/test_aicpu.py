@@ -19,6 +19,7 @@ from aiodatadist import (
     TransferPriority,
 )
 from aiodatadist.testing import Cluster, soft_fault, soft_faults_cleared
+from tests.held import let_pass, turns
 from tests.strict import runner
 
 TENSORS = range(2)
@@ -77,17 +78,17 @@ class Worker:
             task = move(BlocksCacheKey(self.near.peer), self.near.cache, [self.block], [self.block], priority=priority)
             what = f"round {number}: {'pull' if is_pull else 'push'}"
             if is_cancelled:
-                await anyio.sleep(self.dice.random() * 0.004)
+                await turns(self.dice.randrange(40))
                 task.cancel()
             if await task.synchronize() is LLMStatusCode.LLM_SUCCESS:
                 self.expect(target, {sent}, f"{what} was reported before it landed")
             elif is_pull:
                 target.fill(self.block, OTHER_USE)
-                await anyio.sleep(self.dice.random() * 0.01)
+                await let_pass(self.dice.random() * 0.01)
                 self.expect(target, {OTHER_USE}, f"{what} wrote after it was cancelled")
             else:
                 source.fill(self.block, OTHER_USE)
-                await anyio.sleep(self.dice.random() * 0.01)
+                await let_pass(self.dice.random() * 0.01)
                 if OTHER_USE in target.values(self.block):
                     self.wrong.append(f"{what} sent after it was cancelled")
 

@@ -15,6 +15,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared, verify
+from tests.held import let_pass
 from tests.strict import runner
 
 LAYERS = 4
@@ -75,7 +76,7 @@ async def waiting_costs_few_error_records() -> None:
         config = TransferWithCacheKeyConfig(BlocksCacheKey(2), ALL, ALL)
         task = one.datadist.cache_manager.transfer_cache_async(mine, gates, [config], BLOCKS, BLOCKS)
         before = soft_counters()["sync_timeouts"]
-        await anyio.sleep(WAIT)  # what the user's model takes
+        await let_pass(WAIT)  # what the user's model takes
         for layer in ALL:
             gates.record(layer, compute)
         await task

@@ -52,6 +52,13 @@ PRIVATE = frozenset({"_engine", "_running"})
         ("@pytest.mark.measures\ndef test_it(): time.sleep(1)", []),
         ("@pytest.mark.timeout(9)\ndef test_it(): time.sleep(1)", ["guessing sleeps"]),
         ("pytestmark = pytest.mark.alone\ntime.sleep(1)", []),
+        ("@pytest.mark.autojump\nasync def test_it(): await anyio.sleep(1)", []),
+        (
+            "pytestmark = [pytest.mark.autojump]\nasync def test_it():\n    with anyio.fail_after(0.1): it._engine",
+            ["private reaches"],
+        ),
+        ("await let_pass(2)", ["time that passes"]),
+        ("cache.load([1], timeout=0.1)", []),
     ],
 )
 def test_places_are_found(source: str, kinds: list[str]) -> None:
