@@ -367,6 +367,26 @@ def test_a_bootstrap_server_that_is_none_of_peers_is_not_asked(
     assert caplog.text.count("is none of peers") == 2
 
 
+def test_the_spellings_of_one_address_are_not_kept_without_limit(
+    sglang: SimpleNamespace, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist.adapters.sglang.manager.MAX_ENGINES", 4)
+    host, _, port = pair.address.rpartition(":")
+    for zeros in range(6):
+        assert pair.decode.manager.find_ranks(f"{host}:{'0' * zeros}{port}", 30)
+    assert list(pair.decode.manager.prefill_info_table) == [f"{host}:{'0' * zeros}{port}" for zeros in range(2, 6)]
+
+
+@pytest.mark.parametrize("room", ["r" * 257, 10**5000], ids=["characters", "digits"])
+def test_a_room_that_is_too_long_fails_at_both_ends(sglang: SimpleNamespace, pair: Pair, room: Any) -> None:
+    for end in (pair.receiver(room), pair.sender(room)):
+        assert end.poll() == sglang.poll.Failed
+        with pytest.raises(Exception, match=r"limit"):
+            end.failure_exception()
+        end.abort()
+        end.clear()
+
+
 def test_a_layout_is_short_whatever_the_model_is(sglang: SimpleNamespace) -> None:
     layout_of = import_module("aiodatadist.adapters.sglang.buffers").layout_of
 

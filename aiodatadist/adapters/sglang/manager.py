@@ -13,6 +13,7 @@ from aiodatadist.adapters import rendezvous
 from aiodatadist.adapters.block_service import BlockService
 from aiodatadist.adapters.meaning import differences
 from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist.adapters.push_messages import MAX_NAME
 from aiodatadist.adapters.rendezvous import Ranks, Registered
 from aiodatadist.adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist.adapters.sglang.buffers import check_no_state, groups_of, layout_of
@@ -24,6 +25,9 @@ from aiodatadist.errors import IncompatiblePeer, LLMException
 from aiodatadist.values.foreign import printable, shown
 
 logger = logging.getLogger(__name__)
+
+MAX_ENGINES = 1024
+"""Prefill engines that are known by the addresses that requests say, which have many spellings."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,18 @@ class PrefillInfo:
     @property
     def attn_tp_size(self) -> int:
         return len(self.workers)
+
+
+def name_of_room(bootstrap_room: object) -> str:
+    """Return a room's name, as a request says it.
+
+    Raises:
+        ValueError: if it is too long to be pushed, or a number that Python does not write.
+    """
+    name = str(bootstrap_room)
+    if len(name) > MAX_NAME:
+        raise ValueError(f"the room has {len(name)} characters: the limit is {MAX_NAME}")
+    return name
 
 
 class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has no types here
@@ -110,6 +126,8 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
                 return False
             self._check_layout(bootstrap_addr, ranks.layout)
             self.prefill_info_table[bootstrap_addr] = PrefillInfo(tuple(ranks.addresses))
+            if len(self.prefill_info_table) > MAX_ENGINES:
+                del self.prefill_info_table[next(iter(self.prefill_info_table))]
         return True
 
     def _ask(self, bootstrap_addr: str, seconds: float) -> Ranks | None:

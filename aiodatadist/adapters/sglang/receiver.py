@@ -10,7 +10,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.rendezvous import SECONDS
-from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
+from aiodatadist.adapters.sglang.manager import AioDataDistKVManager, name_of_room
 from aiodatadist.errors import IncompatiblePeer, TransferError
 from aiodatadist.values.foreign import printable
 
@@ -32,12 +32,15 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self.bootstrap_room = bootstrap_room
         self.conclude_state: int | None = None
         self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
-        self._room = str(bootstrap_room)
+        self._room = self._reason = ""
+        try:
+            self._room = name_of_room(bootstrap_room)
+        except ValueError as error:  # a request decides what it is: SGLang's scheduler must not end with it
+            self._conclude(KVPoll.Failed, str(error))
         self._request = f"{self._room} {next(_RECEIVERS)}"
         mgr.follow(self._request)
         self._workers: tuple[PeerAddress, ...] = ()  # kept here: another room may have the manager forget them
         self._is_expecting = self._is_aborted = False
-        self._reason = ""
 
     def init(self, prefill_dp_rank: int) -> None:
         """Find the prefill engine. If the manager does not know it yet, this waits for its bootstrap server."""

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.disaggregation.base.conn import BaseKVSender, KVPoll, KVTransferMetric
 
 from aiodatadist.adapters.sendings import Portion
-from aiodatadist.adapters.sglang.manager import AioDataDistKVManager
+from aiodatadist.adapters.sglang.manager import AioDataDistKVManager, name_of_room
 from aiodatadist.errors import TransferError
 
 _SENDERS = count()
@@ -29,7 +29,11 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self.kv_mgr = mgr
         self.bootstrap_room = bootstrap_room
         self.conclude_state: int | None = None
-        self._room = str(bootstrap_room)
+        self._room = self._reason = ""
+        try:
+            self._room = name_of_room(bootstrap_room)
+        except ValueError as error:  # a request decides what it is: SGLang's scheduler must not end with it
+            self._conclude(KVPoll.Failed, str(error))
         self._request = f"{self._room} {next(_SENDERS)}"
         mgr.follow(self._request)
         self._aux: int | None = None
@@ -37,7 +41,6 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self._began = monotonic()
         self._sent_at: float | None = None
         self._seconds: float | None = None
-        self._reason = ""
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         self._wanted = int(num_kv_indices)
