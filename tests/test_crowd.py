@@ -18,6 +18,7 @@ from aiodatadist import (
     CacheTask,
     DataType,
     LinkError,
+    NotLinked,
     TransferPriority,
     TransferTimeout,
 )
@@ -27,7 +28,7 @@ from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import MAX_SERVED, Responder
 from aiodatadist.testing import Cluster, linked_pair
-from aiodatadist.wire.messages import Lookup, Pull, Pulled
+from aiodatadist.wire.messages import Lookup, Pull, Pulled, Unsupported
 from tests.held import PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
@@ -440,6 +441,24 @@ async def test_a_line_is_asked_for_beside_a_long_one_of_more_urgent_requests(
     held.serve()
     for task in tasks:
         await task
+
+
+async def test_a_peer_that_says_that_it_knows_no_requests_loses_its_link(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have begun to write all the same: only the end of the channel makes sure."""
+    _, decoder, _, cache = requesting
+
+    def deny(responder: Responder, message: Pull) -> None:
+        responder._session.post(Unsupported(kind="pull", call=message.call))
+
+    monkeypatch.setattr(Responder, "begin", deny)
+    monkeypatch.setattr(Responder, "stop", lambda *_: None)
+    for task in pulls(decoder, cache, 3):
+        with pytest.raises(LinkError, match="did not stop writing"):
+            await task
+    with pytest.raises(NotLinked):
+        await decoder.datadist.check_link_status(1)
 
 
 async def test_more_requests_than_a_peer_serves_wait_here_and_cost_no_link(
