@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -72,6 +72,9 @@ measure: $(STAMP)  ## what depends on the machine: times, ratios, lateness
 STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
 	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_layered_checksums.py tests/test_notifications.py tests/test_probe.py \
 	tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_relink.py tests/test_request_response.py tests/test_symmetric_links.py
+# Of those, what the three differ in most: transfers, what stops them, and what the device refuses.
+DIFFERS := tests/conformance tests/faults/test_cancellation.py tests/faults/test_engine.py tests/faults/test_held_transfers.py \
+	tests/test_deadlines.py tests/test_layered.py tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_request_response.py
 hccs roce aicpu: $(STAMP)  ## those tests on softnpu as strict as HCCL over HCCS, over RoCE, or on an A3 that unfolds on the device
 	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
 
@@ -103,8 +106,15 @@ sglang: $(STAMP)  ## SGLang's base classes over pushes; its files are installed 
 	@set -e; for lane in $(SGLANG); do $(BIN)/python -m tests.lanes $$lane; done
 
 VLLM := 0.31 0.32
+SMOKE := tests/engines/test_vllm.py tests/engines/test_vllm_claims.py tests/engines/test_vllm_pushes.py --timeout 150 -k 'tokens_are or claims'
 vllm: $(STAMP)  ## vLLM engines that pull from and push to each other; each version of VLLM is installed in .cache/venvs, some GB
 	@set -e; for version in $(VLLM); do $(BIN)/python -m tests.lanes vllm-$$version; done
+
+smoke: $(STAMP)  ## of those with vLLM 0.32, that tokens are right and that no client reads what is not its own
+	@$(BIN)/python -m tests.lanes vllm-0.32 -- $(SMOKE)
+
+strict: $(STAMP)  ## a part of hccs, roce and aicpu: what they differ in most
+	@set -e; for mode in hccs roce aicpu; do $(MAKE) --no-print-directory $$mode STRICT='$(DIFFERS)'; done
 
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff format --check .
