@@ -55,14 +55,19 @@ async def there_and_back(one: Cluster, other: Cluster) -> None:
 
 
 @asynccontextmanager
-async def each_held(function: str) -> AsyncIterator[None]:
-    """Make each call stand until the event loop has had a turn: none ends in the call that starts it."""
+async def each_held(function: str, pause: Callable[[], int] = lambda: 0) -> AsyncIterator[None]:
+    """Make each call stand until the event loop has had a turn: none ends in the call that starts it.
+
+    Args:
+        pause: returns how many more turns a call stands. Others that come meanwhile pass.
+    """
     async with anyio.create_task_group() as group:
         with soft_faults_cleared(), ExitStack() as holds:
 
             async def pass_on(hold: SoftHold) -> None:
                 while True:
                     await hold.arrived()
+                    await turns(pause())
                     following = holds.enter_context(soft_hold(function))
                     hold.release()
                     hold = following

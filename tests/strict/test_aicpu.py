@@ -18,8 +18,8 @@ from aiodatadist import (
     LLMStatusCode,
     TransferPriority,
 )
-from aiodatadist.testing import Cluster, soft_fault, soft_faults_cleared
-from tests.held import let_pass, turns
+from aiodatadist.testing import Cluster
+from tests.held import PULL, PUSH, each_held, let_pass, turns
 from tests.strict import runner
 
 TENSORS = range(2)
@@ -98,7 +98,7 @@ class Worker:
 
 
 async def nothing_is_corrupt() -> None:
-    """Both ends pull and push at once, in two priorities, while each third copy takes some milliseconds longer."""
+    """Both ends pull and push at once, in two priorities, while some copies stand for some turns of the loop."""
     seed = int(os.environ.get("AIODATADIST_SEED", "0")) or random.randrange(1, 1 << 32)
     dice = random.Random(seed)
     async with runner.pair(DESC) as (one, two, mine, theirs):
@@ -107,14 +107,13 @@ async def nothing_is_corrupt() -> None:
             Worker(block, *(ends if block % 2 else ends[::-1]), random.Random(dice.random()))
             for block in range(WORKERS)
         ]
-        slow = [
-            f"Hccl{call}:delay={dice.randint(1, 6)}@{at}" for call in ("BatchGet", "BatchPut") for at in range(2, 90, 3)
-        ]
-        with soft_faults_cleared():
-            soft_fault(";".join(slow))
-            async with anyio.create_task_group() as group:
-                for worker in workers:
-                    group.start_soon(worker.run)
+
+        def pause() -> int:
+            return dice.randrange(60)
+
+        async with each_held(PULL, pause), each_held(PUSH, pause), anyio.create_task_group() as group:
+            for worker in workers:
+                group.start_soon(worker.run)
     wrong = [line for worker in workers for line in worker.wrong]
     assert not wrong, f"seed {seed}: {len(wrong)} results are corrupt: {wrong[:5]}"
 
