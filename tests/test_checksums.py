@@ -34,6 +34,7 @@ from aiodatadist.link.responder import Responder
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     pattern,
@@ -166,7 +167,7 @@ async def test_inside_one_process(name: str, monkeypatch: pytest.MonkeyPatch) ->
         w.check()
 
         async def change(self: digester.Digester, *arguments: Any) -> Any:
-            if self is w.decoder.datadist._running().digester:
+            if self is inside(w.decoder.datadist).digester:
                 memory = w.decoder.memory(w.target)
                 memory.view()[w.target.tensor_addrs[3] - memory.address + 7 * BLOCK] ^= 1
             return await digests(self, *arguments)
@@ -477,7 +478,7 @@ async def test_a_wrong_number_of_checksums_ends_the_link(count: int, monkeypatch
 
     monkeypatch.setattr(Responder, "_digests", lie)
     async with way("pull") as w:
-        session = w.decoder.datadist._running().links.find(1)
+        session = inside(w.decoder.datadist).links.find(1)
         with pytest.raises(ProtocolError, match="checksums where it was to send 3"):
             await w.move(checksum=True)
         assert isinstance(await session.wait_closed(), ProtocolError)
@@ -515,7 +516,7 @@ async def test_nothing_outside_of_a_cache_is_summed(changes: dict[str, Any], wor
     good = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": BLOCK, "nbytes": BLOCK, "tail": BLOCK, "indexes": [1]}
     async with way("pull") as w:
         await w.move([0], [0])
-        session = w.decoder.datadist._running().links.find(1)
+        session = inside(w.decoder.datadist).links.find(1)
 
         async def ask(**fields: Any) -> Digests:
             def question(call: int) -> Digest:

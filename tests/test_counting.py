@@ -28,7 +28,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.counting import SECONDS, Call, Flow, FlowFigures, Tell
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64
@@ -120,7 +120,7 @@ def test_one_that_was_never_initialised_has_figures() -> None:
 
 async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        await prompt.datadist._running().links.find(2)._wire.aclose()
+        await inside(prompt.datadist).links.find(2)._wire.aclose()
         await decoder.datadist.wait_link_closed(1)
         with pytest.raises(LLMException):
             await pulled(decoder, cache)
@@ -133,7 +133,7 @@ async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
 )
 async def test_a_link_that_is_broken_off_has_its_cause(failure: PeerLost, cause: str, counted: str) -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
-        link = decoder.datadist._running().links.find(1)
+        link = inside(decoder.datadist).links.find(1)
         link.break_off(failure, cause)
         await link.wait_closed()
         assert decoder.datadist.figures().links_ended == {counted: 1}
@@ -191,7 +191,7 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
     """In Python 3.11 it begins wherever an object is made, also in the middle of a step that is C's."""
     async with linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache):
         await pulled(decoder, cache)
-        totals, engine = decoder.datadist.totals, decoder.datadist._running()
+        totals, engine = decoder.datadist.totals, inside(decoder.datadist)
         link = engine.links.find(1)
         seen: list[str] = []
         for number in range(50):
@@ -249,7 +249,7 @@ async def test_figures_may_be_read_by_any_thread_while_links_are_made_and_lost()
             for _ in range(10):
                 assert (await one.datadist.link_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
                 await two.datadist.wait_linked(1)
-                ends = [one.datadist._running().links.find(2), two.datadist._running().links.find(1)]
+                ends = [inside(one.datadist).links.find(2), inside(two.datadist).links.find(1)]
                 ends[0].lost("its network is gone")
                 for end in ends:
                     await end.wait_closed()

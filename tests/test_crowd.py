@@ -27,7 +27,7 @@ from aiodatadist.link import pull_requests, requester
 from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import MAX_SERVED, Responder
-from aiodatadist.testing import Cluster, linked_pair
+from aiodatadist.testing import Cluster, inside, linked_pair
 from aiodatadist.wire.messages import Lookup, Pull, Pulled, Unsupported
 from tests.held import PUSH, held_transfer, there_and_back
 
@@ -121,7 +121,7 @@ async def test_a_look_up_that_is_cancelled_behind_its_answer_is_not_carried_out(
         await task
     assert tasks[-1].cancelled()
     assert decoder.datadist.statistics().links[0].transfers == 9
-    session = decoder.datadist._running().links.find(1)
+    session = inside(decoder.datadist).links.find(1)
     assert (len(session.questions), len(session.operations)) == (0, 0)
 
 
@@ -135,7 +135,7 @@ async def test_a_look_up_is_forgotten_when_nothing_waits_for_it(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    session = decoder.datadist._running().links.find(1)
+    session = inside(decoder.datadist).links.find(1)
     assert len(session.questions) == 0
     held.answer()
     await pull(BlocksCacheKey(1), cache, [0], [0])
@@ -174,7 +174,7 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
         _,
         cache,
     ):
-        session = decoder.datadist._running().links.find(1)
+        session = inside(decoder.datadist).links.find(1)
 
         async def insist(questions: PendingQuestions, question: Question, seconds: float) -> None:
             waits.append(seconds)
@@ -478,7 +478,7 @@ async def test_more_requests_than_a_peer_serves_wait_here_and_cost_no_link(
             await task
     for task in tasks[1::2]:
         await task.synchronize()
-    assert decoder.datadist._running().links.find(1).is_ready
+    assert inside(decoder.datadist).links.find(1).is_ready
 
 
 async def test_a_request_that_is_stopped_at_its_owner_before_its_turn_is_answered_at_once() -> None:

@@ -17,7 +17,7 @@ from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, CacheKeyByIdAndInde
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, HealthGate
 from aiodatadist.context_caching.results import CcStatus
 from aiodatadist.device import Program
-from aiodatadist.testing import linked_pair, open_cluster
+from aiodatadist.testing import inside, linked_pair, open_cluster
 from tests.held import let_pass
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
@@ -260,7 +260,7 @@ async def test_cancelled_while_it_gives_way_a_transfer_keeps_its_result_and_hold
         assert (await pulled[0]).bytes == DESC.num_tensors * DESC.stride
         first, second = prompt.memory(source).view(), decoder.memory(cache).view()
         assert bytes(second[6 * 64 : 7 * 64]) == bytes(first[4 * 64 : 5 * 64])
-        entry = decoder.datadist._running().registry.table.find(cache.cache_id)
+        entry = inside(decoder.datadist).registry.table.find(cache.cache_id)
         assert entry is not None
         assert entry.leases == 0
         by_id = CacheKeyByIdAndIndex(1, source.cache_id)

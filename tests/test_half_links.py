@@ -23,7 +23,7 @@ from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, Peers
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.link import Link
-from aiodatadist.testing import ChaosProxy, Cluster, Latency, Slicer, Timeout, cluster_info, open_cluster
+from aiodatadist.testing import ChaosProxy, Cluster, Latency, Slicer, Timeout, cluster_info, inside, open_cluster
 from tests.test_parting import SUCCESS, hold_the_last_word, known_as
 from tests.test_relink import until
 
@@ -167,7 +167,7 @@ async def test_a_link_that_is_made_again_goes_on_if_the_server_did_not_take_a_ca
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
-        first = decoder.datadist._running().links.find(1)
+        first = inside(decoder.datadist).links.find(1)
 
         async def shut_slowly(self: Link) -> bool:
             if self is first:

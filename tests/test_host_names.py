@@ -18,7 +18,7 @@ from anyio import wait_all_tasks_blocked
 from aiodatadist import LinkError, LinkPhase, LLMClusterInfo, LLMStatusCode
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.link import connected
-from aiodatadist.testing import Cluster, open_cluster
+from aiodatadist.testing import Cluster, inside, open_cluster
 from aiodatadist.values import peer_budget
 from aiodatadist.values.addresses import is_address
 from tests.test_relink import QUICK, cut, until
@@ -139,7 +139,7 @@ async def test_a_link_is_made_again_where_the_name_leads_by_then(known: list[str
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1, relink=QUICK) as decoder:
         linked = await decoder.datadist.link_clusters([named(prompt)])
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
-        engine, (_, port) = prompt.datadist._running(), prompt.datadist.listen_address or ("", 0)
+        engine, (_, port) = inside(prompt.datadist), prompt.datadist.listen_address or ("", 0)
         changes = decoder.datadist.link_changes()
         await engine.listen_elsewhere(("127.0.0.2", port))
         known[:] = ["127.0.0.2"]
@@ -161,8 +161,8 @@ async def test_another_cluster_at_a_name_is_not_the_end_of_it(known: list[str]) 
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
         _, port = prompt.datadist.listen_address or ("", 0)
         changes = decoder.datadist.link_changes()
-        await prompt.datadist._running().listen_elsewhere(("127.0.0.2", port))
-        await other.datadist._running().listen_elsewhere(("127.0.0.1", port))
+        await inside(prompt.datadist).listen_elsewhere(("127.0.0.2", port))
+        await inside(other.datadist).listen_elsewhere(("127.0.0.1", port))
         await cut(prompt)
         told = ""
         with anyio.fail_after(20):
@@ -197,7 +197,7 @@ async def test_an_answer_that_comes_too_late_is_the_next_attempts(silent: Silent
         linked = await decoder.datadist.link_clusters([named(prompt)], 5000)
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
         assert silent.asked == [NAME]
-        assert await decoder.datadist._running().initiator.host_names.addresses_of("another") == ["127.0.0.1"]
+        assert await inside(decoder.datadist).initiator.host_names.addresses_of("another") == ["127.0.0.1"]
         assert silent.asked == [NAME, "another"]
 
 

@@ -40,7 +40,16 @@ from aiodatadist._native.library import ffi
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import Program
 from aiodatadist.layered import destination
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, pattern, soft_fault, soft_faults_cleared, soft_hold
+from aiodatadist.testing import (
+    Cluster,
+    cluster_info,
+    inside,
+    open_cluster,
+    pattern,
+    soft_fault,
+    soft_faults_cleared,
+    soft_hold,
+)
 from aiodatadist.values.grid import Grid
 from tests.held import there_and_back, turns
 from tests.strict.marks import any_memory, told_of_failures
@@ -116,7 +125,7 @@ class Fan:
 
     @property
     def entry(self) -> Entry:
-        entry = self.source.datadist._running().registry.table.find(self.src.cache_id)
+        entry = inside(self.source.datadist).registry.table.find(self.src.cache_id)
         assert entry is not None
         return entry
 
@@ -1110,7 +1119,7 @@ async def nothing_started(made: Fan) -> AsyncIterator[None]:
     yield
     await asyncio.sleep(0)
     assert made.entry.leases == 0
-    assert not made.source.datadist._running().layered
+    assert not inside(made.source.datadist).layered
     assert [made.held(i) for i in range(len(made.dsts))] == before
 
 

@@ -26,7 +26,7 @@ from aiodatadist import (
 )
 from aiodatadist.cache.digester import Digester
 from aiodatadist.cluster.engine import Engine
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
 from aiodatadist.wire.messages import Hello
 from tests.test_layered import BLOCKS, LAYERS, Fan, fan, modes
 
@@ -259,7 +259,7 @@ async def test_it_ends_with_its_link(is_soft: bool, monkeypatch: pytest.MonkeyPa
         if is_soft:
             await made.targets[0].datadist.finalize()
         else:
-            await made.source.datadist._running().links.any(2)._wire.aclose()
+            await inside(made.source.datadist).links.any(2)._wire.aclose()
         with pytest.raises(LinkError):
             await task
         assert made.entry.leases == 0

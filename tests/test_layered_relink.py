@@ -35,7 +35,7 @@ from aiodatadist import (
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.layered.destination import Destination
 from aiodatadist.link import AwaitedLink
-from aiodatadist.testing import open_cluster
+from aiodatadist.testing import inside, open_cluster
 from aiodatadist.wire.messages import Hello
 from tests.clock import took
 from tests.stopwatch import lasting
@@ -65,7 +65,7 @@ class Lost:
 
     @property
     def engine(self) -> Engine:
-        return self.fan.source.datadist._running()
+        return inside(self.fan.source.datadist)
 
     async def relink(self) -> None:
         await self.door.open()
@@ -74,7 +74,7 @@ class Lost:
 
     async def cut(self) -> None:
         await self.door.close()
-        await self.fan.targets[0].datadist._running().links.any(1)._wire.aclose()
+        await inside(self.fan.targets[0].datadist).links.any(1)._wire.aclose()
         await until(self.changes, LOST)
 
     def holds_nothing(self) -> bool:

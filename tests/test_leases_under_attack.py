@@ -26,7 +26,7 @@ from aiodatadist import (
 from aiodatadist.device import TransferState
 from aiodatadist.link import block_leases, leased_pull, link
 from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
 from aiodatadist.values import peer_budget
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
@@ -47,7 +47,7 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
         lease = two.datadist.cache_manager.lease_blocks(theirs, range(MANY), MINUTE)
         other = two.datadist.cache_manager.lease_blocks(theirs, [0], MINUTE)
         await one.datadist.cache_manager.pull_leased(other.ticket(), mine, [0])
-        stream = one.datadist._running().links.find(2).stream("ours")
+        stream = inside(one.datadist).links.find(2).stream("ours")
         stream.hold()
         task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
         await there_and_back(one, two)
@@ -113,7 +113,7 @@ async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_n
             with soft_faults_cleared():
                 soft_fault("HcclBatchGet:hang")
                 task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-                link = pair.two.datadist._running().links.find(1)
+                link = inside(pair.two.datadist).links.find(1)
                 with anyio.fail_after(10):
                     while not lease._claims:
                         await anyio.lowlevel.checkpoint()
@@ -143,7 +143,7 @@ async def test_a_peer_that_names_wrong_takers_and_fails_is_corrected() -> None:
 async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_budget, "EARLY_CLAIMS", 8)
     async with pair_of() as pair:
-        leases = pair.two.datadist._running().block_leases
+        leases = inside(pair.two.datadist).block_leases
         liar = object()
         for i in range(20):
             leases.claim(new_lease_name(), PeerClaim(liar, i, 10, lambda kept: None), 60)
@@ -160,7 +160,7 @@ async def test_a_peer_that_releases_what_there_is_not_makes_no_others_word_forgo
 ) -> None:
     monkeypatch.setattr(peer_budget, "RELEASED_NAMES", 8)
     async with pair_of() as pair:
-        leases, liar, names = pair.two.datadist._running().block_leases, object(), [new_lease_name() for _ in range(3)]
+        leases, liar, names = inside(pair.two.datadist).block_leases, object(), [new_lease_name() for _ in range(3)]
         taken = pair.lease()
         ticket = taken.ticket()
         await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
@@ -213,7 +213,7 @@ async def test_a_peer_that_asks_for_days_holds_the_blocks_no_longer_than_the_own
 ) -> None:
     monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.05)
     async with pair_of() as pair:
-        leases = pair.two.datadist._running().block_leases
+        leases = inside(pair.two.datadist).block_leases
         told: list[bool] = []
         lease = pair.lease(pull_timeout_in_millis=100)
         claim = PeerClaim(object(), 1, 864_000, told.append)
@@ -224,7 +224,7 @@ async def test_a_peer_that_asks_for_days_holds_the_blocks_no_longer_than_the_own
 
 async def test_a_peer_that_cannot_be_told_of_the_limit_may_not_ask_for_more() -> None:
     async with pair_of() as pair:
-        leases = pair.two.datadist._running().block_leases
+        leases = inside(pair.two.datadist).block_leases
         told: list[bool] = []
         lease = pair.lease(pull_timeout_in_millis=100)
         leases.claim(lease.name, PeerClaim(object(), 1, 0.11, told.append, is_limited=False), 0)
@@ -250,7 +250,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodatadist.link.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
-        wire = pair.two.datadist._running().links.find(1)._wire
+        wire = inside(pair.two.datadist).links.find(1)._wire
         lost: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=500), wire.post
 
@@ -275,7 +275,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
     async with pair_of(sync_kv_timeout=10_000) as pair:
         other = pair.lease()
         await pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)  # all that is asked once is known
-        wire, mine = pair.two.datadist._running().links.find(1)._wire, pair.one.datadist._running().links.find(2)
+        wire, mine = inside(pair.two.datadist).links.find(1)._wire, inside(pair.one.datadist).links.find(2)
         late: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=1), wire.post
 

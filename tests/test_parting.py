@@ -12,7 +12,7 @@ import pytest
 
 from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
 from aiodatadist.link.link_handshake import LinkHandshake
-from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from aiodatadist.wire.messages import MAX_NOTE, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
@@ -50,7 +50,7 @@ async def test_heartbeats_may_end_before_the_peers_last_word_has_had_its_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with linked() as (_, decoder):
-        link = decoder.datadist._running().links.find(1)
+        link = inside(decoder.datadist).links.find(1)
         end = link.questions.end
 
         def end_and_hear_of_the_heartbeats() -> None:
@@ -69,7 +69,7 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
         await asyncio.sleep(0)
         leaving = asyncio.create_task(decoder.datadist.unlink_clusters(known_as(1), 30_000))
         await asyncio.sleep(0)
-        await prompt.datadist._running().links.find(2)._wire.aclose()
+        await inside(prompt.datadist).links.find(2)._wire.aclose()
         assert await leaving == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         with pytest.raises(LinkClosed):
             await untaken
@@ -77,7 +77,7 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
 
 async def test_a_peer_that_is_left_by_force_hears_it_behind_what_was_said_in_the_same_turn() -> None:
     async with linked() as (prompt, decoder):
-        link = decoder.datadist._running().links.find(1)
+        link = inside(decoder.datadist).links.find(1)
         ended = asyncio.create_task(prompt.datadist.wait_link_closed(2))
         await asyncio.sleep(0)
         link.release_lease("0" * 32)
@@ -87,7 +87,7 @@ async def test_a_peer_that_is_left_by_force_hears_it_behind_what_was_said_in_the
 
 async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async with linked() as (prompt, decoder):
-        link, pumped = prompt.datadist._running().links.find(2), asyncio.Event()
+        link, pumped = inside(prompt.datadist).links.find(2), asyncio.Event()
 
         async def pump() -> None:
             pumped.set()

@@ -25,7 +25,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.link.responder import Responder
-from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 from tests.strict.marks import STRICT, any_memory, told_of_failures
 
 BLOCKS = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
@@ -334,8 +334,8 @@ async def test_a_pull_whose_question_is_not_answered_ends(how: str, monkeypatch:
         target,
     ):
         manager = decoder.datadist.cache_manager
-        entry = decoder.datadist._running().registry.table.find(target.cache_id)
-        link = decoder.datadist._running().links.find(1)
+        entry = inside(decoder.datadist).registry.table.find(target.cache_id)
+        link = inside(decoder.datadist).links.find(1)
         task = manager.pull_cache(CacheKey(1, 0), target, 0, deadline=0.05 if how == "deadline" else None)
         assert entry is not None
         assert (entry.leases, len(link.questions)) == (1, 1)

@@ -44,6 +44,7 @@ from aiodatadist.link.link import Link
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     soft_fault,
@@ -69,14 +70,14 @@ pytestmark = pytest.mark.timeout(60)
 
 async def cut(prompt: Cluster, peer: int = 2) -> None:
     """The connection between the two breaks."""
-    await prompt.datadist._running().links.any(peer)._wire.aclose()
+    await inside(prompt.datadist).links.any(peer)._wire.aclose()
 
 
 class Door:
     """A cluster's listener, which can be closed and opened again at the same port."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._engine = cluster.datadist._running()
+        self._engine = inside(cluster.datadist)
         self._address = cluster.datadist.listen_address
 
     @property
@@ -180,7 +181,7 @@ async def test_the_end_that_was_asked_for_the_link_does_not_make_it_again() -> N
         assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
         await prompt.datadist.wait_linked(2)
         changes = prompt.datadist.link_changes()
-        await decoder.datadist._running().links.find(1)._wire.aclose()
+        await inside(decoder.datadist).links.find(1)._wire.aclose()
         await until(changes, LOST)
     assert await rest(changes) == []
 
@@ -263,7 +264,7 @@ async def test_a_caller_that_joins_the_link_of_its_initiator_lets_transfers_begi
         await cut(prompt)
         await until(changes, RELINKING)
         pull = decoder.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])
-        async with decoder.datadist._running().relinker.paused(1, 5):  # its own attempt does not join it first
+        async with inside(decoder.datadist).relinker.paused(1, 5):  # its own attempt does not join it first
             assert await prompt.datadist.link_clusters([cluster_info(decoder)], 5000) == (SUCCESS, [SUCCESS])
             assert not pull.done()
             assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
@@ -274,7 +275,7 @@ async def test_a_caller_that_joins_the_link_of_its_initiator_lets_transfers_begi
 
 async def until_owned(cluster: Cluster, peer: int) -> None:
     """Its own attempt made the link, or joined the one that the peer made."""
-    while not cluster.datadist._running().relinker._is_linked(peer):
+    while not inside(cluster.datadist).relinker._is_linked(peer):
         await anyio.lowlevel.checkpoint()
 
 
@@ -398,7 +399,7 @@ async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no
                 await again(self, *arguments)
                 return
             assert (await prompt.datadist.link_clusters([cluster_info(decoder)], 5000))[0] is SUCCESS
-            decoder.datadist._running().links.any(1).break_off(PeerLost("it is gone"))
+            inside(decoder.datadist).links.any(1).break_off(PeerLost("it is gone"))
             await door.open()
             raise PeerLost("it is gone")
 
@@ -414,7 +415,7 @@ async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no
 async def test_transfers_wait_for_the_link(one_sided: bool) -> None:
     async with waiting_pair(enable_remote_cache_accessible=one_sided) as (prompt, decoder, _, cache, door, _):
         manager = decoder.datadist.cache_manager
-        entry = decoder.datadist._running().registry.table.find(cache.cache_id)
+        entry = inside(decoder.datadist).registry.table.find(cache.cache_id)
         assert entry is not None
         tasks = [manager.pull_blocks(KEY, cache, [n], [7 - n], notify=bytes([n])) for n in range(4)]
         assert not any(task.done() for task in tasks)
@@ -523,7 +524,7 @@ async def test_arguments_are_checked_before_a_transfer_waits() -> None:
 async def test_a_transfer_that_waits_can_be_cancelled_and_leaves_nothing() -> None:
     async with waiting_pair() as (_, decoder, _, cache, door, changes):
         manager = decoder.datadist.cache_manager
-        entry = decoder.datadist._running().registry.table.find(cache.cache_id)
+        entry = inside(decoder.datadist).registry.table.find(cache.cache_id)
         assert entry is not None
         task, other = (manager.pull_blocks(KEY, cache, [n], [n]) for n in range(2))
         waiter = asyncio.create_task(_wait(other))
@@ -623,7 +624,7 @@ async def test_unlinking_that_is_cancelled_at_any_await_ends_it_all_the_same() -
     async with waiting_pair() as (prompt, decoder, _, cache, door, changes):
         for k in itertools.count(1):
             task = decoder.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
-            call = CancelAt(k, decoder.datadist._running().unlink(1, 5.0, force=False))
+            call = CancelAt(k, inside(decoder.datadist).unlink(1, 5.0, force=False))
             with contextlib.suppress(asyncio.CancelledError):
                 await call
             with pytest.raises(LinkClosed, match="was unlinked"):
@@ -631,7 +632,7 @@ async def test_unlinking_that_is_cancelled_at_any_await_ends_it_all_the_same() -
             await until(changes, UNLINKED)
             await anyio.wait_all_tasks_blocked()
             assert decoder.datadist.figures().relinking.running == 0
-            assert not decoder.datadist._running().links.has_any
+            assert not inside(decoder.datadist).links.has_any
             if call.suspensions < k:
                 break
             await door.open()
@@ -648,7 +649,7 @@ async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -
     """Whatever the order was: after the last unlink there is no link, and after the last link there is one."""
     async with linked_pair(DESC, relink=QUICK) as (prompt, decoder, _, cache):
         datadist, info = decoder.datadist, [cluster_info(prompt)]
-        engine = prompt.datadist._running()
+        engine = inside(prompt.datadist)
 
         async def break_links() -> None:
             while True:
@@ -663,7 +664,7 @@ async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -
                     await datadist.link_clusters(info, 5000)
                     await datadist.unlink_clusters(info, 5000)
                 group.cancel_scope.cancel()
-            await datadist._running().links.wait_parted()
+            await inside(datadist).links.wait_parted()
             assert datadist.statistics().links == ()
             assert datadist.figures().relinking.running == 0
             assert await datadist.link_clusters(info, 5000) == (SUCCESS, [SUCCESS])
@@ -691,7 +692,7 @@ async def test_readers_each_get_all_changes_and_end_with_finalize() -> None:
 
 async def test_a_slow_reader_loses_the_oldest_changes_and_is_told_how_many() -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
-        feed = decoder.datadist._running().changes
+        feed = inside(decoder.datadist).changes
         slow, quick = decoder.datadist.link_changes(), decoder.datadist.link_changes()
         for number in range(MAX_UNREAD + 10):
             feed.tell(LinkChange(number, LOST, 1))
@@ -703,7 +704,7 @@ async def test_a_slow_reader_loses_the_oldest_changes_and_is_told_how_many() -> 
 
 async def test_a_reader_that_was_dropped_is_forgotten_and_a_cancelled_one_loses_nothing() -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
-        feed = decoder.datadist._running().changes
+        feed = inside(decoder.datadist).changes
         reader = decoder.datadist.link_changes()
         decoder.datadist.link_changes()
         gc.collect()

@@ -20,7 +20,7 @@ from aiodatadist import (
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.testing import Cluster, linked_pair, open_cluster, verify
+from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster, verify
 from tests.blocking.pairs import linked_pair as blocking_pair
 
 BLOCKS = 16
@@ -174,6 +174,6 @@ def test_without_await() -> None:
 
 
 def _leases(cluster: Cluster, cache: Cache) -> int:
-    entry = cluster.datadist._running().registry.table.find(cache.cache_id)
+    entry = inside(cluster.datadist).registry.table.find(cache.cache_id)
     assert entry is not None
     return entry.leases

@@ -25,6 +25,7 @@ from aiodatadist import (
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     soft_fault,
@@ -65,7 +66,7 @@ async def test_blocks_are_written_by_their_owner() -> None:
 
 async def test_a_request_that_comes_while_its_owner_unlinks_ends_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     async with linked_pair(BLOCKS, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
-        link, unlinking = prompt.datadist._running().links.find(2), list[asyncio.Task[None]]()
+        link, unlinking = inside(prompt.datadist).links.find(2), list[asyncio.Task[None]]()
         begin = link._responder.begin
 
         def leave_and_begin(message: Pull) -> None:

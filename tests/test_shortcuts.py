@@ -26,7 +26,7 @@ from aiodatadist import (
 from aiodatadist.cache.task import EndedTask
 from aiodatadist.device.block_run import MOST_BLOCKS
 from aiodatadist.link.session import Session
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.held import held_transfer
 from tests.strict.marks import STRICT
 
@@ -194,7 +194,7 @@ async def test_one_that_takes_longer_is_under_way_and_can_be_cancelled(monkeypat
     async with pair(monkeypatch) as p:
         for _ in range(3):
             await p.manager.pull_blocks(KEY, p.target, [1], [1])
-        entry = p.decoder.datadist._running().registry.table.find(p.target.cache_id)
+        entry = inside(p.decoder.datadist).registry.table.find(p.target.cache_id)
         assert entry is not None
         with held_transfer() as held:
             task = p.manager.pull_blocks(KEY, p.target, [4], [5])

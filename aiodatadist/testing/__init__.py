@@ -3,7 +3,7 @@ device and of the network."""
 
 from aiodatadist.testing.faults import SoftHold, soft_counters, soft_fault, soft_faults_cleared, soft_hold
 from aiodatadist.testing.ledger import BlockLedger, BlockStamp, MisplacedError
-from aiodatadist.testing.pairs import Cluster, cluster_info, linked_pair, open_cluster
+from aiodatadist.testing.pairs import Cluster, cluster_info, inside, linked_pair, open_cluster
 from aiodatadist.testing.patterns import pattern, stamp, verify
 from aiodatadist.testing.proxy import ChaosProxy
 from aiodatadist.testing.toxics import (
@@ -41,6 +41,7 @@ __all__ = [
     "Timeout",
     "Toxic",
     "cluster_info",
+    "inside",
     "linked_pair",
     "open_cluster",
     "pattern",

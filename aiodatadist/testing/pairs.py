@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiodatadist.cluster.engine import Engine
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.datadist import LLMDataDist
 from aiodatadist.device import Memory
@@ -74,6 +75,17 @@ def cluster_info(cluster: Cluster) -> LLMClusterInfo:
     info = LLMClusterInfo(cluster.datadist.cluster_id)
     info.append_remote_ip_info(*address)
     return info
+
+
+def inside(datadist: LLMDataDist) -> Engine:
+    """Return what an initialised cluster consists of: links, caches, the transport.
+
+    For tests of the library itself, which look at what its callers cannot see. Nothing of it is promised to stay.
+
+    Raises:
+        LLMException: it is not initialised, or finalized.
+    """
+    return datadist._running()
 
 
 @asynccontextmanager

@@ -15,13 +15,14 @@ from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link.link import Link
+from aiodatadist.testing import inside
 from tests.adapters import test_block_service
 from tests.adapters.test_block_service import PROMPT
 from tests.adapters.test_pushes import End
 
 
 def engine_of(service: BlockService) -> Engine:
-    return service._running()._datadist._running()
+    return inside(service._running()._datadist)
 
 
 class Closing:

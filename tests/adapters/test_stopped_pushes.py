@@ -20,6 +20,7 @@ from aiodatadist.adapters.block_service import BlockService, Settings, TensorGro
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
+from aiodatadist.testing import inside
 from tests.profiles import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ class Decode:
 
     def is_withheld(self) -> bool:
         life = self.service._running()
-        registry = life._datadist._running().registry
+        registry = inside(life._datadist).registry
         return any(entry.is_withheld for entry in registry.table)
 
 

@@ -35,7 +35,7 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 from tests.strict.marks import told_of_failures
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
@@ -313,7 +313,7 @@ async def test_llm_unlink_failed_is_the_status_when_the_peer_is_gone(caplog: pyt
         leaving = asyncio.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)]))
         while decoder.datadist.statistics().links[0].state == "ready":
             await anyio.lowlevel.checkpoint()
-        await prompt.datadist._running().links.find(2)._wire.aclose()
+        await inside(prompt.datadist).links.find(2)._wire.aclose()
         status, each = await leaving
         assert (status, each) == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         assert "cluster 2: cluster 1 went away without a word [LLM_UNLINK_FAILED]" in caplog.messages

@@ -39,6 +39,7 @@ from aiodatadist.link.responder import Responder
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     soft_counters,
@@ -157,7 +158,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 2.0) 
 
 
 def entry_of(cluster: Cluster, cache: Cache) -> Entry:
-    entry = cluster.datadist._running().registry.table.find(cache.cache_id)
+    entry = inside(cluster.datadist).registry.table.find(cache.cache_id)
     assert entry is not None
     return entry
 
@@ -174,7 +175,7 @@ class Scene:
         return self.decoder.datadist.cache_manager
 
     def link(self, cluster: Cluster) -> Link:
-        return cluster.datadist._running().links.find(3 - cluster.datadist.cluster_id)
+        return inside(cluster.datadist).links.find(3 - cluster.datadist.cluster_id)
 
     async def pull(self, source: int = 3, target: int = 4) -> None:
         await self.manager.pull_blocks(BlocksCacheKey(1), self.target, [source], [target])
@@ -626,7 +627,7 @@ async def test_a_role_is_switched(how: str, no_leaks: None) -> None:
             assert (await decoder.datadist.link_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
             assert (await decoder.datadist.unlink_clusters([info]))[0] is LLMStatusCode.LLM_SUCCESS
-            await until(lambda: not prompt.datadist._running().links.has_any, "the link does not end")
+            await until(lambda: not inside(prompt.datadist).links.has_any, "the link does not end")
 
         await at_every_await(CALLER, how, switch, oracle)
 
@@ -685,7 +686,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
 
         async def oracle() -> None:
             clusters = (prompt, decoder)
-            await until(lambda: not any(c.datadist._running().links.has_any for c in clusters), "a link was left")
+            await until(lambda: not any(inside(c.datadist).links.has_any for c in clusters), "a link was left")
             numbers = await linked_by_table(*clusters, name=f"{PD} again")
             with anyio.fail_after(5):
                 await decoder.datadist.wait_linked(1)
@@ -716,7 +717,7 @@ async def test_an_unlink_by_number(how: str, no_leaks: None) -> None:
                 for comm_id in list(cluster.datadist._rank_groups._all):
                     await cluster.datadist.unlink(comm_id)
             clusters = (prompt, decoder)
-            await until(lambda: not any(c.datadist._running().links.has_any for c in clusters), "a link was left")
+            await until(lambda: not any(inside(c.datadist).links.has_any for c in clusters), "a link was left")
 
         await at_every_await(CALLER, how, unlink, oracle, prepare)
 
@@ -727,6 +728,6 @@ async def test_an_unlink_before_the_links_are_made_leaves_none() -> None:
             numbers = await linked_by_table(prompt, decoder)
             assert prompt.datadist.query_register_mem_status(numbers[0]) is RegisterMemStatus.PREPARING
             await asyncio.gather(prompt.datadist.unlink(numbers[0]), decoder.datadist.unlink(numbers[1]))
-            engines = [c.datadist._running() for c in (prompt, decoder)]
+            engines = [inside(c.datadist) for c in (prompt, decoder)]
             await until(lambda engines=engines: not any(e.links.opening for e in engines), "a link is being made")  # type: ignore[misc]
             assert not any(engine.links.current for engine in engines), "unlinked, and linked afterwards"

@@ -18,7 +18,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.cache.digester import Digester
-from aiodatadist.testing import cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 
 DESC = CacheDesc(4, [16, 8192], DataType.DT_UINT8)
 POOL = '{"memory_size": 4194304}'
@@ -103,7 +103,7 @@ async def test_a_caller_that_cancels_does_not_wait_for_a_device_that_hangs(one_s
                 await waiting
         await pull(KEY, target, [4], [6], checksum=True)
         entries = [(prompt, source), (decoder, target)]
-        assert [c.datadist._running().registry.local(cache, "cache").leases for c, cache in entries] == [0, 0]
+        assert [inside(c.datadist).registry.local(cache, "cache").leases for c, cache in entries] == [0, 0]
 
 
 async def joined(task: Any) -> None:

@@ -22,7 +22,7 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist.link import Wire
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_counters
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, soft_counters
 from aiodatadist.wire.messages import Accept, Connect, EndpointInfo, Hello
 from tests.held import let_pass
 
@@ -66,7 +66,7 @@ async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
     async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
-        await decoder.datadist._running().initiator.link(address(prompt), 1, 5.0)
+        await inside(decoder.datadist).initiator.link(address(prompt), 1, 5.0)
         await let_pass(2)  # twice as long as a link without heartbeats lives
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
@@ -138,7 +138,7 @@ async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:
 
 async def test_clients_that_die_while_they_link_hold_up_no_other(no_leaks: None) -> None:
     async with open_cluster(1) as prompt:
-        host = prompt.datadist._running().transport.endpoint.host
+        host = inside(prompt.datadist).transport.endpoint.host
         for cluster_id in range(100, 110):
             wire = Wire(await anyio.connect_tcp(*address(prompt)))
             await half_way(wire, cluster_id, host)
@@ -173,7 +173,7 @@ async def test_a_cache_is_not_given_up_while_a_link_is_being_made() -> None:
 
 
 async def introduce_waiting(wire: Wire, cluster: Cluster) -> None:
-    host = cluster.datadist._running().transport.endpoint.host
+    host = inside(cluster.datadist).transport.endpoint.host
     end = EndpointInfo(transport="hccl", runtime="soft", host=host, server_id="127.0.0.1", device_id="7",
                        device_ip="127.0.0.1", process=1)  # fmt: skip
     hello = Hello(cluster_id=50, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,

@@ -21,7 +21,7 @@ from aiodatadist import (
     NotLinked,
     PeerLost,
 )
-from aiodatadist.testing import Cluster, open_cluster, soft_counters, verify
+from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters, verify
 from tests.faults.test_liveness import BLOCKS, DESC, Puppet, gone, linked_to, puppet
 from tests.held import turns
 from tests.stopwatch import lasting
@@ -56,7 +56,7 @@ async def loses_nothing(cluster: Cluster) -> AsyncIterator[None]:
 
 async def is_back(cluster: Cluster, cache: Cache) -> None:
     """Nothing of the dead peer's is left here."""
-    entry = cluster.datadist._running().registry.table.find(cache.cache_id)
+    entry = inside(cluster.datadist).registry.table.find(cache.cache_id)
     assert entry is not None
     assert entry.leases == 0
     assert not [holder for holder in entry.holders if getattr(holder, "cluster_id", 0) == 1]

@@ -28,7 +28,7 @@ from aiodatadist import (
 )
 from aiodatadist.device import Stream
 from aiodatadist.layered import Destination, LayeredTransfer
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.faults.peer import LAYERED
 from tests.faults.test_cancellation_whole import (
     CALLER,
@@ -292,7 +292,7 @@ async def test_an_unlink_in_good_order_does_not_wait_for_gates_that_stay_shut(wh
         if who == "target":
             mine, theirs = theirs, mine
         with lasting(TOLD):
-            await mine.datadist._running().links.find(theirs.datadist.cluster_id).disconnect("over", 5)
+            await inside(mine.datadist).links.find(theirs.datadist.cluster_id).disconnect("over", 5)
             with pytest.raises(LinkClosed):
                 await task
         await opened.aclose()

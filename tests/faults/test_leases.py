@@ -33,6 +33,7 @@ from aiodatadist import (
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     soft_counters,
@@ -291,7 +292,7 @@ async def _spoil() -> None:
             for each in taken:
                 assert not any(each.tensor_addrs[0] in page for page in pages)
                 await manager.deallocate_blocks_cache(each)
-            entry = decoder.datadist._running().registry.table.find(other.cache_id)
+            entry = inside(decoder.datadist).registry.table.find(other.cache_id)
             assert entry is not None
             assert not entry.is_poisoned, "a cache that had no part in it"
 

@@ -22,7 +22,7 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from benchmarks.ports import free_port
 from tests.faults.proxy import Proxy, proxy
 from tests.faults.test_liveness import BLOCKS, BRISK, DESC, linked_to, puppet
@@ -106,7 +106,7 @@ async def test_a_peer_that_is_killed_and_started_again_is_linked_by_itself(times
         assert figures.links_made == times
         assert figures.relinking.succeeded == times - 1
         assert puller.successes >= 2 * times
-        entry = datadist._running().registry.table.find(cache.cache_id)
+        entry = inside(datadist).registry.table.find(cache.cache_id)
         assert entry is not None
         assert (entry.leases, entry.is_poisoned) == (0, False)
 
@@ -210,7 +210,7 @@ async def test_a_peer_that_has_not_heard_of_the_end_replaces_its_half() -> None:
         await prompt.datadist.wait_linked(2)
         hers = prompt.datadist.link_changes()
         between.keeps_open = True
-        await cluster.datadist._running().links.find(1)._wire.aclose()
+        await inside(cluster.datadist).links.find(1)._wire.aclose()
         with lasting(AGAIN):
             await linked_at(changes, 2)
             told = [await anext(hers) for _ in range(2)]
@@ -278,7 +278,7 @@ async def test_finalize_at_any_moment_of_an_attempt(ticks: int, no_leaks: None) 
             await anyio.lowlevel.checkpoint()
         with lasting(3):
             await cluster.datadist.finalize()
-        await prompt.datadist._running().links.wait_parted()
+        await inside(prompt.datadist).links.wait_parted()
         assert prompt.datadist.statistics().links == ()
 
 
@@ -291,11 +291,11 @@ async def test_a_lease_that_an_older_link_claimed_is_nothing_of_the_new_one() ->
         assert await cluster.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
         changes = cluster.datadist.link_changes()
         await cluster.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
-        old = cluster.datadist._running().links.find(1)
+        old = inside(cluster.datadist).links.find(1)
         lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
         await old._wire.aclose()
         await linked_at(changes, 2)
-        new = cluster.datadist._running().links.find(1)
+        new = inside(cluster.datadist).links.find(1)
         assert new is not old
         assert new.catalogue.find(KEY) is None
         assert not old.catalogue.find(KEY) or not old.is_ready

@@ -31,7 +31,7 @@ from aiodatadist import (
     NotLinked,
     PeerLost,
 )
-from aiodatadist.testing import Cluster, SoftHold, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
+from aiodatadist.testing import Cluster, SoftHold, inside, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
 from tests.stopwatch import lasting
 
 DESC = CacheDesc(2, [16, 1 << 20], DataType.DT_UINT8)  # 32 MiB: several windows
@@ -150,7 +150,7 @@ async def test_a_stopped_peer_is_noticed_while_blocks_move(one_sided: bool) -> N
                 await task
         assert caught.value.peer == 1
         await gone(cluster)
-        entry = cluster.datadist._running().registry.table.find(cache.cache_id)
+        entry = inside(cluster.datadist).registry.table.find(cache.cache_id)
         assert entry is not None
         assert (entry.leases, entry.holders) == (0, set())
 

@@ -26,7 +26,7 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_fault, soft_faults_cleared
 from tests.faults.mishaps import Fate, Heard, Mishaps, installed, once
 from tests.held import held_transfer, there_and_back
 from tests.profiles import at_night
@@ -126,7 +126,7 @@ async def test_a_link_ends_at_both_ends_although_a_word_about_that_is(mishaps: M
         await decoder.datadist.unlink_clusters([cluster_info(prompt)], 20_000)
         assert mishaps.happened[f"{kind} {fate}"] == 1
         with anyio.fail_after(20):
-            await prompt.datadist._running().links.wait_parted()
+            await inside(prompt.datadist).links.wait_parted()
         for cluster in (prompt, decoder):
             assert cluster.datadist.statistics().links == ()
         assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 10_000))[0].name == "LLM_SUCCESS"

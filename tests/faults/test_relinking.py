@@ -11,6 +11,7 @@ import pytest
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode
 from aiodatadist.testing import (
     cluster_info,
+    inside,
     linked_pair,
     open_cluster,
     soft_counters,
@@ -45,7 +46,7 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
     """Its half of a channel waits in a call of HCCL's that cannot be interrupted, long after the client gave up."""
     comms = soft_counters()["comms"]
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        engines = [each.datadist._running() for each in (prompt, decoder)]
+        engines = [inside(each.datadist) for each in (prompt, decoder)]
         with soft_hold("HcclCommPrepare", nth=None) as prepare:
             linking = asyncio.create_task(decoder.datadist.link_clusters([cluster_info(prompt)], 300))
             with anyio.fail_after(20):
@@ -65,7 +66,7 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
 async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It broke, and its channel, to which the memory is bound, is still being closed when the next link has ended already."""
     async with linked_pair(DESC) as (prompt, decoder, source, _):
-        old = prompt.datadist._running().links.find(2)
+        old = inside(prompt.datadist).links.find(2)
         close, may_close = old.channels.aclose, anyio.Event()
 
         async def close_late() -> None:
@@ -77,7 +78,7 @@ async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: py
             await old._wire.aclose()
             await decoder.datadist.wait_link_closed(1)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
-            new = prompt.datadist._running().links.find(2)
+            new = inside(prompt.datadist).links.find(2)
             assert new is not old
             assert (await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000))[
                 0

@@ -28,7 +28,7 @@ from aiodatadist import (
     PoolUsage,
 )
 from aiodatadist.cache.table import Entry
-from aiodatadist.testing import Cluster, open_cluster, soft_counters
+from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters
 from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.held import turns
 from tests.stopwatch import lasting
@@ -48,7 +48,7 @@ def usage(cluster: Cluster) -> PoolUsage:
 
 
 def entry_of(cluster: Cluster, cache_id: int) -> Entry:
-    entry = cluster.datadist._running().registry.table.find(cache_id)
+    entry = inside(cluster.datadist).registry.table.find(cache_id)
     assert entry is not None
     return entry
 
@@ -108,7 +108,7 @@ class Pool(Memory):
 
     async def end(self) -> None:
         await super().end()
-        registry = self.cluster.datadist._running().registry
+        registry = inside(self.cluster.datadist).registry
         for entry in [entry for entry in registry.table if entry.pool is not None]:
             await self.manager.deallocate_blocks_cache(entry.cache)
         await until(lambda: usage(self.cluster).free == SIZE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheTask, DataType, LinkTimeout, LLMStatusCode, TransferTimeout
-from aiodatadist.testing import linked_pair, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.faults.test_liveness import linked_to, puppet
 from tests.held import held_transfer
 from tests.stopwatch import lasting
@@ -58,7 +58,7 @@ async def test_requests_that_expire_together() -> None:
         view = memory.view()
         assert not any(view[at] for at in range(0, memory.nbytes, 4096) if at // 4096 % 8 != 4)
         for cluster, own in ((prompt, source), (decoder, cache)):
-            entry = cluster.datadist._running().registry.table.find(own.cache_id)
+            entry = inside(cluster.datadist).registry.table.find(own.cache_id)
             assert entry is not None
             assert entry.leases == 0
             assert all(link.running == 0 for link in cluster.datadist.statistics().links)

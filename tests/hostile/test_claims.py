@@ -26,6 +26,7 @@ from aiodatadist.cluster.engine import Engine
 from aiodatadist.link.block_leases import BlockLeases
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.link.responder import Responder
+from aiodatadist.testing import inside
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire import frames, messages
 from aiodatadist.wire.messages import Claim, Pull, Unclaim
@@ -195,7 +196,7 @@ async def test_a_claim_that_comes_before_its_lease_is_compared_as_well(pair: Pai
     wrong = pair.puller.pull_leased(forged, pair.mine, [10, 11, 12], patience_in_millis=10_000, prompt_digest=PROMPT)
     another = pair.puller.pull_leased(ticket, pair.mine, [13, 14, 15], patience_in_millis=10_000, prompt_digest=ANOTHER)
     right = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000, prompt_digest=PROMPT)
-    leases = pair.two.datadist._running().block_leases
+    leases = inside(pair.two.datadist).block_leases
     with anyio.fail_after(10):
         while len(leases._early) < 3:
             await anyio.lowlevel.checkpoint()
@@ -240,7 +241,7 @@ async def test_a_stranger_s_release_that_comes_before_the_lease_is_of_no_effect(
     await pair.puller.release_lease(ticket, prompt_digest=ANOTHER)
     await pair.puller.release_lease(ticket.model_copy(update={"blocks": (5, 6, 7)}), prompt_digest=PROMPT)
     task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000, prompt_digest=PROMPT)
-    leases = pair.two.datadist._running().block_leases
+    leases = inside(pair.two.datadist).block_leases
     with anyio.fail_after(10):
         while not leases._early:
             await anyio.lowlevel.checkpoint()
@@ -255,7 +256,7 @@ async def test_a_stranger_s_release_that_comes_before_the_lease_is_of_no_effect(
 
 async def test_a_refused_pull_that_is_cancelled_ends_no_lease(pair: Pair) -> None:
     """Its last word may cross the refusal: the owner knows that claim, and that it was refused."""
-    lease, leases = pair.lease(prompt_digest=PROMPT), pair.two.datadist._running().block_leases
+    lease, leases = pair.lease(prompt_digest=PROMPT), inside(pair.two.datadist).block_leases
     told: list[bool] = []
     peer = object()
     wrong = LeaseDigests(lease.digests.blocks, ANOTHER.hex())

@@ -26,7 +26,7 @@ from aiodatadist.cluster import dial
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.link_table import LinkTable
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_cluster, verify
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.hostile.test_unproved import Impostor, hello
@@ -112,7 +112,7 @@ def at(cluster_id: int, place: tuple[str, int]) -> LLMClusterInfo:
 
 
 def engine(cluster: Cluster) -> Engine:
-    return cluster.datadist._running()
+    return inside(cluster.datadist)
 
 
 def table_of(cluster: Cluster) -> LinkTable:

@@ -20,7 +20,7 @@ from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.sendings import Portion
 from aiodatadist.counting import Incidents
-from aiodatadist.testing import Cluster, cluster_info, linked_pair
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair
 from tests.hostile.test_logs import say
 from tests.hostile.test_offers import PROMPT, End, offer, worker
 from tests.hostile.vllm_names import both_halves
@@ -166,12 +166,12 @@ async def test_links_that_are_made_and_broken(lines: Lines) -> None:
 
 
 async def broken_and_made(one: Cluster, other: Cluster) -> None:
-    links = one.datadist._running().links.find(2), other.datadist._running().links.find(1)
+    links = inside(one.datadist).links.find(2), inside(other.datadist).links.find(1)
     links[0].lost("not from a test")
     for link in links:
         await link.wait_closed()
     assert (await other.datadist.link_clusters([cluster_info(one)])).status == 0
-    await one.datadist._running().links.wait_linked(2)
+    await inside(one.datadist).links.wait_linked(2)
 
 
 async def test_clusters_that_cannot_be_linked(lines: Lines) -> None:

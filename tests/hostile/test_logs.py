@@ -25,7 +25,7 @@ from aiodatadist.adapters.sendings import Portion
 from aiodatadist.cluster import host_names
 from aiodatadist.context_caching import open_pool
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
-from aiodatadist.testing import linked_pair, open_cluster
+from aiodatadist.testing import inside, linked_pair, open_cluster
 from aiodatadist.values.foreign import SHOWN
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, encode, sealed
 from aiodatadist.wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
@@ -161,8 +161,8 @@ PEERS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", PEERS)
 async def test_what_a_linked_peer_says_is_printable_and_short(log: Log, name: str) -> None:
     async with linked_pair(DESC, auth_key=KEY) as (prompt, decoder, _, _):
-        mine = prompt.datadist._running().links.peek(2)
-        other = decoder.datadist._running().links.peek(1)
+        mine = inside(prompt.datadist).links.peek(2)
+        other = inside(decoder.datadist).links.peek(1)
         assert mine is not None
         assert other is not None
         await mine._wire._write(PEERS[name]() + encode(Disconnect(reason="that was all")))
@@ -253,7 +253,7 @@ def say(sender: End, receiver: End, notes: list[bytes]) -> None:
 
     async def post() -> None:
         cluster_id = receiver.address.cluster_id
-        link = life._datadist._running().links.peek(cluster_id)
+        link = inside(life._datadist).links.peek(cluster_id)
         peer = LinkedPeer(cluster_id, link.generation) if link is not None else await life._links.link(receiver.address)
         for note in notes:
             await life._links.current(peer).notify(note)

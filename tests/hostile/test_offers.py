@@ -26,6 +26,7 @@ from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.counting import Incidents
+from aiodatadist.testing import inside
 from tests.hostile.vllm_names import both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
@@ -107,7 +108,7 @@ class End:
         self.service._thread.call(turns)
 
     def links(self) -> int:
-        return int(self.service._running()._datadist._running().links.count)
+        return int(inside(self.service._running()._datadist).links.count)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from aiodatadist.counting import Totals
 from aiodatadist.device.checksums import add_checksums
 from aiodatadist.link.block_leases import BlockLeases, LeaseEnd
 from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.testing import Cluster, linked_pair, open_cluster
+from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
 from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side
 from aiodatadist.values.lease_ticket import new_lease_name
@@ -187,8 +187,8 @@ async def test_peers_take_turns_with_what_sums_up(placement: Placement, monkeypa
     async with open_cluster(1) as one:
         cache = await one.blocks(CacheDesc(1, [8, 64], DataType.DT_UINT8, placement))
         entry, digester = (
-            one.datadist._running().registry.table.find(cache.cache_id),
-            one.datadist._running().digester,
+            inside(one.datadist).registry.table.find(cache.cache_id),
+            inside(one.datadist).digester,
         )
         assert entry is not None
 
@@ -217,7 +217,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
     """Older peers do not count the bytes that they ask for: they are not refused, and each peer has a line of its own."""
     owner, peer, _, cache = linked
     await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
-    session, digester = peer.datadist._running().links.find(1), owner.datadist._running().digester
+    session, digester = inside(peer.datadist).links.find(1), inside(owner.datadist).digester
     sums, at_a_time = digester.digests, Counter[str]()
 
     async def counted(entry: Entry, side: Side, line: Hashable = None) -> array[int]:

@@ -15,7 +15,7 @@ import pytest
 from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
 from aiodatadist.cluster import client_slots, engine
 from aiodatadist.cluster.client_slots import ClientSlots
-from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
@@ -98,7 +98,7 @@ async def test_a_hello_alone_keeps_no_call_from_its_work(key: bytes | None) -> N
         cache = await cluster.blocks(DESC)
         await client.say(hello(5, has_key=key is not None, minor=MINOR))
         assert isinstance(await client.hear(), Hello)
-        assert not cluster.datadist._running().links.opening
+        assert not inside(cluster.datadist).links.opening
         await cluster.datadist.cache_manager.unregister_cache(cache.cache_id)
         await cluster.datadist.switch_role(LLMRole.PROMPT)
 
@@ -123,7 +123,7 @@ async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch
         open_cluster(1, auth_key=KEY) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY) as decoder,
     ):
-        slots = prompt.datadist._running()._clients
+        slots = inside(prompt.datadist)._clients
         async with client_of(prompt) as few:
             await few.say(stranger())
             assert isinstance(await few.hear(), Hello)

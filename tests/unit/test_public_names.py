@@ -31,7 +31,7 @@ PUBLIC: dict[str, str] = {
         ParamInvalid PeerLost ProtocolError RuntimeUnavailable StuckError TransferError TransferTimeout
     """,
     "aiodatadist.testing": """
-        Bandwidth BlockLedger BlockStamp ChaosProxy Cluster cluster_info Corrupt Drop Latency LimitData
+        Bandwidth BlockLedger BlockStamp ChaosProxy Cluster cluster_info Corrupt Drop inside Latency LimitData
         linked_pair MisplacedError open_cluster pattern Reorder Repeat ResetPeer Slicer SlowClose soft_counters
         soft_fault soft_faults_cleared soft_hold SoftHold stamp Timeout Toxic verify
     """,
