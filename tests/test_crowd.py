@@ -19,11 +19,12 @@ from aiodatadist import (
     DataType,
     LinkError,
     NotLinked,
+    ParamInvalid,
     TransferPriority,
     TransferTimeout,
 )
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link import pull_requests, requester
+from aiodatadist.link import pull_requests, remote_operation, requester
 from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import MAX_SERVED, Responder
@@ -393,6 +394,22 @@ async def test_what_is_cancelled_in_line_ends_at_once_and_is_neither_asked_for_n
             await task
     assert len(held.came) == 2 * WINDOW
     assert len(held.stops) == 1
+
+
+async def test_a_refused_request_whose_callback_empties_another_line_does_not_hold_up_the_rest(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _, cache = requesting
+    monkeypatch.setattr(remote_operation, "MAX_INDEXES", 4)
+    pull = decoder.datadist.cache_manager.pull_blocks
+    refused = pull(BlocksCacheKey(1), cache, range(8), range(8), priority=TransferPriority.CRITICAL)
+    (cancelled,) = pulls(decoder, cache, 1)
+    (asked,) = pulls(decoder, cache, 1, priority=TransferPriority.BACKGROUND)
+    refused.add_done_callback(lambda _: cancelled.cancel())
+    with pytest.raises(ParamInvalid, match="the limit of one request is 4"):
+        await refused
+    assert cancelled.cancelled()
+    await asked
 
 
 async def test_a_request_that_is_late_in_line_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

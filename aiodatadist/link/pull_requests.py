@@ -189,8 +189,9 @@ class PullRequests:
             line for line, asked in zip(self._lines, self._open, strict=True) if line and len(asked) < WINDOW
         ]:
             for line in lines:
-                request, _ = line.popitem(last=False)
-                request.attempt(partial(self._ask, request))
+                if line:  # else a callback of the one before has cancelled all that stood there
+                    request, _ = line.popitem(last=False)
+                    request.attempt(partial(self._ask, request))
             if perf_counter() >= until:
                 self._go_on()
                 return
