@@ -18,6 +18,8 @@ from aiodatadist import (
     DataType,
     LLMClusterInfo,
     LLMStatusCode,
+    TransferError,
+    TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
 from tests.loops import LOOPS
@@ -90,6 +92,20 @@ async def test_tasks_that_begin_at_once_change_nothing(one_sided: bool) -> None:
         assert await asyncio.gather(*tasks) == [2 * 4096] * 8
         moved = [(tensor, 15 - block, 1, block) for tensor in range(2) for block in range(8)]
         verify(decoder.memory(cache), cache, moved, owner=2)
+
+
+class Raising:
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        raise ZeroDivisionError("mine")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks need Python 3.12")
+async def test_what_the_callers_code_raises_in_a_task_that_begins_at_once_fails_its_transfer() -> None:
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - mypy sees 3.11
+    async with linked_pair(DESC) as (prompt, _, cache, _):
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(1), range(1))
+        with pytest.raises(TransferError, match=r"synchronize_layer\(0\) raised ZeroDivisionError\('mine'\)"):
+            await prompt.datadist.cache_manager.transfer_cache_async(cache, Raising(), [config], [0], [1])
 
 
 async def pulled(task: object) -> int:

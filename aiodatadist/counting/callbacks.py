@@ -70,10 +70,11 @@ async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
 
     async def run() -> Any:
         """Turn what is raised into Raised inside the task: a task's step would raise SystemExit from the event loop."""
+        own = asyncio.current_task()  # ``task`` is not known yet in one that begins at once
         try:
             return await call()
         except BaseException as error:
-            if is_delivered(error, task) and not is_interrupt(error):
+            if is_delivered(error, own) and not is_interrupt(error):
                 raise
             raise _raised(error) from error
 
