@@ -209,7 +209,7 @@ async def test_any_number_begin_in_the_order_of_the_calls(one_sided: bool) -> No
 
 @pytest.mark.autojump
 async def test_it_waits_no_longer_than_the_option_says() -> None:
-    async with lost(count=2, relink={"wait": 20}) as state:
+    async with lost(count=2, relink={"first_delay": 6, "max_delay": 6, "wait": 20}) as state:
         made = state.fan
         with took(20):
             task = made.blocks(Immediate())

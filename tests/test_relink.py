@@ -485,7 +485,7 @@ async def test_what_fails_because_of_a_link_that_comes_back_can_be_tried_again(o
 
 @pytest.mark.autojump
 async def test_a_transfer_waits_no_longer_than_it_may() -> None:
-    async with waiting_pair(relink={"wait": 20}) as (prompt, decoder, source, cache, _, _):
+    async with waiting_pair(relink={"first_delay": 4, "max_delay": 4, "wait": 20}) as (prompt, decoder, source, cache, _, _):
         manager = decoder.datadist.cache_manager
         lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
         with took(20), pytest.raises(NotLinked, match="not linked again within 20 s: no cluster"):
@@ -496,7 +496,7 @@ async def test_a_transfer_waits_no_longer_than_it_may() -> None:
 
 @pytest.mark.autojump
 async def test_a_deadline_counts_while_a_transfer_waits_and_its_other_terms_when_it_begins() -> None:
-    async with waiting_pair() as (_, decoder, _, cache, door, _):
+    async with waiting_pair(relink={"first_delay": 4, "max_delay": 4}) as (_, decoder, _, cache, door, _):
         pull = decoder.datadist.cache_manager.pull_blocks
         with took(10):
             late = pull(KEY, cache, [0], [0], deadline=10)

@@ -137,6 +137,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
     assert not pool.inner._store.is_lent
 
 
+@pytest.mark.autojump
 @pytest.mark.parametrize("misdeed", [fails_with(PoolUnreachable("gone")), never], ids=["raises", "hangs"])
 async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
     misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
