@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 from aiodatadist import (
@@ -217,3 +218,32 @@ async def test_another_cluster_with_the_same_id_is_no_link_to_itself() -> None:
         other = cluster_info(one)
         other.remote_cluster_id = 2
         assert (await one.datadist.link_clusters([other]))[0] is LLMStatusCode.LLM_PARAM_INVALID
+
+
+async def test_no_other_place_counts_as_linked_because_a_cluster_linked_to_itself() -> None:
+    """So there is one attempt at a time: the other call fails for a reason of its own."""
+    came, gone = anyio.Event(), anyio.Event()
+
+    async def hold(client: anyio.abc.SocketStream) -> None:
+        async with client:
+            came.set()
+            await gone.wait()
+
+    async def link_elsewhere() -> None:
+        results.append((await one.datadist.link_clusters([stranger], 20_000))[0])
+
+    results, stranger = list[LLMStatusCode](), LLMClusterInfo(1)
+    async with (
+        open_cluster(1) as one,
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as group,
+    ):
+        stranger.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+        group.start_soon(listener.serve, hold)
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(link_elsewhere)
+            await came.wait()
+            results.append((await one.datadist.link_clusters([cluster_info(one)]))[0])
+            gone.set()
+        assert results == [LLMStatusCode.LLM_PROCESSING_LINK, LLMStatusCode.LLM_NOT_YET_LINK]
+        group.cancel_scope.cancel()

@@ -509,7 +509,14 @@ async def test_what_fails_because_of_a_link_that_comes_back_can_be_tried_again(o
 
 @pytest.mark.autojump
 async def test_a_transfer_waits_no_longer_than_it_may() -> None:
-    async with waiting_pair(relink={"first_delay": 4, "max_delay": 4, "wait": 20}) as (prompt, decoder, source, cache, _, _):
+    async with waiting_pair(relink={"first_delay": 4, "max_delay": 4, "wait": 20}) as (
+        prompt,
+        decoder,
+        source,
+        cache,
+        _,
+        _,
+    ):
         manager = decoder.datadist.cache_manager
         lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
         with took(20), pytest.raises(NotLinked, match="not linked again within 20 s: no cluster"):

@@ -8,7 +8,8 @@ Several attempts at one cluster
     They have different addresses, some of which may be wrong: until an attempt has met its peer, which has proved its key if
     there is one, it stands in the way of no other. Then it takes its turn: one attempt at a time asks the same instance of a
     cluster for a link. The others have closed their connections by then, and wait for what comes of it. The attempt that
-    makes the link ends all that have not met their peer.
+    makes the link ends all that have not met their peer. A cluster that links to itself makes one attempt at a time: only
+    its listener finds out whom it met.
 
 What cancellation means
     A caller that is cancelled waits until nothing is left of the attempt, for ``DRAIN_TIMEOUT`` at most: no half stays that
@@ -233,7 +234,8 @@ class LinkInitiator:
         met: Callable[[], object] = lambda: None,
         patience: float = math.inf,
     ) -> None:
-        if (cluster_id, address) in self._attempts:
+        is_itself = cluster_id == self._engine.cluster_id
+        if (cluster_id, address) in self._attempts or (is_itself and self._at(cluster_id)):
             raise LinkError(
                 f"a link to cluster {cluster_id} is being made",
                 status_code=LLMStatusCode.LLM_PROCESSING_LINK,
