@@ -753,10 +753,19 @@ async def _next(reader: LinkChanges) -> LinkChange:
     return await anext(reader)
 
 
-async def test_attempts_are_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
-    async with waiting_pair(relink={"duration": 0.2}) as (_, _, _, _, _, changes):
+@pytest.mark.autojump
+async def test_attempts_are_counted_and_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    async with waiting_pair(relink={"first_delay": 4, "max_delay": 4, "duration": 30}) as (
+        _,
+        decoder,
+        _,
+        _,
+        _,
+        changes,
+    ):
         caplog.clear()
-        await until(changes, GIVEN_UP)
+        given_up = (await until(changes, GIVEN_UP))[-1]
+        assert decoder.datadist.figures().incidents["relink_failed"] == given_up.attempt > 4
         (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert "gives the link to cluster 1 up after" in warning.getMessage()
 

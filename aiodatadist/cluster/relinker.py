@@ -327,10 +327,9 @@ class Relinker:
             return True
         words = "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s"
         told = self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error
-        if wanted.attempts & wanted.attempts - 1:  # of the first, the second, the fourth: many are of no use
-            logger.debug(words, *told)
-        else:
-            self._totals.incidents.add(Incident.RELINK_FAILED, logger, words, *told, level=logging.INFO)
+        # Logged are the first, the second, the fourth: many are of no use.
+        level = logging.DEBUG if wanted.attempts & wanted.attempts - 1 else logging.INFO
+        self._totals.incidents.add(Incident.RELINK_FAILED, logger, words, *told, level=level)
         return False
 
     def _next_delay(self, wanted: _Wanted) -> float | None:
