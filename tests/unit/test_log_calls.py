@@ -47,7 +47,7 @@ ALLOWED = {
         1,
         "each takes a part of the memory for ever, which is bounded",
     ),
-    "counting.callbacks:guarded": (1, "code of the caller's raised, which the caller mends"),
+    "counting.callbacks:log_raised": (1, "code of the caller's raised, which the caller mends"),
     "datadist:LLMDataDist.finalize": (1, CLOSING),
     "device.device:Device._release": (2, CLOSING),
     "device.memory_limit:check_memory_limit": (1, OPENING),
