@@ -57,6 +57,7 @@ class _Turn:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since = math.inf  # when it was taken last, in monotonic seconds; inf while it is free
+        self._in_vain = math.nan  # when it was taken by whom others have waited for in vain
 
     def take(self) -> None:
         """Wait for the turn, and take it.
@@ -64,10 +65,14 @@ class _Turn:
         Raises:
             StuckError: if another thread has had it for ``DESTROY_SECONDS``.
         """
-        left = 0.0
+        left, half, awaited = 0.0, DESTROY_SECONDS / 2, math.nan
         while not self._lock.acquire(timeout=left):
-            left = min(self._since + DESTROY_SECONDS - time.monotonic(), DESTROY_SECONDS)
-            if left <= 0:
+            since = self._since
+            left = min(since + half - time.monotonic(), half)
+            if left <= 0 and since not in {awaited, self._in_vain}:
+                awaited, left = since, half  # a process that was stopped during the first wait has the second one
+            elif left <= 0:
+                self._in_vain = since
                 raise StuckError(
                     f"HCCL has been making or destroying another communicator for {DESTROY_SECONDS:g} s, and does one at a "
                     "time in a process",

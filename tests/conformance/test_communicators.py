@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,15 @@ from aiodatadist import LLMStatusCode
 from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout
 from aiodatadist.testing import cluster_info, open_cluster, soft_counters, soft_fault, soft_faults_cleared, soft_hold
-from aiodatadist.transport import Channel, ChannelOffer, Endpoint, RdmaConfig, Transport, open_transport
+from aiodatadist.transport import (
+    Channel,
+    ChannelOffer,
+    Endpoint,
+    RdmaConfig,
+    Transport,
+    communicator,
+    open_transport,
+)
 from aiodatadist.transport.communicator import Communicator, communicator_config
 from aiodatadist.transport.hccl import rank_table
 from tests.held import each_held, turns
@@ -115,6 +124,29 @@ class TestOneAtATime:
                 assert soft_counters()["comms"] == comms
                 close.release()
                 await asyncio.gather(*closing)
+
+    async def test_a_thread_waits_for_its_turn_also_if_the_process_was_stopped_for_an_hour(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who had the turn could not use that time either."""
+        looked = threading.Event()
+
+        class AnHourLater:
+            @staticmethod
+            def monotonic() -> float:
+                looked.set()
+                return time.monotonic() + 3600
+
+        async with two_transports() as ends:
+            pair = await channels(ends, next(names))
+            with soft_hold("HcclCommDestroy") as close:
+                first = asyncio.create_task(pair[0].aclose())
+                await close.arrived()
+                monkeypatch.setattr(communicator, "time", AnHourLater)
+                second = asyncio.create_task(pair[1].aclose())
+                await asyncio.to_thread(looked.wait)
+                close.release()
+                await asyncio.gather(first, second)
 
     def test_a_forked_child_has_a_turn_of_its_own(self) -> None:
         program = """if True:
