@@ -6,17 +6,21 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
 
 from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.device import give_way
 from aiodatadist.link.link_handshake import LinkHandshake
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
-from aiodatadist.wire.messages import MAX_NOTE, Note, Ready
+from aiodatadist.wire.messages import MAX_NOTE, Disconnect, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
 WINDOW = 64
+MANY = 100
 
 
 @asynccontextmanager
@@ -44,6 +48,33 @@ async def test_a_peer_that_leaves_as_well_may_close_its_half_first() -> None:
         assert await leaving == SUCCESS
         with pytest.raises(LinkClosed):
             await untaken
+
+
+async def test_a_peer_that_says_many_times_that_it_leaves_is_told_goodbye_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop may go round between them."""
+    said, given = list[object](), list[None]()
+    start_soon = Spawner.start_soon
+
+    def noted(self: Spawner, function: Any, *args: Any, **options: Any) -> None:
+        said.append(getattr(function, "__name__", ""))
+        start_soon(self, function, *args, **options)
+
+    async def counted() -> None:
+        given.append(None)
+        await give_way()
+
+    async with linked() as (prompt, decoder):
+        link, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
+        monkeypatch.setattr(Spawner, "start_soon", noted)
+        monkeypatch.setattr("aiodatadist.link.link.give_way", counted)
+        with theirs.posting_together():
+            for _ in range(MANY):
+                theirs.post(Disconnect(reason="it leaves"))
+        await link.wait_closed()
+        assert said.count("_say_bye") == 1
+        assert given
 
 
 async def test_heartbeats_may_end_before_the_peers_last_word_has_had_its_effect(

@@ -500,6 +500,7 @@ class Link(Session):
                     await self._wire.flush()
                 await give_way()  # many messages come in one piece
                 continue
+            is_news = not self._has_said_so
             self._has_said_so |= isinstance(message, (Bye, Disconnect, Refuse))
             if isinstance(message, Bye) and self.state is LinkState.CLOSING:
                 return
@@ -510,13 +511,13 @@ class Link(Session):
                     self._end(LinkClosed(why), LinkState.CLOSING)
                 return
             self._is_heard()
-            if isinstance(message, Disconnect) and self.is_open:
-                self._end(
-                    LinkClosed(f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"), LinkState.CLOSING
-                )
-                self.spawn(self._say_bye)
-            else:
+            if not (isinstance(message, Disconnect) and self.is_open):
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
+            if is_news:  # it says so again and again until it hears our last word
+                why = f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"
+                self._end(LinkClosed(why), LinkState.CLOSING)
+                self.spawn(self._say_bye)
+            await give_way()
 
     def _react_at_once(self, message: Message | Unknown) -> bool:
         """Where a transfer waits for the answer, and the reaction needs no task. Whether it was one of these."""
