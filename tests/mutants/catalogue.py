@@ -442,7 +442,7 @@ MUTANTS = (
         "one-attempt-for-all-places",
         "an attempt at a silent place holds up no attempt at the true one",
         "aiodatadist/cluster/initiator.py",
-        "        if (cluster_id, address) in self._attempts:\n",
+        "        if (cluster_id, address) in self._attempts or (is_itself and self._at(cluster_id)):\n",
         "        if self._at(cluster_id):\n",
         (f"{DIALS}::test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one",),
     ),
