@@ -214,6 +214,7 @@ class Destination:
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
         if self.is_open:
             self.link.check_ready()
+            self.link.channels.check_reaches(remote, f"cluster {self.cluster_id}")
             self._grid = grid.mirrored()
             self.link.layer_events.begin(self, remote.cache_id)
 

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, DataType, LLMException, ParamInvalid, Placement
+from aiodatadist import (
+    BlocksCacheKey,
+    CacheDesc,
+    CacheKey,
+    DataType,
+    LLMException,
+    ParamInvalid,
+    Placement,
+    TransferWithCacheKeyConfig,
+)
 from aiodatadist.testing import cluster_info, open_cluster
 
 HOST = CacheDesc(2, [4, 4096], DataType.DT_UINT8, Placement.HOST)
@@ -27,6 +36,13 @@ async def said(transfer: Awaitable[Any]) -> str:
     return "moved"
 
 
+class AtOnce:
+    """Each layer is final already."""
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        return True
+
+
 async def one_sided() -> None:
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         for model, desc in enumerate((HOST, DEVICE)):
@@ -40,6 +56,15 @@ async def one_sided() -> None:
             for mine_is in (Placement.DEVICE, Placement.HOST):
                 print(await said(manager.pull_blocks(BlocksCacheKey(1, 0), mine[mine_is], [1], [2])))
                 print(await said(manager.push_blocks(BlocksCacheKey(1, 0), mine[mine_is], [1], [2])))
+        for _ in range(2):
+            layered = manager.transfer_cache_async(
+                mine[Placement.DEVICE],
+                AtOnce(),
+                [TransferWithCacheKeyConfig(BlocksCacheKey(1, 0), range(1), range(1))],
+                [1],
+                [2],
+            )
+            print(await said(layered))
         print(await said(manager.pull_cache(CacheKey(1, 2), slots, 1)))
         print(await said(manager.pull_blocks(BlocksCacheKey(1, 1), mine[Placement.DEVICE], [1], [2])))
         print(await said(manager.push_blocks(BlocksCacheKey(1, 1), mine[Placement.DEVICE], [1], [2])))
@@ -59,9 +84,9 @@ CURE = (
     "is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only (make that cache with Placement.DEVICE, or set "
     "HCCL_INTRA_ROCE_ENABLE=1 at both ends)"
 )
-MOVED = {"one_sided": ["moved"] * 11, "asking": ["moved"] * 2}
+MOVED = {"one_sided": ["moved"] * 13, "asking": ["moved"] * 2}
 REFUSED = {
-    "one_sided": [f"cache 1 of cluster 1 {CURE}"] * 8 + [f"cache 3 of cluster 1 {CURE}"] + ["moved"] * 2,
+    "one_sided": [f"cache 1 of cluster 1 {CURE}"] * 10 + [f"cache 3 of cluster 1 {CURE}"] + ["moved"] * 2,
     "asking": [f"cache 1 of this cluster, which the peer is asked to fill, {CURE}", "moved"],
 }
 
