@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist.concurrency import forks
 
 CLOSED = "its heartbeat connection was closed"
+_CLOSED_UNREAD = {errno.ECONNRESET, errno.EPIPE}
+"""What the kernel says if the peer closed it before it had read our last beats."""
 
 
 class HeartbeatThread:
@@ -159,7 +162,7 @@ class HeartbeatWatch:
     def _reason(news: Handle) -> str:
         if news.kind == ring.HEARTBEATS_SILENT:
             return f"no heartbeat for {news.silent_ns / 1e9:.2f} s"
-        if news.kind == ring.HEARTBEATS_BROKEN:
+        if news.kind == ring.HEARTBEATS_BROKEN and news.code not in _CLOSED_UNREAD:
             return f"its heartbeat connection failed: {os.strerror(news.code)}"
         return CLOSED
 
