@@ -212,7 +212,7 @@ class LLMDataDist:
         return self._rank_groups
 
     def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
-        """What the answer to a request of that peer's has to be entered in. None: requests go on beside everything else."""
+        """Return the context in which a request of that peer is answered, or None if requests run beside all else."""
         return None
 
     # ---- what it is ----

@@ -74,8 +74,8 @@ class Settings(BaseModel):
         pull_seconds: that one request's blocks may take to arrive, whatever they wait for. Those that this end keeps are kept
             no longer for a pull that began, whatever the peer's setting is.
         link_seconds: that linking to a peer may take.
-        patience_seconds: in which a peer may hear of its own finished request; and for which one end of a pushed request
-            waits for the other, if that may have given it up before.
+        patience_seconds: seconds that a peer has for hearing of its own finished request. One end of a pushed request waits
+            as long for the other if that may have given the request up.
         max_offer_workers: workers that what a router carries may name.
         max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are answered
             without an offer.
@@ -328,7 +328,7 @@ class BlockService:
 
     @property
     def incidents(self) -> Incidents:
-        """What peers and clients cause; :meth:`take` has the counts."""
+        """Return the counter of what peers and clients cause; :meth:`take` has the counts."""
         return self._running().incidents
 
     def take(self) -> Ended:
@@ -530,8 +530,9 @@ class _Life:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 
     async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
-        """What is asked over a link that is over by now its peer does not want any more. No await: what waits for the peer
-        must not keep its message."""
+        """Take a message, unless its link is over: then its peer no longer wants what it asked for.
+
+        Nothing is awaited here, so that a peer that takes no answers does not have its messages kept."""
         match message:
             case More() if self._links.hears(peer):
                 self.outgoing.more(peer, message)

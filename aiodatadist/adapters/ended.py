@@ -20,7 +20,7 @@ class Ended:
         failed: blocks that are not here, by request; those requests are in ``received``, too.
         outcomes: of requests in ``sent`` and ``received``, how each ended.
         wanted: transfers for which a peer has said where they belong, and still wants them.
-        unwanted: those of an earlier ``wanted`` that no peer wants any more.
+        unwanted: those of an earlier ``wanted`` that no peer wants now.
         counters: pulls, pushes and leases by how they ended, blocks, bytes.
         pull_seconds: of pulls that succeeded.
         incidents: what others caused, by kind: :class:`~aiodatadist.counting.Incident`.

@@ -28,5 +28,5 @@ class OrderTasks(Spawner):
         try:
             await function(*args)
         except Exception:
-            told = "an order ended because of what has to be reported as a defect"
+            told = "an order ended because of a defect, which should be reported"
             self._incidents.add(Incident.DEFECT, logger, told, level=logging.ERROR, exc_info=True)

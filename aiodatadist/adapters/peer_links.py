@@ -109,8 +109,8 @@ class PeerLinks:
         self._watched: dict[LinkedPeer, _Watched] = {}
 
     async def link(self, peer: PeerAddress) -> LinkedPeer:
-        """Until there is a link that can be used: one that broke is given back first. All who want one to the same place at
-        the same time share an attempt.
+        """Wait for a link that can be used, and return its peer. A link that broke is given back first. All callers that name
+        the same place at the same time share an attempt.
 
         Raises:
             NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere, and the cluster was not
@@ -236,7 +236,7 @@ class PeerLinks:
             attempt.over.set()
 
     def _remember(self, peer: PeerAddress) -> None:
-        """The cluster was found where the peer's address says."""
+        """Note that the cluster was found where the peer's address says."""
         known = peer.cluster_id, peer.place
         self._linked_places.pop(known, None)
         self._linked_places[known] = None

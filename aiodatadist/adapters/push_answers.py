@@ -40,11 +40,11 @@ class Answers:
         self._add(peer, (transfer, number, None))
 
     def refused(self, peer: LinkedPeer, transfer: str, number: int, reason: str) -> None:
-        """The blocks do not come, and no further byte of them lands."""
+        """Say that the blocks do not come, and that no further byte of them lands."""
         self._add(peer, (transfer, number, reason))
 
     def _add(self, peer: LinkedPeer, answer: tuple[str, int, str | None]) -> None:
-        """As well as that is possible: a peer without a link knows that nothing comes, one that takes no answers waits."""
+        """Queue an answer if that is possible: a peer without a link knows that nothing comes, one that takes none waits."""
         queue = self._queues.get(peer)
         if queue is None:
             queue = self._queues[peer] = deque()

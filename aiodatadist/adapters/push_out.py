@@ -185,7 +185,7 @@ class OutgoingPushes:
         push.news.wake()
 
     def abandon(self, key: TransferKey, request: str = "") -> None:
-        """The request ends without having been computed, or its blocks are not kept any more."""
+        """End a request that was not computed, or whose blocks are no longer kept."""
         push = self._pushes.get(key)
         if self._forget_ended(key, request):
             return
@@ -222,7 +222,7 @@ class OutgoingPushes:
         return push
 
     def _forget_ended(self, key: TransferKey, request: str) -> bool:
-        """The request goes on no longer. Return whether its transfer had ended before."""
+        """Forget a request that has ended. Return whether its transfer had ended before."""
         by_request, by_key = (self._ended.pop(name, None) for name in (request, key))
         return by_request is not None or by_key is not None
 
@@ -335,7 +335,7 @@ class OutgoingPushes:
         return push
 
     def _set_limit(self, push: _Push) -> None:
-        """For how long it waits for the end that has not come yet."""
+        """Set how long it waits for the end that has not come yet."""
         if push.want is None:
             seconds = self._seconds if push.request is _Request.COMPUTED else math.inf
         else:
@@ -345,13 +345,13 @@ class OutgoingPushes:
         push.scope.deadline = asyncio.get_running_loop().time() + seconds
 
     def _shorten(self, push: _Push) -> None:
-        """The end that has not come yet may be gone."""
+        """Shorten its wait: the end that has not come yet may be gone."""
         if not push.earlier:
             push.earlier = "push_stopped"
             self._set_limit(push)
 
     def _stop(self, key: TransferKey, push: _Push, why: str) -> None:
-        """Its peer does not want it any more."""
+        """End a transfer that its peer no longer wants."""
         push.stop(LLMException(why))
         if push.request is _Request.UNKNOWN:  # nothing of it travels
             self._free_name(key, push, "push_stopped")
@@ -389,7 +389,7 @@ class OutgoingPushes:
         return self._why_in_vain(key, push), push.earlier or "push_expired"
 
     def _why_in_vain(self, key: TransferKey, push: _Push) -> str:
-        """Why one end waited too long for the other."""
+        """Return why one end waited too long for the other."""
         if push.want is None:
             return f"no engine asked for the blocks within {self._seconds:g} seconds"
         if push.earlier:
@@ -408,7 +408,7 @@ class OutgoingPushes:
             self._tell(lambda ended: ended.let_go(push.owner, how))
 
     def _free_name(self, key: TransferKey, push: _Push, how: str) -> None:
-        """What is said of this name and prompt from now on is of another transfer."""
+        """Let the next word about this name and prompt be about another transfer."""
         if self._pushes.get(key) is not push:
             return
         del self._pushes[key]

@@ -521,8 +521,8 @@ class CacheRegistry:
         self._incidents.add(Incident.MEMORY_LOST, logger, words, *args, level=logging.ERROR)
 
     def end(self) -> None:
-        """The engine is over: a caller that waits for a cache that was not given back is told so. Keep callers' memory that
-        the device never let go of."""
+        """Tell callers that wait for a cache that was not given back: the engine is over. Keep callers' memory that the
+        device never let go of."""
         for entry in self.table.entries():
             if entry.pool is None and any(self._device.is_stuck(r.address, r.nbytes) for r in entry.regions()):
                 _kept.append(entry.keep)

@@ -70,14 +70,14 @@ class _Place:
         self._is_awaited = True
 
     def forsake(self) -> None:
-        """No task waits for it. May be called again."""
+        """Note that no task waits for it. May be called again."""
         if self._is_awaited:
             self._is_awaited = False
             for share in self._shares:
                 share.forsaken()
 
     def answer(self) -> None:
-        """Its thread is over."""
+        """Note that its thread is over."""
         self.forsake()
         for share in self._shares:
             share.answered()

@@ -146,14 +146,14 @@ class LinkInitiator:
         return True
 
     def _at(self, cluster_id: int) -> list[_Attempt]:
-        """The attempts at a cluster."""
+        """Return the attempts at a cluster."""
         return [each for each in self._attempts.values() if each.cluster_id == cluster_id]
 
     def _asking(self, peer: Hello) -> _Attempt | None:
         return next((each for each in self._at(peer.cluster_id) if each.asks == peer.instance), None)
 
     def linked(self, link: Link) -> None:
-        """Both ends have this link, whichever made it: attempts that have not met their peer end."""
+        """End the attempts that have not met their peer: both ends have this link, whichever made it."""
         if not link.is_owned:
             return
         for attempt in self._at(link.cluster_id):
@@ -363,7 +363,7 @@ class LinkInitiator:
             attempt.asks = ""
 
     def _take_turn(self, attempt: _Attempt, peer: Hello) -> None:
-        """The peer is known, and is asked for the link next. Raises LinkError: not by this attempt, or not now."""
+        """Let this attempt ask a peer that is known. Raises LinkError if another one does, or it must not be asked now."""
         other = self._asking(peer)
         if other is not None:
             raise _NotItsTurn(peer.cluster_id, other.settled)

@@ -1,7 +1,7 @@
 """Alarms: moments of one event loop at which something is due, any number of them with one timer.
 
 Who owns what
-    Its owner sets an alarm, and drops it when it is not wanted any more: from then on it keeps nothing alive. If none is set
+    Its owner sets an alarm, and drops it when it is no longer wanted: from then on it keeps nothing alive. If none is set
     there is no timer.
 
 What happens when alarms are due
@@ -59,7 +59,7 @@ class Alarms(Generic[T]):
         return number
 
     def drop(self, number: int) -> None:
-        """It is not told any more. No effect if it was dropped before, or told."""
+        """Stop an alarm from being told. No effect if it was dropped before, or told."""
         if self._what.pop(number, None) is None:
             return
         if not self._what:

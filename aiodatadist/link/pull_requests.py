@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from aiodatadist.link.session import Session
 
 WINDOW: Final = 256
-"""Requests of one priority that the peer is asked for at a time. Fewer than the numbers that it keeps apart."""
+"""Requests of one priority that the peer is asked for at a time. Those of all priorities are fewer than the 4096 at which a
+peer ends the link."""
 STOP_TIMEOUT = 5.0
 """Seconds without any answer of the peer's in which it has to answer that it stopped writing, before it loses its link."""
 STOPS = 5
@@ -107,7 +108,7 @@ class PullRequest(RemoteOperation):
 
     @property
     def is_over(self) -> bool:
-        """Its bytes are not wanted any more."""
+        """Return True if its bytes are no longer wanted."""
         return self.stage is Stage.LATE or self.scope.cancel_called
 
     def _interrupt(self) -> None:
@@ -128,7 +129,7 @@ class PullRequests:
 
     @property
     def patience(self) -> float:
-        """Seconds from a cancellation until it is known that no byte can land, or that it is not known."""
+        """Return the seconds from a cancellation until it is known that no byte can land, or that it is not known."""
         clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
         return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._session.quiesce_seconds + clean
 
@@ -138,7 +139,7 @@ class PullRequests:
         request.attempt(partial(self._prepare, request))
 
     def end(self) -> None:
-        """The link is over: the peer may still write what it was asked for."""
+        """Mark what the peer may still write, because the link is over."""
         if self._next_turn is not None:
             self._next_turn.cancel()
         for requests in self._open:
@@ -174,7 +175,7 @@ class PullRequests:
         self._go_on()
 
     def _go_on(self) -> None:
-        """In the next turn of the loop: what is cancelled in this one is not asked for, and the rest is sent together."""
+        """Ask in the next turn of the loop: what is cancelled in this one is not asked for, and the rest is sent together."""
         if self._next_turn is None and any(self._lines):
             self._next_turn = asyncio.get_running_loop().call_soon(self._ask_in_turn)
 
@@ -288,7 +289,7 @@ class PullRequests:
             self._stop_asking(request, Stage.LATE)
 
     def _stop_asking(self, request: PullRequest, stage: Stage) -> None:
-        """The peer is too slow, or its bytes are not wanted any more."""
+        """Tell the peer to stop: it is too slow, or its bytes are no longer wanted."""
         request.stage = stage
         if self._session.is_open:
             self._session.spawn(partial(self._stop, request))
@@ -296,7 +297,7 @@ class PullRequests:
             self._doubt(request)
 
     async def _stop(self, request: PullRequest) -> None:
-        """Until the peer says that it stopped, or the link ends."""
+        """Wait until the peer says that it stopped, or the link ends."""
         session, question = self._session, request.question
         if question is None or question.answer is not None:  # in the tick in which it was to stop
             return

@@ -156,7 +156,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
     # ---- rooms ----
 
     def is_wanted(self, room: str) -> bool:
-        """A decode engine has said where the room's pages belong, and still wants them."""
+        """Return True if a decode engine has said where the room's pages belong, and still wants them."""
         self._take()
         return room in self._wanted
 
@@ -165,7 +165,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._followed.add(request)
 
     def outcome(self, request: str) -> str | None:
-        """How a sender's or a receiver's request ended; None: it has not."""
+        """Return how a sender's or a receiver's request ended, or None if it has not."""
         self._take()
         return self._outcomes.get(request)
 

@@ -109,7 +109,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         return KVTransferMetric(transfer_latency_s=self._seconds, transfer_total_bytes=nbytes)
 
     def abort(self) -> None:
-        """The decode engine is told. No effect if the room has ended."""
+        """Tell the decode engine. No effect if the room has ended."""
         self.poll()
         if self.conclude_state is None:
             self.kv_mgr.service.abandon(self._room, request=self._request)

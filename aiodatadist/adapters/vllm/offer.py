@@ -163,7 +163,7 @@ class Offers:
         return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]
 
     def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
-        """The router's name of a request that is to be pushed; None: it is not, and its blocks are kept for a pull.
+        """Return the router's name of a request that is to be pushed, or None if its blocks are kept for a pull.
 
         A name that is refused is refused once: from then on the request has none.
         """
@@ -188,7 +188,7 @@ class Offers:
             )
 
     def _refuse(self, kind: Incident, request_id: str, what: str, why: object) -> None:
-        """Who sent it is not known: it came through the engine's endpoint."""
+        """Count and log a refusal. Who sent the request is not known: it came through the engine's endpoint."""
         self._incidents.add(kind, logger, "%s", printable(f"request {printable(request_id, 64)}: {what}: {why}"))
 
 
