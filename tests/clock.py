@@ -42,10 +42,11 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         jumped: seconds by which the clock has jumped so far.
+        stopped: seconds by which the clock jumps as soon as something is ready.
     """
 
     def __init__(self) -> None:
-        self.jumped = 0.0
+        self.jumped = self.stopped = 0.0
         self._started_at = time.monotonic()
         super().__init__(_Selector(self))
 
@@ -65,6 +66,7 @@ class _Selector(selectors.EpollSelector):
         before = _others(), _in_flight()
         while True:
             if ready := super().select(WINDOW):
+                self._loop.jumped, self._loop.stopped = self._loop.jumped + self._loop.stopped, 0.0
                 return ready
             now, others = time.monotonic(), (_others(), _in_flight())
             if others != before or any(state != "S" for state, _ in others[0].values()):
@@ -104,9 +106,18 @@ def _in_flight() -> int:
 
 def jumped() -> float:
     """Return the seconds that the running loop's clock has jumped so far."""
+    return _loop().jumped
+
+
+def stop_for(seconds: float) -> None:
+    """Let it look as if the process had been stopped: when the loop next waits, it hears of what came that much later."""
+    _loop().stopped = seconds
+
+
+def _loop() -> AutojumpLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, AutojumpLoop), "this test is not marked `autojump`"
-    return loop.jumped
+    return loop
 
 
 @contextmanager

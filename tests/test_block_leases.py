@@ -86,6 +86,12 @@ async def ended(lease: BlockLease) -> LeaseEnd:
         return await lease.wait_ended()
 
 
+async def claimed(lease: BlockLease, pair: Pair) -> None:
+    """Wait until a pull has claimed it."""
+    while "being pulled" not in repr(lease):
+        await there_and_back(pair.one, pair.two)
+
+
 async def test_a_peer_has_them(pair: Pair) -> None:
     lease = pair.lease()
     ticket = json.loads(json.dumps(lease.ticket().model_dump(mode="json")))
@@ -207,8 +213,7 @@ async def test_the_link_to_the_peer_that_pulls_ends() -> None:
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
-            while not lease._claims:
-                await there_and_back(pair.one, pair.two)
+            await claimed(lease, pair)
             await pair.two.datadist.unlink_clusters([cluster_info(pair.one)], 5000, force=True)
             with pytest.raises(LinkError):
                 await task

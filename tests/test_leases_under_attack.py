@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from pydantic import ValidationError
 
@@ -25,13 +23,15 @@ from aiodatadist import (
 )
 from aiodatadist.device import TransferState
 from aiodatadist.link import block_leases, leased_pull, link
+from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
 from aiodatadist.values import peer_budget
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
+from tests.clock import stop_for
 from tests.held import held_transfer, there_and_back
-from tests.test_block_leases import MINUTE, TARGETS, ended, pair_of
+from tests.test_block_leases import MINUTE, TARGETS, claimed, ended, pair_of
 
 MANY = 2000
 
@@ -60,18 +60,16 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
 
 
-async def test_a_pull_that_was_stopped_beyond_its_time_does_not_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.1)
-    monkeypatch.setattr(leased_pull, "SLACK_SECONDS", 0.1, raising=False)
+@pytest.mark.autojump
+async def test_a_pull_that_was_stopped_beyond_its_time_does_not_succeed() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
         lease = pair.lease()
         with held_transfer() as held:
-            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=300)
+            task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=3000)
             await held.arrived()
-            while not lease._claims:
-                await there_and_back(pair.one, pair.two)
+            await claimed(lease, pair)
+            stop_for(3 + SLACK_SECONDS + 1)
             held.release()
-            time.sleep(1)  # noqa: ASYNC251 - a process that is stopped
             with pytest.raises(TransferTimeout):
                 await task
 
@@ -114,11 +112,9 @@ async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_n
                 soft_fault("HcclBatchGet:hang")
                 task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
                 link = inside(pair.two.datadist).links.find(1)
-                with anyio.fail_after(10):
-                    while not lease._claims:
-                        await anyio.lowlevel.checkpoint()
-                    link.lost("its network is gone")
-                    await link.wait_closed()
+                await claimed(lease, pair)
+                link.lost("its network is gone")
+                await link.wait_closed()
                 with pytest.raises(LinkError):
                     await task
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import threading
@@ -129,6 +130,7 @@ class Hanging:
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
+        self.begun = threading.Semaphore(0)
         self.over = 0
         self.all_over = anyio.Event()
 
@@ -138,21 +140,20 @@ class Hanging:
             self.all_over.set()
 
     def call(self) -> str:
+        self.begun.release()
         self.go_on.wait()
         return "done"
-
-
-async def abandon(call: Callable[[], object], calls: WorkerThreads, peer: str, over: Callable[[], object]) -> None:
-    with anyio.move_on_after(0.01):
-        await calls.run(peer, call, over)
-        raise AssertionError("it did not hang")
 
 
 async def test_a_peer_that_hangs_has_its_share_of_threads_and_no_more() -> None:
     calls, hanging, fine = WorkerThreads(4, 2), Hanging(), Hanging()
     fine.go_on.set()
     for _ in range(2):
-        await abandon(hanging.call, calls, "hangs", hanging.count)
+        abandoned = asyncio.create_task(calls.run("hangs", hanging.call, hanging.count))
+        await asyncio.to_thread(hanging.begun.acquire)
+        abandoned.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await abandoned
     with pytest.raises(Refused):
         await calls.run("hangs", hanging.call, hanging.count)
     assert hanging.over == 1, "the refused one only: the others are under way"

@@ -131,7 +131,15 @@ class Engine:
     def state(self) -> Answer:
         """Free blocks, requests, descriptors, threads, and what its connector counted."""
         self.say(op="state")
-        while "requests" not in (answer := self._hear()):
+        return self._hear_of("requests")
+
+    def wait_arrived(self, hold: str) -> None:
+        """Wait until something stands at a hold of its softnpu's."""
+        self.say(op="arrived", what=hold)
+        self._hear_of("arrived")
+
+    def _hear_of(self, what: str) -> Answer:
+        while what not in (answer := self._hear()):
             self._aside.append(answer)  # a request ended meanwhile
         return answer
 

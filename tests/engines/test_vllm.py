@@ -69,10 +69,13 @@ def test_a_pull_that_fails_is_computed_again(alone: Engine, pair: tuple[Engine, 
 def test_an_aborted_request_frees_its_blocks_at_both_ends(pair: tuple[Engine, Engine]) -> None:
     prefill, decode = pair
     watch = Watch(*pair)
-    decode.say(op="fault", what="HcclBatchGet:delay=300@*")
+    decode.say(op="fault", what="HcclBatchGet:hold=pull@*")
     for i, prompt in enumerate(prompts(4, 3)):
         decode.say(op="add", id=f"a{i}", prompt=prompt, max_tokens=TOKENS, params=prefill.prefill(f"a{i}", prompt))
+        if i == 0:  # the others are aborted wherever they are, behind it
+            decode.wait_arrived("pull")
         decode.say(op="abort", id=f"a{i}")
+    decode.say(op="release", what="pull")
     watch.nothing_is_kept()
     decode.say(op="fault", what="")
     assert watch.counted("lease_released") + watch.counted("lease_taken") == 4
@@ -132,10 +135,14 @@ def test_a_prefill_engine_that_is_killed_and_started_anew(
     with opened(other):
         params = [other.prefill(f"k{i}", prompt) for i, prompt in enumerate(wanted)]
         assert decode.generate("k0", wanted[0], TOKENS, params[0])["tokens"] == tokens[0]
-        decode.say(op="fault", what="HcclBatchGet:delay=200@*")
+        decode.say(op="fault", what="HcclBatchGet:hold=pull@*;aclrtStreamAbort:hold=abort")
         for i in (1, 2, 3):
             decode.say(op="add", id=f"k{i}", prompt=wanted[i], max_tokens=TOKENS, params=params[i])
+        decode.wait_arrived("pull")
         other.kill()
+        decode.wait_arrived("abort")  # it knows that the peer is gone
+        for hold in ("abort", "pull"):
+            decode.say(op="release", what=hold)
         answers = {answer["id"]: answer["tokens"] for answer in (decode.hear() for _ in range(3))}
         assert answers == {f"k{i}": tokens[i] for i in (1, 2, 3)}
         decode.say(op="fault", what="")

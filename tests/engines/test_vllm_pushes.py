@@ -94,9 +94,10 @@ def test_a_prefill_engine_that_is_killed_and_started_anew(alone: Engine, router:
             assert fresh.serve(f"{name}0", wanted[:1], TOKENS) == tokens[:1]
             if name == "anew":
                 break
-            other.say(op="fault", what="HcclBatchPut:delay=3000@*")
+            other.say(op="fault", what="HcclBatchPut:hold=push@*")
             for i in (1, 2, 3):
                 fresh.start(f"k{i}", wanted[i], TOKENS)
+            other.wait_arrived("push")
             eventually(lambda: watch.counted("push_arrived"), 1)
             other.kill()
             answers = {answer["id"]: answer["tokens"] for answer in (router.decode.hear() for _ in range(3))}

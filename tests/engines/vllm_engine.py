@@ -1,8 +1,8 @@
 """A vLLM engine in a process of its own: ``vllm_engine.py MODEL CONFIG``. Commands and answers are lines of JSON.
 
-``add`` a request, ``abort`` one, ask for its ``state``, ``forget`` its prefix cache, have softnpu do ``fault``. A finished
-request is answered by its id, tokens, reason and what its connector says to the next engine. It steps as a server's loop
-does, also when nothing runs.
+``add`` a request, ``abort`` one, ask for its ``state``, ``forget`` its prefix cache, have softnpu do ``fault``, hear when
+something has ``arrived`` at a hold of softnpu's, and ``release`` that. A finished request is answered by its id, tokens,
+reason and what its connector says to the next engine. It steps as a server's loop does, also when nothing runs.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Program:
         self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._counted: Counter[str] = Counter()
         self._preemptions = 0
+        self._saying = threading.Lock()
         self._count_preemptions()
         self._watch_stats()
 
@@ -105,7 +106,8 @@ class Program:
         self._commands.put(None)
 
     def _say(self, answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=self._out)
+        with self._saying:
+            print(json.dumps(answer), file=self._out)
 
     def _do(self, command: dict[str, Any]) -> None:
         match command["op"]:
@@ -126,10 +128,18 @@ class Program:
                 self._engine.abort_request([command["id"]])
             case "fault":
                 import_module("aiodatadist.testing").soft_fault(command["what"])
+            case "arrived":
+                threading.Thread(target=self._wait_at, args=(command["what"],), daemon=True).start()
+            case "release":
+                import_module("aiodatadist.testing").SoftHold(command["what"]).release()
             case "forget":
                 assert self._core.scheduler.reset_prefix_cache()
             case "state":
                 self._say(self._state())
+
+    def _wait_at(self, hold: str) -> None:
+        import_module("anyio").run(import_module("aiodatadist.testing").SoftHold(hold).arrived)
+        self._say({"arrived": hold})
 
     def _state(self) -> dict[str, Any]:
         scheduler = self._core.scheduler

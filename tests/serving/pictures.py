@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -106,6 +106,12 @@ class Run:
 
     scrapes: list[tuple[float, Scrape]]
     away: tuple[float, float]
+    scraped: anyio.Event = field(default_factory=anyio.Event)
+
+    async def more(self, count: int) -> None:
+        """Wait for that many more scrapes."""
+        for _ in range(count):
+            await self.scraped.wait()
 
     def values(self, line: Line) -> list[tuple[float, float | None]]:
         """None: the service was away. A counter that has not counted yet is 0."""
@@ -127,6 +133,8 @@ async def watch(services: Three, run: Run, start: float) -> None:
             except httpx.TransportError:
                 continue
         run.scrapes.append((at, found))
+        run.scraped.set()
+        run.scraped = anyio.Event()
         await anyio.sleep(SCRAPE_SECONDS)
 
 
@@ -138,7 +146,7 @@ async def loaded() -> Run:
             group.start_soon(watch, services, run, start)
             await load.run(jobs_of(CLIENTS))
             await anyio.to_thread.run_sync(services.wait_nothing_kept)
-            await anyio.sleep(2 * SCRAPE_SECONDS)
+            await run.more(3)  # of which the first may have begun before
             group.cancel_scope.cancel()
     there = [at for at, found in run.scrapes if "prefill" in found]
     lost = next(at for at, found in run.scrapes if "prefill" not in found)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 
@@ -15,7 +17,8 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold, verify
+from tests.held import turns
 from tests.strict import runner
 
 LAYERS = 4
@@ -66,10 +69,14 @@ async def cancelling_is_seen() -> None:
     async with runner.pair(DESC) as (one, _, mine, _theirs):
         pull = one.datadist.cache_manager.pull_blocks
         with soft_faults_cleared():
-            soft_fault("HcclBatchGet:hang")
-            with anyio.fail_after(SOON), anyio.move_on_after(0.2) as scope:
-                await pull(BlocksCacheKey(2), mine, SCATTERED, SCATTERED)
-        assert scope.cancelled_caught
+            with soft_hold("HcclBatchGet") as hold:
+                soft_fault("HcclBatchGet:hang")
+                task = asyncio.ensure_future(pull(BlocksCacheKey(2), mine, SCATTERED, SCATTERED))
+                await hold.arrived()
+            await turns()
+            task.cancel()
+            with anyio.fail_after(SOON), pytest.raises(asyncio.CancelledError):
+                await task
         with anyio.fail_after(SOON):
             await pull(BlocksCacheKey(2), mine, SCATTERED, SCATTERED)
         verify(one.memory(mine), mine, [(t, b, 2, b) for t in range(8) for b in SCATTERED])

@@ -39,6 +39,8 @@ PRIVATE = frozenset({"_engine", "_running"})
         ("with anyio.fail_after(0.5): ...", ["short limits"]),
         ("event.wait(timeout=0.2)", ["short limits"]),
         ("with anyio.fail_after(1): ...", []),
+        ("with pytest.raises(TimeoutError):\n    with anyio.fail_after(0.5): ...", []),
+        ("with pytest.raises(OSError):\n    with anyio.fail_after(0.5): ...", ["short limits"]),
         ("manager._engine", ["private reaches"]),
         ("from aiodatadist.cluster.engine import _running", ["private reaches"]),
         ("monkeypatch.setattr(manager, '_engine', None)", ["private reaches"]),
