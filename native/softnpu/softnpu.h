@@ -63,7 +63,7 @@ int  softnpu_fault(const char *spec);              /* 0, or -1: bad spec, nothin
 void softnpu_fault_clear(void);                    /* and releases every hold */
 
 /* Holds. A NAME has 1 to 31 letters, digits, '-' and '_'. It exists from the spec that mentions it until it is released; several
- * faults may share one. At most 64 exist at a time.                                                              */
+ * faults may share one. At most 64 exist at a time. A child that was forked has none.                            */
 int  softnpu_hold_arrivals(const char *name);      /* an eventfd, softnpu's, that counts those that came to stand there; -1: no such hold */
 int  softnpu_hold_release(const char *name);       /* all pass, now and later; 0, or -1: no such hold */
 int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_DEVICE_MEMORY at aclInit */

@@ -107,8 +107,16 @@ void soft_hold_open_all(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* Of those that stand at a hold when a process forks, the child has none: waking them would wait for them. */
+static bool is_forked(void)
+{
+    return atomic_load_explicit(&soft_gate, memory_order_relaxed) & SOFT_GATE_FORKED;
+}
+
 int softnpu_hold_arrivals(const char *name)
 {
+    if (is_forked())
+        return -1;
     pthread_mutex_lock(&lock);
     hold *one = find(name);
     int arrivals = one ? one->arrivals : -1;
@@ -118,6 +126,8 @@ int softnpu_hold_arrivals(const char *name)
 
 int softnpu_hold_release(const char *name)
 {
+    if (is_forked())
+        return -1;
     pthread_mutex_lock(&lock);
     hold *one = find(name);
     if (one)
