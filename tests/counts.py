@@ -9,8 +9,9 @@ sleeps and limits counted in what is marked ``autojump``: by that clock they gue
 - *polls*: the same directly in a ``while`` loop.
 - *time that passes*: ``let_pass`` of ``tests/held.py``, where the time is what a test is about.
 - *delays*: ``delay=`` behind a function's name in a literal, which is softnpu's fault that makes a call late by some time.
-- *short limits*: ``fail_after``, ``move_on_after``, ``timeout``, or ``timeout=`` of a wait, with a literal from 0 to 1, but
-  not in ``with pytest.raises(TimeoutError)``: there the limit is to strike, and a slow machine does no harm.
+- *short limits*: ``fail_after``, ``move_on_after``, ``timeout``, or ``timeout=`` of a wait, with a literal below 1, or
+  below 10 if it raises; but not in ``with pytest.raises(TimeoutError)``, where a slow machine does no harm.
+- *clock limits*: ``assert`` that the difference of a clock and an earlier time is less than something.
 - *private reaches*: ``x._name``, an imported ``_name``, or ``"_name"`` for ``getattr``, ``setattr`` and the like, if the
   package defines ``_name`` and the file does not, and ``x`` is neither ``self`` nor ``cls``.
 - *process starts*: places that call ``subprocess``, ``create_subprocess_exec``, ``open_process``, ``run_process``,
@@ -36,7 +37,7 @@ TESTS = Path(__file__).parent
 PACKAGE = Path(aiodatadist.__file__).parent
 LEFT_OUT = {"soak", "samples"}
 NOT_IN_MAKE_TEST = {"measures", "alone"}
-OF_REAL_TIME = {"guessing sleeps", "polls", "time that passes", "short limits"}
+OF_REAL_TIME = {"guessing sleeps", "polls", "time that passes", "short limits", "clock limits"}
 
 CEILINGS: Final = {
     "guessing sleeps": 0,
@@ -44,13 +45,16 @@ CEILINGS: Final = {
     "time that passes": 10,
     "delays": 0,
     "short limits": 0,
+    "clock limits": 0,
     "private reaches": 411,
     "process starts": 151,
 }
 """The most places of each kind. Lower a number when you remove a place; none may rise."""
 
 _SLEEPERS = {"asyncio", "anyio", "time"}
-_LIMITS = {"fail_after", "move_on_after", "timeout"}
+_LIMITS = {"fail_after": 10, "move_on_after": 1, "timeout": 10}
+"""Below how many seconds each is short."""
+_CLOCKS = {"current_time", "monotonic", "perf_counter", "time"}
 _WAITS = {"acquire", "communicate", "get", "join", "result", "run", "wait", "wait_for"}
 _BY_NAME = {"delattr", "getattr", "hasattr", "setattr"}
 _STARTS = {"create_subprocess_exec", "create_subprocess_shell", "fork", "open_process", "Process", "run_process"}
@@ -125,10 +129,16 @@ class _Reader(ast.NodeVisitor):
         if name == "let_pass":
             self._add("time that passes", node)
         limits = [first] if name in _LIMITS and first else []
-        if name in _LIMITS | _WAITS:
+        if name in _LIMITS or name in _WAITS:
             limits += [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
-        if any(map(_is_short, limits)) and not self._is_to_strike:
+        if any(_is_short(limit, _LIMITS.get(name, 1)) for limit in limits) and not self._is_to_strike:
             self._add("short limits", node)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        for each in ast.walk(node.test):
+            if isinstance(each, ast.Compare) and _limits_a_clock(each):
+                self._add("clock limits", node)
+        self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if self._is_foreign(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}):
@@ -157,8 +167,23 @@ def _called(function: ast.expr) -> tuple[str, str]:
     return ("", function.id if isinstance(function, ast.Name) else "")
 
 
-def _is_short(limit: ast.expr) -> bool:
-    return isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float)) and 0 < limit.value < 1
+def _is_short(limit: ast.expr, most: float) -> bool:
+    return isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float)) and 0 < limit.value < most
+
+
+def _limits_a_clock(compared: ast.Compare) -> bool:
+    sides = [compared.left, *compared.comparators]
+    return any(
+        isinstance(least, ast.Lt | ast.LtE) and _is_since(side)
+        for side, least in zip(sides, compared.ops, strict=False)
+    )
+
+
+def _is_since(side: ast.expr) -> bool:
+    match side:
+        case ast.BinOp(left=ast.Call(func=clock), op=ast.Sub()):
+            return _called(clock)[1] in _CLOCKS
+    return False
 
 
 def _wants_a_timeout(item: ast.withitem) -> bool:

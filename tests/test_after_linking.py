@@ -63,7 +63,7 @@ async def test_old_channels_are_closed() -> None:
             mine, copies = await register(decoder, 0)
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1, 10 + i), mine, [1], [1])
             assert [int(copy[1][0]) for copy in copies] == [20 + i + t for t in range(4)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while soft_counters()["comms"] > before:  # noqa: ASYNC110 - softnpu has no event for it
                 await asyncio.sleep(0.01)
 

@@ -203,7 +203,7 @@ async def arrived(task: CacheTask) -> list[LayerDone]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -1020,7 +1020,7 @@ async def test_opened_late(one_sided: bool) -> None:
         for _ in range(2):
             await anext(news)
         async with made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await receiver.layer(1)
                 assert receiver.landed == [0, 1]
                 for layer in (2, 3):
@@ -1058,7 +1058,7 @@ async def test_the_receiver_hears_that_the_caches_do_not_fit() -> None:
     async with fan() as made, made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver:
         task = made.start(Immediate(), [made.config(0)], [0], [99])
         assert await task.synchronize() is LLMStatusCode.LLM_PARAM_INVALID
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(TransferError):
                 await receiver.layer(0)
 
@@ -1070,7 +1070,7 @@ async def test_the_receiver_hears_of_the_end_of_the_link(force: bool) -> None:
         await anyio.wait_all_tasks_blocked()
         assert not waiting.done()
         await made.source.datadist.unlink_clusters([cluster_info(made.targets[0])], force=force)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(LinkError):
                 await waiting
 
@@ -1295,6 +1295,6 @@ async def test_a_transfer_that_begins_when_its_receiver_is_open_is_told_whole() 
             for layer in range(LAYERS):
                 synchronizer.ready(layer)
             task = made.blocks(synchronizer)
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await receiver.layer(LAYERS - 1)
             await task

@@ -17,7 +17,7 @@ from tests.test_pull import BLOCKS
 async def take(cluster: Cluster, count: int) -> list[bytes]:
     """The next notifications' payloads."""
     found: list[bytes] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async for note in cluster.datadist.notifications():
             found.append(note.payload)
             if len(found) == count:
@@ -124,7 +124,7 @@ async def test_iteration_ends_with_the_cluster_and_waiting_with_the_link() -> No
         await decoder.datadist.finalize()
         with pytest.raises(LinkError):
             await filling
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await drain()
 
 

@@ -18,6 +18,7 @@ from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
 from aiodatadist.transport.blob_exchange import BLOB, meet, validate
+from tests.stopwatch import lasting
 
 names = (f"rendezvous-{os.getpid()}-{number}" for number in itertools.count())
 LIMIT = 30.0  # of meetings that should happen
@@ -155,21 +156,20 @@ class TestMeeting:
 class TestMissingMembers:
     @pytest.mark.parametrize(("present", "members"), [([0], 2), ([1], 2), ([0, 2], 3), ([1, 2], 3)])
     async def test_a_missing_member_is_a_timeout_for_all_others(self, present: list[int], members: int) -> None:
-        loop, text = asyncio.get_running_loop(), json.dumps(table(members))
+        text = json.dumps(table(members))
         async with open_devices(members) as devices:
-            with nothing_left():
-                name, began = next(names), loop.time()
+            with nothing_left(), lasting(3.3, at_least=0.3):
+                name = next(names)
                 ends = await asyncio.gather(
                     *(outcome(meet(devices[i], name, i, members, text, b"", 0.3)) for i in present)
                 )
-            assert 0.299 <= loop.time() - began < 3.3  # the clock of a loop may have whole milliseconds
             assert [type(end) for end in ends] == [LinkTimeout] * len(present), ends
             assert len(await meeting(devices, name)) == members
 
     @pytest.mark.parametrize("rank", [0, 1])
     @pytest.mark.parametrize("how", ["task", "scope"])
     async def test_cancelled_while_it_waits(self, rank: int, how: str) -> None:
-        loop, name, scope = asyncio.get_running_loop(), next(names), anyio.CancelScope()
+        name, scope = next(names), anyio.CancelScope()
         async with open_devices(2) as devices:
             with nothing_left():
 
@@ -179,16 +179,15 @@ class TestMissingMembers:
 
                 comms = soft_counters()["comms"]
                 is_free = devices[rank].runtime.soft_strictness == 0
-                limit = LIMIT if is_free else 1.0  # strict softnpu waits until HCCL gives up by itself, as on an NPU
+                limit = 100.0 if is_free else 1.0  # strict softnpu waits until HCCL gives up by itself, as on an NPU
                 task = asyncio.create_task(alone())
                 await waits(comms)
-                began = loop.time()
                 if how == "task":
                     task.cancel()
                 else:
                     scope.cancel()
-                await asyncio.wait([task])
-                assert loop.time() - began < (1 if is_free else LIMIT)
+                with lasting(1 if is_free else LIMIT):
+                    await asyncio.wait([task])
                 assert task.cancelled() == (how == "task")
             assert await meeting(devices, name, 5) == [{1: blob_of(1, 5)}, {0: blob_of(0, 5)}]
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ from aiodatadist.testing import (
     verify,
 )
 from aiodatadist.testing.cancelling import CancelAt
+from tests.stopwatch import lasting
 from tests.strict.marks import STRICT, any_memory
 
 BLOCKS = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
@@ -210,14 +211,14 @@ async def scene(**options: Any) -> AsyncIterator[Scene]:
     """A linked pair that ends in time and leaves nothing."""
     names = ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms")
     before, tasks = soft_counters(), len(asyncio.all_tasks())
-    async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
-        found = Scene(*parts)
-        await found.pull()
-        await until(lambda: not found.link(found.decoder).questions, "the first pull does not end")
-        found.tasks = len(asyncio.all_tasks())
-        yield found
-        started = anyio.current_time()
-    assert anyio.current_time() - started < END
+    with ExitStack() as ending:
+        async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
+            found = Scene(*parts)
+            await found.pull()
+            await until(lambda: not found.link(found.decoder).questions, "the first pull does not end")
+            found.tasks = len(asyncio.all_tasks())
+            yield found
+            ending.enter_context(lasting(END))
     after = soft_counters()
     assert {n: after[n] for n in names} == {n: before[n] for n in names}
     await until(lambda: len(asyncio.all_tasks()) <= tasks, f"stray tasks: {asyncio.all_tasks()}")
@@ -306,9 +307,8 @@ async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
 
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")  # if it is started all the same, it has to be stopped
-            started = anyio.current_time()
-            assert await struck.run(pull, monkeypatch)
-            assert anyio.current_time() - started < 2
+            with lasting(2):
+                assert await struck.run(pull, monkeypatch)
         await all_of.no_byte_lands(all_of.decoder, all_of.target, all_of.pull)
         await all_of.all_is_back()
 
@@ -357,7 +357,7 @@ async def test_a_pull_that_needs_a_further_channel(spot: Spot, whose: str, how: 
             await manager.pull_blocks(BlocksCacheKey(owner, number), mine, range(8), range(8))
 
         async def control() -> None:
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await manager.pull_blocks(BlocksCacheKey(owner, number), mine, [3], [4])
 
         async def oracle() -> None:
@@ -377,7 +377,7 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
 
             with monkeypatch.context() as patch:
                 await Struck(Spot(Channels, "_hear"), 1, "task").run(pull, patch)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await pull()
         for cluster in (all_of.prompt, all_of.decoder):
             ways = all_of.link(cluster).channels
@@ -416,7 +416,7 @@ async def test_a_pull_whose_checksums_are_compared(one_sided: bool, spot: Spot, 
 async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
     """All notifications up to this one."""
     found: list[bytes] = []
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async for note in cluster.datadist.notifications():
             found.append(note.payload)
             if note.payload == last:
@@ -523,11 +523,10 @@ async def test_a_deallocation_that_waits_for_a_transfer(who: str, how: str, no_l
             task = manager.pull_blocks(key, into, [0], [1])
             stopped = TransferTimeout if who == "ours" else (TransferTimeout, CacheNotFound)  # the owner takes it back
             assert not task.done()
-            started = anyio.current_time()
             try:
-                await all_of.manager.deallocate_blocks_cache(cache)
+                with lasting(1):
+                    await all_of.manager.deallocate_blocks_cache(cache)
             finally:
-                assert anyio.current_time() - started < 1
                 await task.synchronize()
                 assert task.exception() is None or isinstance(task.exception(), stopped), task.exception()
 
@@ -652,11 +651,11 @@ TABLE = json.dumps(
 @asynccontextmanager
 async def two_members(link_total_time: int = 1) -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
     options: dict[str, Any] = {"listen_ip_info": None, "link_total_time": link_total_time}
-    async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
-        await prompt.blocks(BLOCKS)
-        yield prompt, decoder, await decoder.blocks(BLOCKS)
-        started = anyio.current_time()
-    assert anyio.current_time() - started < END
+    with ExitStack() as ending:
+        async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
+            await prompt.blocks(BLOCKS)
+            yield prompt, decoder, await decoder.blocks(BLOCKS)
+            ending.enter_context(lasting(END))
 
 
 async def linked_by_table(*members: Cluster, name: str = PD) -> list[int]:
@@ -688,7 +687,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
             clusters = (prompt, decoder)
             await until(lambda: not any(inside(c.datadist).links.has_any for c in clusters), "a link was left")
             numbers = await linked_by_table(*clusters, name=f"{PD} again")
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await decoder.datadist.wait_linked(1)
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
             for cluster, number in zip(clusters, numbers, strict=True):

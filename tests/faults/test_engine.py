@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -25,6 +26,7 @@ from aiodatadist.link import Wire
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, soft_counters
 from aiodatadist.wire.messages import Accept, Connect, EndpointInfo, Hello
 from tests.held import let_pass
+from tests.stopwatch import lasting
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -85,12 +87,12 @@ async def test_links_from_both_ends_at_the_same_time_are_one_link() -> None:
     async with open_cluster(1) as first, open_cluster(2, device_id=1) as second:
         await first.blocks(DESC)
         cache = await second.blocks(DESC)
-        started = anyio.current_time()
-        results = await asyncio.gather(
-            first.datadist.link_clusters([cluster_info(second)]), second.datadist.link_clusters([cluster_info(first)])
-        )
+        with lasting(2):
+            results = await asyncio.gather(
+                first.datadist.link_clusters([cluster_info(second)]),
+                second.datadist.link_clusters([cluster_info(first)]),
+            )
         assert {status for status, _ in results} <= {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
-        assert anyio.current_time() - started < 2
         await second.datadist.wait_linked(1)
         await second.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
 
@@ -98,19 +100,17 @@ async def test_links_from_both_ends_at_the_same_time_are_one_link() -> None:
 async def test_a_refusal_arrives_with_its_reason_and_at_once() -> None:
     async with linked_pair(DESC) as (prompt, _, _, _), open_cluster(3, device_id=2) as impostor:
         impostor.datadist._cluster_id = 1  # as another process may have it; this one refuses it at init()
-        started = anyio.current_time()
-        status, _ = await impostor.datadist.link_clusters([cluster_info(prompt)], 5000)
+        with lasting(2):
+            status, _ = await impostor.datadist.link_clusters([cluster_info(prompt)], 100_000)
         assert status is LLMStatusCode.LLM_PARAM_INVALID  # it has the prompt's own id
-        assert anyio.current_time() - started < 2
 
 
 async def test_silent_connections_do_not_keep_a_peer_out() -> None:
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         silent = [await anyio.connect_tcp(*address(prompt)) for _ in range(80)]
-        started = anyio.current_time()
-        status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+        with lasting(2):
+            status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 100_000)
         assert status is LLMStatusCode.LLM_SUCCESS
-        assert anyio.current_time() - started < 2
         for stream in silent:
             await stream.aclose()
 
@@ -137,16 +137,15 @@ async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:
 
 
 async def test_clients_that_die_while_they_link_hold_up_no_other(no_leaks: None) -> None:
-    async with open_cluster(1) as prompt:
-        host = inside(prompt.datadist).transport.endpoint.host
-        for cluster_id in range(100, 110):
-            wire = Wire(await anyio.connect_tcp(*address(prompt)))
-            await half_way(wire, cluster_id, host)
-        started = anyio.current_time()
-        await prompt.blocks(DESC)
-        assert anyio.current_time() - started < 2
-        started = anyio.current_time()
-    assert anyio.current_time() - started < 5
+    with ExitStack() as ending:
+        async with open_cluster(1) as prompt:
+            host = inside(prompt.datadist).transport.endpoint.host
+            for cluster_id in range(100, 110):
+                wire = Wire(await anyio.connect_tcp(*address(prompt)))
+                await half_way(wire, cluster_id, host)
+            with lasting(2):
+                await prompt.blocks(DESC)
+            ending.enter_context(lasting(5))
 
 
 async def half_way(wire: Wire, cluster_id: int, host: str) -> None:
@@ -193,9 +192,8 @@ async def test_the_end_of_a_cluster_ends_what_waits_on_it() -> None:
         link = asyncio.create_task(datadist.link_clusters([silent], 60_000))
         wait = asyncio.create_task(datadist.wait_linked(6))
         await anyio.wait_all_tasks_blocked()
-        started = anyio.current_time()
-        await datadist.finalize()
-        assert anyio.current_time() - started < 3
+        with lasting(3):
+            await datadist.finalize()
         assert (await link)[1] == [LLMStatusCode.LLM_ENGINE_FINALIZED]
         with pytest.raises(NotLinked, match="finalized"):
             await wait

@@ -132,7 +132,7 @@ async def test_one_key_is_removed_while_a_peer_asks_for_another_of_the_same_cach
             asks = pull(CacheKey(1, 2), into, 1)  # its lookup is answered when the cache was given back
             await hangs.synchronize()
             await asks
-            with anyio.fail_after(1):
+            with anyio.fail_after(20):
                 await removal
         with pytest.raises(CacheNotFound):
             await pull(CacheKey(1, 1), into, 0)
@@ -273,10 +273,8 @@ async def _spoil() -> None:
             while tasks() == submitted:  # noqa: ASYNC110 - softnpu has no event for it; one that has not begun is not stuck
                 await asyncio.sleep(0.001)
             waiter.cancel()
-            started = anyio.current_time()
-            with pytest.raises(asyncio.CancelledError):
+            with lasting(5), pytest.raises(asyncio.CancelledError):
                 await waiter
-            assert anyio.current_time() - started < 5
             assert isinstance(task.exception(), StuckError), task.exception()
             why = await gone(decoder)
             assert "let go" in why or why == "gone already", why

@@ -319,7 +319,7 @@ async def test_what_comes_second_on_a_link_is_told_that_it_is_busy() -> None:
 async def until_served(p: Pair) -> None:
     """Until the PROMPT has begun with the request."""
     link = p.prompt._running().links.find(2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not link._responder._running:  # noqa: ASYNC110
             await asyncio.sleep(0)
         while 2 not in p.owner.link_locks._uses:  # noqa: ASYNC110

@@ -44,7 +44,7 @@ class News:
         self._event.set()
 
     async def come(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await self._event.wait()
         return self.reasons[0]
 
@@ -93,7 +93,7 @@ async def until_closed(sock: socket.socket) -> None:
 
 async def count_beats(sock: socket.socket, number: int) -> None:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         for _ in range(number):
             assert len(await loop.sock_recv(sock, 1)) == 1
 
@@ -153,7 +153,7 @@ async def test_the_peers_first_byte_is_told_once_and_the_others_are_not(
     await count_beats(pair[1], 3)
     assert begun == []
     pair[1].send(b"x")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await told.wait()
     for _ in range(2):
         pair[1].send(b"x")
