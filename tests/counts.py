@@ -128,7 +128,7 @@ class _Reader(ast.NodeVisitor):
             self._add("polls" if self._loops and self._loops[-1] == "While" else "guessing sleeps", node)
         if name == "let_pass":
             self._add("time that passes", node)
-        limits = [first] if name in _LIMITS and first else []
+        limits = [first] if name in _LIMITS and first and (name != "timeout" or owner == "asyncio") else []
         if name in _LIMITS or name in _WAITS:
             limits += [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
         if any(_is_short(limit, _LIMITS.get(name, 1)) for limit in limits) and not self._is_to_strike:
