@@ -30,7 +30,7 @@ class ClientSlots:
 
     def __init__(self, of_one: int = MAX_CLIENTS) -> None:
         self.displaced = 0
-        self._limit = min(MAX_CLIENTS, max(_files() // 4, 1))
+        self._limit = min(MAX_CLIENTS, max(open_files() // 4, 1))
         self._of_one = of_one
         self._all: dict[int, str] = {}  # in the order in which they came, as all dictionaries here
         self._by_place: dict[str, dict[int, GiveWay]] = {}
@@ -41,7 +41,7 @@ class ClientSlots:
 
     def enter(self, host: str, give_way: GiveWay) -> int:
         """Take a slot; return its number. ``give_way`` is called if a later client needs the slot."""
-        place = _place(host)
+        place = place_of(host)
         theirs = self._by_place.get(place, {})
         if len(theirs) >= self._of_one:
             self._displace(next(iter(theirs)))
@@ -71,13 +71,14 @@ class ClientSlots:
         return give_way
 
 
-def _files() -> int:
-    """Return how many files this process may have open."""
+def open_files() -> int:
+    """Return how many files this process may have open; at least 4096 if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CLIENTS * 4 if soft == resource.RLIM_INFINITY else soft
 
 
-def _place(host: str) -> str:
+def place_of(host: str) -> str:
+    """Return what has a share of its own: an address, or a /64 network with IPv6."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

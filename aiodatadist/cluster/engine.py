@@ -18,6 +18,7 @@ from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.local_copy import LocalCopies
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cluster.client_slots import ClientSlots
+from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.cluster.link_changes import ChangeFeed
 from aiodatadist.cluster.link_table import LinkTable
@@ -57,8 +58,6 @@ from aiodatadist.wire.handshake import Handshake, OwnListener
 from aiodatadist.wire.messages import MINOR, AttachHeartbeats, Connect, EndpointInfo, Hello, Message
 
 logger = logging.getLogger(__name__)
-
-MAX_LINKS = 512
 
 
 class Owner(Protocol):
@@ -113,6 +112,7 @@ class Engine:
         self.peek_link = self.links.peek
         self.initiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, config.link_retry_count)
         self._clients = ClientSlots()
+        self._half_links = HalfLinks()
         self._owner = owner
         self._config = config
         self._group: anyio.abc.TaskGroup | None = None
@@ -289,7 +289,8 @@ class Engine:
             with client.scope:
                 introduced = await client.introduce(partial(self._handshake, listener), self.gave_up)
                 if isinstance(introduced, tuple):
-                    link = await self._welcome(sock, *introduced, listener)
+                    async with client.room_in(self._half_links, self.gave_up):
+                        link = await self._welcome(sock, *introduced, listener)
             if client.scope.cancelled_caught:
                 raise client.too_late()
             if isinstance(introduced, AttachHeartbeats):  # not within the scope: they go on for as long as their link
@@ -379,6 +380,7 @@ class Engine:
             self._heartbeats.check(link)
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
+            self.links.check_room(link.cluster_id)
         finally:
             self.links.coming.subtract(comes_from)
             self.links.news.wake()  # or it will not be
@@ -388,11 +390,7 @@ class Engine:
         smaller id goes first: its own attempt has ended before it answers the other. The peer does not wait
         for an attempt that has not met it yet: that one may be dialling a place where no cluster is."""
         self.links.check_not_linked(peer.cluster_id, peer)
-        if self.links.count > MAX_LINKS:
-            raise LinkError(
-                f"{len(self.links.current)} links: the limit is {MAX_LINKS}",
-                status_code=LLMStatusCode.LLM_PARAM_INVALID,
-            )
+        self.links.check_room(peer.cluster_id)
         is_first = side == "server" and self.cluster_id < peer.cluster_id
         if is_first and await self.initiator.wait_settled(peer):
             self.links.check_not_linked(peer.cluster_id, peer)

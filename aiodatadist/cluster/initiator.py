@@ -29,6 +29,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist.cluster.dial import dial
+from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist.counting import Incident
@@ -129,6 +130,7 @@ class LinkInitiator:
         self._heartbeats = heartbeats
         self._tries = tries
         self.host_names = HostNames()
+        self._half_links = HalfLinks()
         self._attempts: dict[tuple[int, tuple[str, int]], _Attempt] = {}
         self.met_itself = False
 
@@ -398,7 +400,32 @@ class LinkInitiator:
         attempt: _Attempt,
         before_asking: Callable[[Hello], None],
     ) -> Link:
-        """``before_asking``: called when the peer is known. Raises LinkError: it is not asked."""
+        """Dial, and ask for a link, when there is room for one more that is being made. It has that room until it is made, or
+        nothing is left of it.
+
+        Args:
+            before_asking: called when the peer is known. Raises LinkError: it is not asked.
+        """
+        scope, half_links = anyio.CancelScope(), self._half_links
+        attempt.now_waits_for(f"it found no room, {half_links.words}")
+        with scope:
+            async with half_links.room_for(address[0], scope.cancel):
+                return await self._ask_now(address, cluster_id, timeout, key, attempt, before_asking)
+        place = host_port(*address)
+        raise LinkTimeout(
+            f"cluster {cluster_id} at {place} was not linked before it had to make room for others: {half_links.words}",
+            hint="link to fewer clusters at a time, or raise the limit of open files (ulimit -n)",
+        )
+
+    async def _ask_now(
+        self,
+        address: tuple[str, int],
+        cluster_id: int,
+        timeout: float,
+        key: bytes | None,
+        attempt: _Attempt,
+        before_asking: Callable[[Hello], None],
+    ) -> Link:
         # At once: a link that the peer makes meanwhile is not one that was lost.
         hello = self._engine.hello(key, cluster_id)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_LINKS = 512
+"""Links that there are, whichever end made them. Those that are being made have limits of their own (``HalfLinks``)."""
 PART_TIMEOUT = 2 * DRAIN_TIMEOUT
 """Seconds that links which are being ended have for it, before a caller that needs them gone is told that they are not."""
 
@@ -70,11 +72,6 @@ class LinkTable:
         self.coming: Counter[int] = Counter()
         self.news = Signal()
         self.is_to_itself = False
-
-    @property
-    def count(self) -> int:
-        """Of those that there are, and those that are being made."""
-        return len(self._links) + len(self.opening)
 
     @property
     def current(self) -> list[Link]:
@@ -162,6 +159,13 @@ class LinkTable:
                 f"cluster {cluster_id} is linked already",
                 status_code=LLMStatusCode.LLM_ALREADY_LINK,
                 hint="use that link, or unlink_clusters() first",
+            )
+
+    def check_room(self, cluster_id: int) -> None:
+        """Raises LinkError: there is no room for a link to this cluster, which has none that it would replace."""
+        if cluster_id not in self._links and len(self._links) >= MAX_LINKS:
+            raise LinkError(
+                f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
             )
 
     def find(self, cluster_id: int) -> Link:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 
 from aiodatadist.cluster.client_slots import ClientSlots
+from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.errors import LinkError, LinkTimeout
 from aiodatadist.link import FirstWords
 from aiodatadist.values.addresses import host_port
@@ -20,6 +22,7 @@ HANDSHAKE_TIMEOUT = 60.0
 """Seconds that a client has, from being known to the end of the handshake, whatever it asks for."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is."""
+MADE_ROOM = "before it had to make room for others"
 MAPPED_IPV4 = "::ffff:"
 """In front of the address of an IPv4 client that came to a socket of both families."""
 
@@ -34,19 +37,20 @@ class PendingClient:
         host: its address.
         who: its address, its port and the cluster that it claims to be.
         scope: ends when it has to leave.
-        wanted: what it had to do, in words.
+        step: what it has to do next, in words.
     """
 
     def __init__(self, sock: socket.socket, slots: ClientSlots) -> None:
         self.host, self.who = _place(sock)
         self.scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_TIMEOUT)
-        self.wanted = f"say who it is within {CLIENT_TIMEOUT:g} s"
+        self.step = "say who it is"
+        self._limit = f"within {CLIENT_TIMEOUT:g} s"
         self._words = FirstWords(sock)
         self._slots = slots
         self._slot: int | None = slots.enter(self.host, self._give_way)
 
     def _give_way(self) -> None:
-        self.wanted = "say who it is before it had to make room for others"
+        self._limit = MADE_ROOM
         # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
         asyncio.get_running_loop().call_soon(self._leave)
 
@@ -55,12 +59,35 @@ class PendingClient:
             self.scope.cancel()
 
     def is_known(self) -> None:
-        """It proved who it is, or is gone: from here on it has the time of a handshake."""
+        """It has its link, or heartbeats, or is gone: it takes no room from other clients any more."""
         slot, self._slot = self._slot, None
         if slot is not None:
             self._slots.leave(slot)
-            self.wanted = f"open its channel within {HANDSHAKE_TIMEOUT:g} s"
-            self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+
+    @asynccontextmanager
+    async def room_in(self, half_links: HalfLinks, gave_up: Callable[[], LinkError]) -> AsyncIterator[None]:
+        """Wait for room for the link of a client that is known, and keep it within. Until then the client may have to make
+        room for others, as one that is not known: so few wait.
+
+        Args:
+            gave_up: what it is told if the wait is cancelled.
+        """
+
+        def give_way() -> None:
+            self._limit = f"{MADE_ROOM}: {half_links.words}"
+            self.scope.cancel()
+
+        self.step, self._limit = f"find room for its link ({half_links.words})", f"within {HANDSHAKE_TIMEOUT:g} s"
+        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+        try:
+            async with half_links.room_for(self.host, give_way):
+                self.is_known()
+                self.step = "open its channel"
+                yield
+        except asyncio.CancelledError:
+            if self._slot is not None:  # it waited; else its link has told it
+                self._words.refuse(gave_up())
+            raise
 
     async def introduce(
         self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]
@@ -91,12 +118,11 @@ class PendingClient:
         except asyncio.CancelledError:
             self._words.refuse(gave_up())
             raise
-        self.is_known()
         return made, message
 
     def too_late(self) -> LinkTimeout:
         """Return the reason why it had to leave."""
-        return LinkTimeout(f"the client did not {self.wanted}")
+        return LinkTimeout(f"the client did not {self.step} {self._limit}")
 
 
 def _place(sock: socket.socket) -> tuple[str, str]:

@@ -361,7 +361,7 @@ def test_the_oldest_connections_make_room_for_the_newest() -> None:
     ],
 )
 def test_an_ipv6_network_counts_as_one_address(one: str, another: str, are_one: bool) -> None:
-    assert (client_slots._place(one) == client_slots._place(another)) is are_one
+    assert (client_slots.place_of(one) == client_slots.place_of(another)) is are_one
 
 
 async def test_a_line_is_at_most_16_kib(keyless: RendezvousServer) -> None:

@@ -108,7 +108,8 @@ class End:
         self.service._thread.call(turns)
 
     def links(self) -> int:
-        return int(inside(self.service._running()._datadist).links.count)
+        links = inside(self.service._running()._datadist).links
+        return len(links.current) + len(links.opening)
 
 
 @pytest.fixture

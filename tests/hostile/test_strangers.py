@@ -13,7 +13,7 @@ import anyio.abc
 import pytest
 
 from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
-from aiodatadist.cluster import client_slots, engine
+from aiodatadist.cluster import client_slots, link_table
 from aiodatadist.cluster.client_slots import ClientSlots
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from aiodatadist.wire.frames import Decoder, Unknown, encode
@@ -78,7 +78,7 @@ async def link(decoder: Cluster, prompt: Cluster) -> None:
 
 
 async def test_hellos_without_a_proof_take_no_room_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_LINKS", 1)
+    monkeypatch.setattr(link_table, "MAX_LINKS", 1)
     async with (
         open_cluster(1, auth_key=KEY) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY) as decoder,

@@ -13,6 +13,7 @@ LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
 LOG_LINES = "tests/hostile/test_log_lines.py"
 STRANGERS = "tests/hostile/test_strangers.py"
+HALF_MADE = "tests/hostile/test_half_made.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 HOST_NAMES = "tests/test_host_names.py"
@@ -348,6 +349,38 @@ MUTANTS = (
         "        if self._slot is not None:\n            self.scope.cancel()\n",
         "        pass\n",
         (f"{STRANGERS}::test_silent_connections_make_room_for_a_cluster_that_links",),
+    ),
+    Mutant(
+        "half-made-links-without-a-limit",
+        "peers that stop in the middle of linking cost a bounded number of threads and files",
+        "aiodatadist/cluster/half_links.py",
+        "        if len(self._all) < self.limit:\n",
+        "        if len(self._all) >= 0:\n",
+        (HALF_MADE,),
+    ),
+    Mutant(
+        "half-made-links-keep-their-room",
+        "a link that is half-made gives way to one that waits",
+        "aiodatadist/cluster/half_links.py",
+        "            half.give_way()\n",
+        "            pass\n",
+        (f"{HALF_MADE}::test_the_place_with_most_links_gives_way_and_places_take_turns",),
+    ),
+    Mutant(
+        "few-half-made-give-way-to-many",
+        "the place with the most half-made links loses one",
+        "aiodatadist/cluster/half_links.py",
+        ".most_common(1)[0]\n",
+        ".most_common()[-1]\n",
+        (HALF_MADE,),
+    ),
+    Mutant(
+        "more-links-than-may-be",
+        "links that are made at the same time are no more than may be",
+        "aiodatadist/cluster/engine.py",
+        "            self.links.check_room(link.cluster_id)\n",
+        "            pass\n",
+        (HALF_MADE,),
     ),
     Mutant(
         "hello-is-a-link",

@@ -1,0 +1,116 @@
+"""Links that are being made: how many there may be at a time, and which one gives way to the next. No I/O.
+
+A link costs a thread and files from the moment at which its channel is opened, and a peer that stops half-way keeps them for
+as long as a handshake may take. So there are few such links at a time. If there is no room, the oldest one of the place with
+the most of them gives way, once it has had ``UNDISTURBED_SECONDS``: no number of peers that stop half-way keeps others out.
+
+Who owns what
+    A task that makes a link has a place in :class:`HalfLinks` from before it has cost anything until the link is made, or
+    nothing is left of it. An engine has one table for the links that it asks for and one for those that peers ask for. If
+    they shared one, two engines could wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from aiodatadist.cluster.client_slots import open_files, place_of
+from aiodatadist.concurrency.fair_queue import FairQueue
+
+MAX_HALF_LINKS: Final = 128
+"""Links that are being made at a time, in one table; a sixteenth of the files that the process may open, if that is fewer.
+With a connection, three files of the channel and one for heartbeats, two tables take five eighths of the files at most."""
+UNDISTURBED_SECONDS: Final = 2.0
+"""Seconds that a link has before it gives way: a hundred times what one takes, or all that may be made at a time on two busy
+cores."""
+
+
+@dataclass(eq=False)
+class _HalfLink:
+    """One of them. ``give_way`` is called at most once: then ``is_leaving``."""
+
+    place: str
+    began: float
+    give_way: Callable[[], object]
+    is_leaving: bool = False
+
+
+class HalfLinks:
+    """Those of an engine that one end asked for, on its event loop. ``len()`` is how many there are.
+
+    Attributes:
+        limit: how many there may be.
+        displaced: how many had to give way.
+    """
+
+    def __init__(self) -> None:
+        self.limit = min(MAX_HALF_LINKS, max(open_files() // 16, 1))
+        self.displaced = 0
+        self._all: dict[_HalfLink, None] = {}  # in the order in which they began
+        self._line = FairQueue()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def words(self) -> str:
+        """The limit, for errors."""
+        return f"at most {self.limit} links are made at a time"
+
+    @asynccontextmanager
+    async def room_for(self, host: str, give_way: Callable[[], object]) -> AsyncIterator[None]:
+        """Wait until there is room for a link, and keep it within. Places take turns; one with many links waits for its own.
+
+        Args:
+            host: where the other end is.
+            give_way: called from a callback of the event loop if another link needs the room. It must make the body end.
+        """
+        place = place_of(host)
+        half = _HalfLink(place, 0.0, give_way)
+        if len(self._line):  # the first in the line makes room for this one, too
+            asyncio.get_running_loop().call_soon(self._line.call)
+        await self._line.take(lambda: self._enter(half), line=place)
+        try:
+            yield
+        finally:
+            del self._all[half]
+            self._line.call()
+
+    def _enter(self, half: _HalfLink) -> bool | None:
+        now = anyio.current_time()
+        if len(self._all) < self.limit:
+            half.began = now
+            self._all[half] = None
+            return True
+        # As many as wait: it may take long until nothing is left of one.
+        leaving = sum(each.is_leaving for each in self._all)
+        while leaving < max(len(self._line), 1) and (oldest := self._oldest_of_most()) is not None:
+            undisturbed = oldest.began + UNDISTURBED_SECONDS - now
+            if undisturbed > 0:
+                asyncio.get_running_loop().call_later(undisturbed, self._line.call)
+                break
+            oldest.is_leaving = True
+            self.displaced += 1
+            leaving += 1
+            # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
+            asyncio.get_running_loop().call_soon(self._tell, oldest)
+        return None
+
+    def _tell(self, half: _HalfLink) -> None:
+        if half in self._all:
+            half.give_way()
+
+    def _oldest_of_most(self) -> _HalfLink | None:
+        """Return the oldest one of the place with the most of them; None if all are leaving."""
+        staying = [each for each in self._all if not each.is_leaving]
+        if not staying:
+            return None
+        most, _ = Counter(each.place for each in staying).most_common(1)[0]
+        return next(each for each in staying if each.place == most)
