@@ -6,7 +6,8 @@ Who owns what
 
 What happens when alarms are due
     All that are due are marked at one go. Then they are told, for ``SLICE`` seconds at a time, with a round of the event loop
-    in between: a thousand that are due together do not hold up the loop.
+    in between: a thousand that are due together do not hold up the loop. A callback that raises is reported by the event loop,
+    as any other of its callbacks, and the others are told all the same.
 """
 
 from __future__ import annotations
@@ -80,23 +81,28 @@ class Alarms(Generic[T]):
     def _strike(self) -> None:
         self._timer = None
         now, was_idle = asyncio.get_running_loop().time(), not self._due
-        while self._heap and self._heap[0][0] <= now:
-            number = heapq.heappop(self._heap)[1]
-            if (what := self._what.get(number)) is not None:
-                if self._mark is not None:
-                    self._mark(what)
-                self._due.append(number)
-        self._set_timer()
-        if was_idle:
-            self._tell_some()
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                number = heapq.heappop(self._heap)[1]
+                if (what := self._what.get(number)) is not None:
+                    self._due.append(number)
+                    if self._mark is not None:
+                        self._mark(what)
+        finally:
+            self._set_timer()
+            if was_idle:
+                self._tell_some()
 
     def _tell_some(self) -> None:
         until = perf_counter() + SLICE
-        while self._due:
-            number = self._due.popleft()
-            if (what := self._what.get(number)) is not None:
-                self.drop(number)
-                self._tell(what)
-            if self._due and perf_counter() >= until:
+        try:
+            while self._due:
+                number = self._due.popleft()
+                if (what := self._what.get(number)) is not None:
+                    self.drop(number)
+                    self._tell(what)
+                if perf_counter() >= until:
+                    break
+        finally:
+            if self._due:
                 asyncio.get_running_loop().call_soon(self._tell_some)
-                return

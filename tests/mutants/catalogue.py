@@ -112,6 +112,14 @@ MUTANTS = (
         (f"{HELD_DESTROY}::test_finalize_leaves_it_to_the_end_of_the_process",),
     ),
     Mutant(
+        "alarm-ends-the-others",
+        "an alarm whose callback raises keeps no other from being told",
+        "aiodatadist/concurrency/alarms.py",
+        "            if self._due:\n                asyncio.get_running_loop().call_soon(self._tell_some)\n",
+        "            pass\n",
+        ("tests/unit/concurrency/test_alarms.py",),
+    ),
+    Mutant(
         "guard-outside-the-task",
         "whatever user code raises in a coroutine, SystemExit too, fails its own transfer and not the event loop",
         "aiodatadist/counting/callbacks.py",
