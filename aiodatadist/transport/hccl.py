@@ -323,8 +323,8 @@ class HcclChannel(Channel):
     def _leave_behind(self, bound: Iterable[Region]) -> None:
         """HCCL may be using the communicator until the process ends: so does memory that was bound to it."""
         for region in bound:
-            registrations.keep(self._device, region)
             self._device.mark_stuck(region.address, region.nbytes)
+            registrations.keep(self._device, region)
 
     def _unbind(self, bound: Iterable[Handle]) -> LLMException | None:
         """All of it; the first refusal."""

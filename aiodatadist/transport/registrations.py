@@ -143,9 +143,14 @@ def deregister(device: Device, region: Region) -> None:
 
 
 def keep(device: Device, region: Region) -> None:
-    """Keep a range registered until the process ends: a communicator that was left behind reaches it."""
+    """Keep a range registered until the process ends: a communicator that was left behind reaches it.
+
+    No effect if it is no longer registered: its owner may have unregistered it while the communicator was being destroyed.
+    """
     with _lock:
-        _known[device.runtime.name, device.index][region].is_kept = True
+        registration = _known.get((device.runtime.name, device.index), {}).get(region)
+        if registration is not None:
+            registration.is_kept = True
 
 
 def _tell(device: Device, region: Region) -> Handle:
