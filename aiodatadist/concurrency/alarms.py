@@ -6,8 +6,8 @@ Who owns what
 
 What happens when alarms are due
     All that are due are marked at one go. Then they are told, for ``SLICE`` seconds at a time, with a round of the event loop
-    in between: a thousand that are due together do not hold up the loop. A callback that raises is reported by the event loop,
-    as any other of its callbacks, and the others are told all the same.
+    in between: a thousand that are due together do not hold up the loop. If a callback raises, the event loop reports it, as
+    that of any other callback, and the other alarms are told all the same.
 """
 
 from __future__ import annotations
