@@ -15,7 +15,7 @@ import anyio.to_thread
 from aiodatadist import LLMClusterInfo
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.errors import ProtocolError
-from aiodatadist.link import wire
+from aiodatadist.link import pull_requests, wire
 from aiodatadist.testing import open_cluster
 from aiodatadist.wire import frames
 from aiodatadist.wire.frames import HEAD, Unknown, encode
@@ -51,6 +51,7 @@ def speak_older(patch: Callable[[object, str, object], None]) -> None:
     patch(Engine, "hello", made)
     patch(frames, "_parse", parsed)
     patch(wire, "encode", said)
+    patch(pull_requests, "MOST_BLOCKS", 0)  # it says one request in a message, to whatever peer
 
 
 async def main(one_sided: int, port: int = 0) -> None:

@@ -29,7 +29,7 @@ from aiodatadist.link.pull_requests import WINDOW
 from aiodatadist.link.questions import PendingQuestions, Question
 from aiodatadist.link.responder import MAX_SERVED, Responder
 from aiodatadist.testing import Cluster, inside, linked_pair
-from aiodatadist.wire.messages import Lookup, Pull, Pulled, Unsupported
+from aiodatadist.wire.messages import MAX_TOGETHER, Lookup, Pull, Pulled, Unsupported
 from tests.held import PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
@@ -453,8 +453,8 @@ async def test_a_line_is_asked_for_beside_a_long_one_of_more_urgent_requests(
     held = HeldRequests(monkeypatch)
     tasks = pulls(decoder, cache, MANY)
     tasks += pulls(decoder, cache, 1, priority=TransferPriority.BACKGROUND)
-    await held.have_come(2)
-    assert held.came[1].priority == TransferPriority.BACKGROUND.value
+    await held.have_come(MANY + 1)
+    assert [message.priority for message in held.came].index(TransferPriority.BACKGROUND.value) == MAX_TOGETHER
     held.serve()
     for task in tasks:
         await task

@@ -47,6 +47,8 @@ async def use(cluster: Cluster, peer: int, cache: Cache, one_sided: bool, **opti
     await cluster.datadist.check_link_status(peer)
     for _ in range(3):
         await manager.pull_blocks(key, cache, [3, 4], [0, 1], **options)
+    for task in [manager.pull_blocks(key, cache, [block + 3], [block], **options) for block in range(2)]:
+        await task
     if one_sided:
         await manager.push_blocks(key, cache, [7], [9], **options)
     with pytest.raises(CacheNotFound):

@@ -391,6 +391,10 @@ class Link(Session):
         elif not isinstance(message, Owned):  # it was repeated, or came when nothing waited for it any more
             self._host.totals.answers_late += 1
 
+    def _on_pulled(self, message: Pulled) -> None:
+        for each in message.each():
+            self._on_answer(each)
+
     def _on_unsupported(self, message: Unsupported) -> None:
         """What this end said is of a newer version than the peer's: only what asked for it fails."""
         if not self.questions.refused(message.call):
@@ -523,12 +527,9 @@ class Link(Session):
         """Where a transfer waits for the answer, and the reaction needs no task. Whether it was one of these."""
         if not self.is_ready:
             return False
-        if isinstance(message, Lookup):
-            self._responder.find(message)
-        elif isinstance(message, (Found, Pulled)):
-            self._on_answer(message)
-        else:
+        if not isinstance(message, (Lookup, Found, Pulled)):
             return False
+        _REACTIONS[type(message)](self, message)
         return True
 
     async def _say_bye(self) -> None:
@@ -713,7 +714,7 @@ class Link(Session):
 _REACTIONS: dict[type, Callable[[Link, Any], object]] = {
     Lookup: lambda link, message: link._responder.find(message),
     Found: lambda link, message: link._on_answer(message),
-    Pulled: lambda link, message: link._on_answer(message),
+    Pulled: lambda link, message: link._on_pulled(message),
     Pong: lambda link, message: link._on_answer(message),
     Own: lambda link, message: link._on_own(message),
     Owned: lambda link, message: link._on_answer(message),
@@ -725,7 +726,7 @@ _REACTIONS: dict[type, Callable[[Link, Any], object]] = {
     Grant: lambda link, message: link._hold(message.cache),
     Revoke: lambda link, message: link._on_revoke(message),
     Revoked: lambda link, message: link.peer_leases.on_revoked(message.cache_id, message.number),
-    Pull: lambda link, message: link._responder.begin(message),
+    Pull: lambda link, message: link._responder.begin_each(message),
     Stop: lambda link, message: link._responder.stop(message.call),
     Note: lambda link, message: link._incoming.on_note(message),
     Watch: lambda link, message: link.layer_events.on_watch(message),

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 from time import perf_counter
@@ -53,7 +54,7 @@ from aiodatadist.link.responder import status_error
 from aiodatadist.link.session import BROKEN_TIMEOUT
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.transfer_priority import TransferPriority
-from aiodatadist.wire.messages import Grant, Pulled, Stop
+from aiodatadist.wire.messages import MAX_TOGETHER, TOGETHER_SINCE, Grant, Pull, Pulled, Stop
 
 if TYPE_CHECKING:
     from aiodatadist.link.checksums import Checks
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 WINDOW: Final = 256
 """Requests of one priority that the peer is asked for at a time. Those of all priorities are fewer than the 4096 at which a
 peer ends the link."""
+MOST_BLOCKS: Final = 256
+"""Block numbers in a message of several requests: it is small, whatever the numbers, and the peer reads it at one go."""
 STOP_TIMEOUT = 5.0
 """Seconds without any answer of the peer's in which it has to answer that it stopped writing, before it loses its link."""
 STOPS = 5
@@ -115,6 +118,42 @@ class PullRequest(RemoteOperation):
         self._requests.stop(self)
 
 
+class _Together:
+    """Requests that differ in their blocks alone, on their way into one message. Older peers get one in each."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._spec: TransferSpec | None = None  # of the first
+        self._message: Pull | None = None
+        self._also: list[tuple[int, list[int], list[int]]] = []
+        self._room = 0  # for blocks
+
+    def add(self, number: int, spec: TransferSpec) -> None:
+        """Say one, at the latest with :meth:`post`. Raises ProtocolError: it is too long to be said."""
+        src, dst = spec.selection.src_blocks, spec.selection.dst_blocks
+        count = len(src) + len(dst)
+        if self._spec is not None and count <= self._room and self._spec.is_like(spec):
+            self._also.append((number, src.tolist(), dst.tolist()))
+            self._room -= count
+            if len(self._also) == MAX_TOGETHER - 1:
+                self.post()
+            return
+        self.post()
+        message = spec.message(number)
+        if count > MOST_BLOCKS or self._session.peer_minor < TOGETHER_SINCE:
+            self._session.post(message)
+        else:
+            self._spec, self._message, self._room = spec, message, MOST_BLOCKS - count
+
+    def post(self) -> None:
+        """Say what was added."""
+        message, also = self._message, self._also
+        if message is not None:
+            self._spec = self._message = None
+            self._also = []
+            self._session.post(message.model_copy(update={"also": also}) if also else message)
+
+
 class PullRequests:
     """Those of one link."""
 
@@ -123,6 +162,7 @@ class PullRequests:
         self._checks = checks
         self._lines = tuple(OrderedDict[PullRequest, None]() for _ in TransferPriority)
         self._open = tuple(set[PullRequest]() for _ in TransferPriority)  # the peer has not answered
+        self._together = _Together(session)
         self._alarms = Alarms(self._too_late)
         self._next_turn: asyncio.Handle | None = None
         self._when_ended = self._forget  # one for all of them: each would keep one of its own
@@ -180,22 +220,30 @@ class PullRequests:
             self._next_turn = asyncio.get_running_loop().call_soon(self._ask_in_turn)
 
     def _ask_in_turn(self) -> None:
-        """One of each line after the other: how they pass each other is the peer's affair, which has to know of them."""
         self._next_turn = None
         with self._session.posting_together():
             self._ask_some(perf_counter() + SLICE)
 
     def _ask_some(self, until: float) -> None:
-        while lines := [
-            line for line, asked in zip(self._lines, self._open, strict=True) if line and len(asked) < WINDOW
-        ]:
-            for line in lines:
-                if line:  # else a callback of the one before has cancelled all that stood there
-                    request, _ = line.popitem(last=False)
-                    request.attempt(partial(self._ask, request))
+        for request in self._in_turn():
+            request.attempt(partial(self._ask, request))
             if perf_counter() >= until:
                 self._go_on()
-                return
+                break
+        self._together.post()
+
+    def _in_turn(self) -> Iterator[PullRequest]:
+        """Take some of each line after the other: the peer decides how they pass each other, and has to know of them.
+
+        Meanwhile the caller's callbacks may cancel those that still stand in line.
+        """
+        lines = tuple(zip(self._lines, self._open, strict=True))
+        while any(line and len(asked) < WINDOW for line, asked in lines):
+            for line, asked in lines:
+                for _ in range(MAX_TOGETHER):
+                    if not line or len(asked) >= WINDOW:
+                        break
+                    yield line.popitem(last=False)[0]
 
     def _ask(self, request: PullRequest) -> None:
         session, spec = self._session, request.spec
@@ -209,14 +257,14 @@ class PullRequests:
         if session.peer_leases.told(entry) or request.asked:  # or it did not hear it
             session.post(Grant(cache=entry.message()))
         checksums = spec.pieces if spec.checksum else 0
-        answered = partial(self._answered, request)
-        try:
-            request.question = session.questions.start(spec.message, Pulled, None, answered, checksums)
-        except ProtocolError as error:
-            raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
+        request.question = session.questions.expect(Pulled, partial(self._answered, request), checksums)
         request.stage = Stage.ASKED
         request.asked += 1
         self._open[spec.priority].add(request)
+        try:
+            self._together.add(request.question.number, spec)
+        except ProtocolError as error:
+            raise ParamInvalid(f"the request: {error.args[0]}", hint="pull them with several calls") from error
 
     # ---- the answer ----
 

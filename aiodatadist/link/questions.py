@@ -97,15 +97,16 @@ class PendingQuestions:
             self.close(call)
 
     def start(
-        self,
-        question: Callable[[int], Message],
-        kind: type[Answer],
-        name: Name | None,
-        then: Callable[[], object],
-        checksums: int = 0,
+        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None, then: Callable[[], object]
     ) -> Question:
         """Say something, and call ``then`` when the answer is there, unless it is closed before. Raises ProtocolError."""
-        return self._say(question, Question(next(self._numbers), kind, name, checksums, then))
+        return self._say(question, Question(next(self._numbers), kind, name, then=then))
+
+    def expect(self, kind: type[Answer], then: Callable[[], object], checksums: int = 0) -> Question:
+        """As :meth:`start`, for something that the caller says, under the question's number."""
+        call = Question(next(self._numbers), kind, None, checksums, then)
+        self._open[call.number] = call
+        return call
 
     def _say(self, question: Callable[[int], Message], call: Question) -> Question:
         self._post(question(call.number))

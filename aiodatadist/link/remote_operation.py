@@ -81,6 +81,20 @@ class TransferSpec:
             for first in range(0, count, step)
         ]
 
+    def is_like(self, other: TransferSpec) -> bool:
+        """Return True if the two requests differ in their blocks alone, so that one message can carry both."""
+        mine, theirs = self.selection, other.selection
+        return (
+            self.entry is other.entry
+            and self.key == other.key
+            and self.priority is other.priority
+            and self.seconds == other.seconds
+            and not (self.checksum or other.checksum)
+            and mine.parts is None is theirs.parts
+            and (mine.layers is theirs.layers or mine.layers == theirs.layers)
+            and (mine.dst_slot, mine.nbytes, mine.offsets) == (theirs.dst_slot, theirs.nbytes, theirs.offsets)
+        )
+
     def message(self, call: int) -> Pull:
         """The request, as the peer is told it. Raises ProtocolError: it names more blocks than a request may."""
         key, selection, layers = self.key, self.selection, self.selection.layers

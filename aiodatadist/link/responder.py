@@ -30,7 +30,7 @@ from aiodatadist.values.grid import Side
 from aiodatadist.values.peer_budget import CHECKSUM_CACHES
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.values.transfer_priority import TransferPriority
-from aiodatadist.wire.messages import Digest, Digests, Found, Lookup, Pull, Pulled
+from aiodatadist.wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
 from aiodatadist.wire.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Responder:
         self._registry = registry
         self._running: dict[int, _Stoppable] = {}
         self._served = ServedRequests()
+        self._ended: list[OtherPulled] | None = None  # of the requests of one message
         self._digested = 0
         self._summing = 0  # bytes, of all questions
         self._to_sum = FairQueue()
@@ -101,6 +102,22 @@ class Responder:
             self.find(message)
 
         session.spawn(later)
+
+    def begin_each(self, message: Pull) -> None:
+        """Serve the requests of a message. Those that have ended by then are answered together."""
+        if not message.also:
+            self.begin(message)
+            return
+        if (count := message.count_blocks()) > 2 * MAX_INDEXES:
+            raise ProtocolError(f"the requests of a message name {count} blocks: the limit is {2 * MAX_INDEXES}")
+        ended = self._ended = []
+        try:
+            for each in message.each():
+                self.begin(each)
+        finally:
+            self._ended = None
+            if ended and self._session.is_open:
+                self._say(_report_all(ended))
 
     def begin(self, message: Pull) -> None:
         """Serve a request, unless it came before, or was stopped before it came."""
@@ -136,7 +153,10 @@ class Responder:
         if not self._session.is_open:
             return
         if transfer.state is TransferState.DONE:
-            self._say(_report(call, transfer, []))
+            if self._ended is None:
+                self._say(_report(call, transfer, []))
+            else:
+                self._ended.append(_figures(call, transfer))
         elif transfer.error is not None:
             self._say(_refusal(call, transfer.error))
         else:
@@ -365,4 +385,23 @@ def _report(call: int, transfer: StreamTransfer, checksums: list[int]) -> Pulled
         queue_seconds=max(0.0, transfer.queue_seconds),
         transfer_seconds=max(0.0, transfer.transfer_seconds),
         checksums=checksums,
+    )
+
+
+def _figures(call: int, transfer: StreamTransfer) -> OtherPulled:
+    queued, seconds = transfer.queue_seconds, transfer.transfer_seconds
+    return call, transfer.nbytes, transfer.ranges, max(0.0, queued), max(0.0, seconds)
+
+
+def _report_all(ended: list[OtherPulled]) -> Pulled:
+    call, nbytes, ranges, queued, seconds = ended[0]
+    return Pulled(
+        call=call,
+        status=int(LLMStatusCode.LLM_SUCCESS),
+        reason="",
+        nbytes=nbytes,
+        ranges=ranges,
+        queue_seconds=queued,
+        transfer_seconds=seconds,
+        also=ended[1:],
     )

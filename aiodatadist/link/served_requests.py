@@ -34,13 +34,15 @@ class ServedRequests:
 
     def answered(self, answer: Pulled) -> None:
         """This is being said."""
-        self._answers[answer.call] = answer
-        if len(self._answers) > ANSWERS:
-            _take_first(self._answers)
+        for call in (answer.call, *(other[0] for other in answer.also)):
+            self._answers[call] = answer
+            if len(self._answers) > ANSWERS:
+                _take_first(self._answers)
 
     def answer(self, call: int) -> Pulled | None:
         """What was said about it, unless that was long ago."""
-        return self._answers.get(call)
+        said = self._answers.get(call)
+        return said and next(each for each in said.each() if each.call == call)
 
 
 def _take_first(numbers: dict[int, Pulled] | dict[int, None]) -> int:

@@ -5,6 +5,7 @@ What a newer minor version may add, and what an older one makes of it, is in ``d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
@@ -18,12 +19,17 @@ MINOR = 2
 1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an owner's
 limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed that is lost, comes twice or late (of
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
-2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), and why
-it refuses a claim (``Claimed.why``).
+2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), why
+it refuses a claim (``Claimed.why``), and several requests or answers in one message (``Pull.also``, ``Pulled.also``).
 """
 
 DIGESTS_SINCE = 2
 """The minor version that compares which blocks are kept, and of which prompt."""
+
+TOGETHER_SINCE = 2
+"""The minor version that reads several requests, and several answers, in one message."""
+MAX_TOGETHER = 16
+"""Requests, or answers, in one message. Sixteen small requests hold the loop of their receiver for half a millisecond."""
 
 MAX_TENSORS = 4096
 MAX_INDEXES = 16384
@@ -273,6 +279,14 @@ class Revoked(_Message):
     """Of the ``revoke``; 0: of the one that there is."""
 
 
+OtherPull = Annotated[tuple[CallId, Indexes, Indexes], Strict(False)]
+"""``call``, ``src_blocks`` and ``dst_blocks``. A list in JSON, as a layer range."""
+OtherPulled = Annotated[
+    tuple[CallId, UInt64, UInt64, Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]], Strict(False)
+]
+"""``call``, ``nbytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``."""
+
+
 class PartNumbers(BaseModel):
     """Part ``src[i]``, numbered through ``src_blocks``, goes to part ``dst[i]`` of ``dst_blocks``."""
 
@@ -310,6 +324,25 @@ class Pull(_Message):
     """The answer shall have checksums of what was read."""
     priority: Annotated[Literal[0, 1, 2], Since(1)] = 1
     """``TransferPriority``: NORMAL at a peer that knows of none."""
+    also: Annotated[list[OtherPull], Field(max_length=MAX_TOGETHER - 1), FailFast(), Since(TOGETHER_SINCE)] = Field(
+        default_factory=list
+    )
+    """Further requests, which differ from this one in these alone. Each is served and answered as if it came by itself. All
+    together name no more blocks than one may."""
+
+    def count_blocks(self) -> int:
+        """Return how many numbers of blocks all requests of this message have, of sources and of destinations."""
+        lists = (self.src_blocks, self.dst_blocks, *(blocks for _, *both in self.also for blocks in both))
+        return sum(map(len, lists))
+
+    def each(self) -> Iterator[Pull]:
+        """Yield the requests of this message, one by one."""
+        if not self.also:
+            yield self
+            return
+        yield self.model_copy(update={"also": []})
+        for call, src, dst in self.also:
+            yield self.model_copy(update={"call": call, "src_blocks": src, "dst_blocks": dst, "also": []})
 
 
 class Stop(_Message):
@@ -336,6 +369,20 @@ class Pulled(_Message):
     transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
     checksums: Annotated[Checksums, Since(1)] = Field(default_factory=list)
     """Of the source's blocks, parts or slot, in the order of the request; empty if that did not ask for them."""
+    also: Annotated[list[OtherPulled], Field(max_length=MAX_TOGETHER - 1), FailFast(), Since(TOGETHER_SINCE)] = Field(
+        default_factory=list
+    )
+    """How further pulls ended: as this one, but for these."""
+
+    def each(self) -> Iterator[Pulled]:
+        """Yield the answers of this message, one by one."""
+        if not self.also:
+            yield self
+            return
+        yield self.model_copy(update={"also": []})
+        for call, nbytes, ranges, queued, seconds in self.also:
+            figures = {"nbytes": nbytes, "ranges": ranges, "queue_seconds": queued, "transfer_seconds": seconds}
+            yield self.model_copy(update={"call": call, "also": [], **figures})
 
 
 class Digest(_Message):

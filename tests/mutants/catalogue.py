@@ -80,6 +80,22 @@ MUTANTS = (
         ("tests/test_crowd.py::test_a_request_that_is_late_in_line_is_never_asked_for",),
     ),
     Mutant(
+        "other-caches-share-a-message",
+        "a request that travels with another one names its own destination",
+        "aiodatadist/link/remote_operation.py",
+        "            self.entry is other.entry\n            and self.key == other.key\n",
+        "            self.key == other.key\n",
+        ("tests/test_requests_together.py",),
+    ),
+    Mutant(
+        "requests-together-unbounded",
+        "the requests of one message name no more blocks than one may",
+        "aiodatadist/link/responder.py",
+        "        if (count := message.count_blocks()) > 2 * MAX_INDEXES:\n",
+        "        if (count := message.count_blocks()) > 2**63:\n",
+        ("tests/test_requests_together.py",),
+    ),
+    Mutant(
         "answered-after-the-end",
         "a request whose link has ended is not answered: its end withholds what may still be written",
         "aiodatadist/link/responder.py",

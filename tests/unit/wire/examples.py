@@ -246,6 +246,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         seconds=seconds,
         checksum=st.booleans(),
         priority=st.sampled_from([0, 1, 2]),
+        also=st.lists(st.tuples(ids, block_lists, block_lists), max_size=3),
     ),
     st.builds(Stop, call=ids),
     st.builds(
@@ -259,6 +260,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         queue_seconds=figures,
         transfer_seconds=figures,
         checksums=checksums,
+        also=st.lists(st.tuples(ids, uint64, uint64, figures, figures), max_size=3),
     ),
     st.builds(
         Digest,

@@ -68,6 +68,7 @@ NEWER: list[dict[str, str]] = [
     },
     {
         "claim": "blocks_digest prompt_digest", "claimed": "why", "unclaim": "blocks_digest prompt_digest",
+        "pull": "also", "pulled": "also",
     },
 ]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""
@@ -116,8 +117,10 @@ def test_minor_versions_have_added_these_and_nothing_else_has_changed() -> None:
 
 FULL = [
     *(each for each in EACH if each.type not in ("pull", "pulled")),
-    pull(checksum=True, priority=2),
-    next(each for each in EACH if each.type == "pulled").model_copy(update={"checksums": [7]}),
+    pull(checksum=True, priority=2, also=[(2, [7], [3])]),
+    next(each for each in EACH if each.type == "pulled").model_copy(
+        update={"checksums": [7], "also": [(2, 64, 1, 0.5, 0.25)]}
+    ),
 ]
 """One of each kind, with all that is new in it."""
 
@@ -152,7 +155,7 @@ def test_what_this_end_says_to_its_like_is_whole(message: Message) -> None:
 def test_fields_that_an_older_peer_leaves_out_have_their_defaults() -> None:
     decoder = Decoder()
     decoder.meet(hello(1, minor=0))
-    assert decoder.feed(encode(pull(checksum=True, priority=2), 0)) == [pull()]
+    assert decoder.feed(encode(pull(checksum=True, priority=2, also=[(2, [7], [3])]), 0)) == [pull()]
 
 
 def test_a_message_that_is_newer_than_its_sender_is_refused() -> None:
