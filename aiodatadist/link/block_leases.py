@@ -321,7 +321,8 @@ class BlockLeases:
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
         """``patience``: seconds in which a lease that is not known may come to be, as the peer wishes; this end's limit is
-        ``EARLY_CLAIM_SECONDS``."""
+        ``EARLY_CLAIM_SECONDS``. If too many of the peer's claims wait, the oldest one gives way: it has had the longest time,
+        and an honest one needs only as long as its lease is late."""
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
@@ -329,10 +330,10 @@ class BlockLeases:
             return  # it comes again, and the first one waits
         elif name in self._past or (name, claim.digests) in self._released or not patience:
             claim.answer(False)
-        elif not self._early.has_room(claim.peer):
-            self._totals.budget_refusals[Budget.EARLY_CLAIMS.value] += 1
-            claim.answer(False)
         else:
+            if (oldest := self._early.make_room(claim.peer)) is not None:
+                self._totals.budget_refusals[Budget.EARLY_CLAIMS.value] += 1
+                oldest.answer(False)
             self._early.add(name, claim, patience)
 
     def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:

@@ -19,7 +19,7 @@ class EarlyClaims:
     """Claims that wait for their lease. ``len()`` is how many."""
 
     def __init__(self) -> None:
-        self._claims: dict[object, dict[int, tuple[str, PeerClaim]]] = {}  # by peer and number
+        self._claims: dict[object, OrderedDict[int, tuple[str, PeerClaim]]] = {}  # by peer and number
         self._by_name: dict[str, dict[PeerClaim, None]] = {}
 
     def __len__(self) -> int:
@@ -29,8 +29,14 @@ class EarlyClaims:
         """A claim of this peer and number waits."""
         return claim.call in self._claims.get(claim.peer, ())
 
-    def has_room(self, peer: object) -> bool:
-        return len(self._claims.get(peer, ())) < peer_budget.EARLY_CLAIMS
+    def make_room(self, peer: object) -> PeerClaim | None:
+        """Forget the peer's oldest claim if its share is full, and return that claim: its caller answers it."""
+        claims = self._claims.get(peer)
+        if claims is None or len(claims) < peer_budget.EARLY_CLAIMS:
+            return None
+        call, (_, oldest) = next(iter(claims.items()))
+        self.drop(peer, call)
+        return oldest
 
     def add(self, name: str, claim: PeerClaim, patience: float) -> None:
         """Keep a claim for ``patience`` seconds, at most ``EARLY_CLAIM_SECONDS``; then answer that there is no lease."""
@@ -39,7 +45,7 @@ class EarlyClaims:
             self.drop(claim.peer, claim.call)
             claim.answer(False)
 
-        self._claims.setdefault(claim.peer, {})[claim.call] = name, claim
+        self._claims.setdefault(claim.peer, OrderedDict())[claim.call] = name, claim
         self._by_name.setdefault(name, {})[claim] = None
         claim.within(min(patience, peer_budget.EARLY_CLAIM_SECONDS), too_early)
 

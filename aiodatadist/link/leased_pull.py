@@ -224,7 +224,7 @@ class LeasedPull(RemoteOperation):
         if self._why:
             words = f"{who} refused the claim of lease {lease}: {self._why}"
             return LeaseMismatch(words, hint="the ticket was changed on its way, or is another request's")
-        hint = "its time was over, another pull has or had it, or its owner took it back"
+        hint = "its time was over, another pull has or had it, its owner took it back, or too many claims came before theirs"
         return CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
 
     def _fail(self, error: LLMException) -> None:

@@ -2,6 +2,9 @@
 
 Each limit is a peer's own. A peer that is at a limit is refused, or waits for its own earlier requests; others are
 unaffected. Refusals are counted under the limit's name, in ``Figures.budget_refusals``.
+
+A peer is an engine with all of its clients, and one of them can ask for what never comes to be. So of what waits for the
+other end's request, the oldest gives way: an honest request only has to outlast its own lateness.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ class Budget(StrEnum):
 
 
 EARLY_CLAIMS = 256
-"""Claims of leases that are not known yet: as many as a decode engine begins requests in one step. Each keeps a timer."""
+"""Claims of leases that are not known yet: as many as a decode engine begins requests in one step. Each keeps a timer. The
+oldest gives way to a further one."""
 EARLY_CLAIM_SECONDS = 60.0
 """Seconds for which such a claim is kept at most, whatever patience the peer asks for. A prefill engine finishes a request
 within that, or its peer claims once more."""

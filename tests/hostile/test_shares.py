@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import sys
 import weakref
 from array import array
@@ -94,16 +95,45 @@ async def test_a_lease_is_opened_in_the_same_steps_beside_early_claims_and_relea
     leases.end()
 
 
-async def test_a_peer_has_so_many_early_claims_and_further_ones_are_refused_and_counted() -> None:
+async def test_a_peer_has_so_many_early_claims_and_the_oldest_gives_way_and_is_counted() -> None:
     totals = Totals()
     leases, liar, honest = leases_of(totals), object(), object()
-    liars, others = list[bool](), list[bool]()
-    for call in range(4096):
-        early(leases, liar, call, liars)()
+    refused, others = list[int](), list[bool]()
+
+    def claim(call: int) -> PeerClaim:
+        return PeerClaim(liar, call, 10, lambda is_kept: refused.append(-1 if is_kept else call))
+
     early(leases, honest, 0, others)()
-    assert liars == [False] * (4096 - 256)
+    for call in range(4096):
+        leases.claim(new_lease_name(), claim(call), 1e6)
+    assert refused == list(range(4096 - 256)), "each is answered once, at once, the oldest first"
     assert others == []
     assert totals.budget_refusals == {"early_claims": 4096 - 256}
+    leases.claim(new_lease_name(), claim(4095), 1e6)  # it comes again
+    assert len(refused) == 4096 - 256
+    leases.end()
+
+
+async def test_claims_of_leases_that_do_not_exist_let_a_lease_of_the_same_peer_be_a_little_late() -> None:
+    """A peer is a decode engine with all of its clients: one of them names leases that do not exist, all the time."""
+    leases, engine, calls, answers, others = (
+        leases_of(Totals()),
+        object(),
+        itertools.count(),
+        list[bool](),
+        list[bool](),
+    )
+    entry = cast("Entry", SimpleNamespace(cache_id=1))
+    for _ in range(300):
+        early(leases, engine, next(calls), others)()
+    for _ in range(20):
+        name, honest = new_lease_name(), PeerClaim(engine, next(calls), 10, answers.append)
+        leases.claim(name, honest, 5)
+        for _ in range(250):
+            early(leases, engine, next(calls), others)()
+        leases.open(1, entry, array("Q", [1]), 60, 60, name)
+    assert answers == [True] * 20
+    assert True not in others
     leases.end()
 
 

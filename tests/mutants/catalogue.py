@@ -704,6 +704,14 @@ MUTANTS = (
         "",
         ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
     ),
+    Mutant(
+        "honest-early-claim-gives-way",
+        "claims of leases that do not exist let others of the same engine be early",
+        "aiodatadist/link/early_claims.py",
+        "        call, (_, oldest) = next(iter(claims.items()))\n",
+        "        call, (_, oldest) = next(reversed(claims.items()))\n",
+        ("tests/hostile/test_shares.py",),
+    ),
     # ---- pushed requests ----
     Mutant(
         "push-prompt-not-compared",
