@@ -484,7 +484,7 @@ class CacheRegistry:
         entry = self._own(cache, "cache")
         if entry is None:
             raise CacheNotFound(f"cache {cache.cache_id} is not known here (any more)")
-        while entry.is_withheld and not entry.is_poisoned:
+        while entry.is_left and not entry.is_poisoned:
             await entry.wait_change()
         if entry.is_poisoned:
             raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")

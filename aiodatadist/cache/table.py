@@ -12,7 +12,7 @@ from typing import Protocol
 from aiodatadist.cache.names import Name, name_of
 from aiodatadist.cache.pool import PagePool
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.errors import ParamInvalid
+from aiodatadist.errors import LLMException, ParamInvalid
 from aiodatadist.transport import Region
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey, Placement
 from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
@@ -20,6 +20,10 @@ from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 
 class LeaseHolder(Protocol):
     """A peer that may reach a cache at any moment, because it was told where it is."""
+
+    @property
+    def failure(self) -> LLMException | None:
+        """Why its link is over or ends. What it reaches, it reaches until its channels are closed. None: the link lasts."""
 
     def revoke(self, entry: Entry) -> Signal:
         """Take it back. When nothing of the peer's can touch it any more, it is taken out of ``entry.holders``, and the
@@ -138,8 +142,7 @@ class Entry:
         """The peer cannot reach it any more."""
         self.holders.discard(holder)
         self.writers.discard(holder)
-        if not self.holders:
-            self._changed()
+        self._changed()
 
     def withhold(self, holder: LeaseHolder) -> None:
         """The link to a peer is gone, but the peer may still write: until it is dropped, the memory is not used."""
@@ -161,6 +164,11 @@ class Entry:
     def is_withheld(self) -> bool:
         """A peer that is lost may still write into it: it is not used, and its memory is not given on."""
         return bool(self.writers)
+
+    @property
+    def is_left(self) -> bool:
+        """A peer may still write into it whose link is over: it was stopped meanwhile, or its channels are being closed."""
+        return self.is_withheld or any(holder.failure is not None for holder in self.holders)
 
     @property
     def is_usable(self) -> bool:
@@ -185,7 +193,7 @@ class Entry:
         return f"cache {self.cache_id}, for {time.monotonic() - self.pinned_at:.3g} s, by {', '.join(users)}"
 
     async def wait_change(self) -> None:
-        """Until the last lease, holder or writer is gone, a holder became a writer, or it is poisoned."""
+        """Until the last lease, or a holder or writer, is gone, a holder became a writer, or it is poisoned."""
         if self._change is None:
             self._change = Signal()
         await self._change.wait()

@@ -273,8 +273,10 @@ class Caches:
         await give_way()
 
     async def wait_usable(self, cache: Cache) -> None:
-        """Until no lost peer can write into a local cache any more: at once, unless one was stopped (SIGSTOP, a frozen
-        container) in the middle of a write, and has neither gone on nor ended since.
+        """Wait until no lost peer can write into a local cache any more.
+
+        That is so when its link is closed, which takes moments, unless the peer was stopped (SIGSTOP, a frozen container) in
+        the middle of a write: then when it has gone on or ended.
 
         What a peer was to write there may be written over afterwards, which a lost link alone does not allow.
 

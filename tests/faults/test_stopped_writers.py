@@ -28,7 +28,7 @@ from aiodatadist import (
     PoolUsage,
 )
 from aiodatadist.cache.table import Entry
-from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters
+from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters, soft_hold
 from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.held import turns
 from tests.stopwatch import lasting
@@ -245,6 +245,40 @@ async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> 
 
 
 # ---- while it is withheld ----
+
+
+async def test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed() -> None:
+    """Until then it is not known what the peer still writes. Other peers that hold the cache do not matter."""
+    options: dict[str, Any] = STOPPABLE
+    async with scene(Pool, one_sided=True) as s:
+        manager = s.cluster.datadist.cache_manager
+        cache = await s.memory.lend()
+        async with open_cluster(3, device_id=3, **options) as healthy:
+            await pull_one(s.cluster, healthy)
+            assert await s.peer.ask("push_for_ever", LENT) is None
+            await s.peer.ask("halt", "HcclBatchPut")
+            with soft_hold("HcclCommDestroy") as closing:
+                s.peer.send(signal.SIGSTOP)
+                await closing.arrived()
+                assert not entry_of(s.cluster, cache.cache_id).is_withheld
+                usable = asyncio.create_task(manager.wait_usable(cache))
+                await turns()
+                assert not usable.done(), "the peer is in the middle of a write"
+            await gone(s.cluster)
+            await turns()
+            assert not usable.done()
+            await s.go_on()
+            await usable
+        await manager.deallocate_blocks_cache(cache)
+        await s.memory.end()
+
+
+async def pull_one(cluster: Cluster, healthy: Cluster) -> None:
+    """Have another cluster told of the cache."""
+    mine, address = await healthy.blocks(DESC), cluster.datadist.listen_address
+    assert address is not None
+    assert (await healthy.datadist.link_clusters([_info(2, address)], 10_000))[0] is LLMStatusCode.LLM_SUCCESS
+    await healthy.datadist.cache_manager.pull_blocks(BlocksCacheKey(2, LENT), mine, [0], [0])
 
 
 async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> None:

@@ -220,6 +220,14 @@ MUTANTS = (
         (f"{STOPPED_WRITERS}::test_no_byte_lands_in_memory_that_was_given_on",),
     ),
     Mutant(
+        "usable-before-closed",
+        "a cache is usable again when the channels of a lost peer are closed",
+        "aiodatadist/cache/registry.py",
+        "        while entry.is_left and not entry.is_poisoned:\n",
+        "        while entry.is_withheld and not entry.is_poisoned:\n",
+        (f"{STOPPED_WRITERS}::test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed",),
+    ),
+    Mutant(
         "stale-revocation",
         "what a peer says of an earlier revocation settles nothing",
         "aiodatadist/link/leases.py",

@@ -57,6 +57,8 @@ def at(mebibyte: int) -> int:
 class Peer:
     """A holder that is asked for a cache, and gives it back when the test says so."""
 
+    failure: LLMException | None = None
+
     def __init__(self) -> None:
         self._answers: dict[int, Signal] = {}
         self.asked: list[Entry] = []
@@ -490,6 +492,23 @@ async def test_withheld_cache_waits_for_its_other_holders_first(registry: CacheR
     piece.is_over.set()
     await anyio.wait_all_tasks_blocked()
     assert free(registry) == PAGES
+
+
+async def test_cache_is_usable_when_the_links_that_are_over_are_closed_with_other_holders(
+    registry: CacheRegistry,
+) -> None:
+    cache, entry = allocate(registry)
+    lost, healthy = Peer(), Peer()
+    entry.holders |= {lost, healthy}
+    await registry.wait_usable(cache)
+    lost.failure = LLMException("its link is over")
+    waiting = asyncio.create_task(registry.wait_usable(cache))
+    await anyio.wait_all_tasks_blocked()
+    assert not waiting.done()
+    entry.drop_holder(lost)
+    await waiting
+    assert entry.holders == {healthy}
+    entry.drop_holder(healthy)
 
 
 async def test_withheld_cache_is_not_used_and_not_offered_until_the_peer_lets_go(registry: CacheRegistry) -> None:

@@ -41,6 +41,8 @@ def add_blocks(table: CacheTable, key: BlocksCacheKey | None = None, pool: PageP
 class Peer:
     """A holder."""
 
+    failure: LLMException | None = None
+
     def revoke(self, entry: Entry) -> Signal:
         raise AssertionError("no test asks for this")
 

@@ -11,6 +11,7 @@ import pytest
 
 from aiodatadist.cache.table import CacheTable, Entry
 from aiodatadist.concurrency.signal import Signal
+from aiodatadist.errors import LLMException
 from aiodatadist.link.leases import PeerLeases
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
@@ -20,6 +21,8 @@ LONG = 3600.0
 
 class Link:
     """What leases have to do with: a holder, a connection, and what complaints go to."""
+
+    failure: LLMException | None = None
 
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], seconds: float) -> None:
         self.said: list[Message] = []
