@@ -616,8 +616,8 @@ class Link(Session):
                 await self._quietly(self._wire)
         finally:
             self.end_unclean()
+            self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again
             self.requester.end(self.copy_of_failure())
-            self._end_peer_leases()
             self._host.block_leases.peer_gone(self)
             self.layer_events.end(self.copy_of_failure())
             self.notification_queue.end()

@@ -281,6 +281,33 @@ async def pull_one(cluster: Cluster, healthy: Cluster) -> None:
     await healthy.datadist.cache_manager.pull_blocks(BlocksCacheKey(2, LENT), mine, [0], [0])
 
 
+async def test_a_request_fails_when_its_destination_is_withheld_and_not_before() -> None:
+    """Its callbacks are the first to know, and may want the blocks for something else."""
+    async with scene(Pool, one_sided=False) as s:
+        manager = s.cluster.datadist.cache_manager
+        cache = await s.memory.lend()
+        entry = entry_of(s.cluster, cache.cache_id)
+        await manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)  # there is a channel that reaches it
+        seen: list[bool] = []
+
+        async def pull() -> None:
+            while True:
+                request = manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
+                request.add_done_callback(lambda _: seen.append(entry.is_withheld))
+                await request
+
+        pulling = asyncio.create_task(pull())
+        await s.peer.ask("halt", "HcclBatchPut")
+        s.peer.send(signal.SIGSTOP)
+        with pytest.raises(PeerLost):
+            await pulling
+        assert seen[-1], "a callback could have used the blocks"
+        await s.go_on()
+        await manager.wait_usable(cache)
+        await manager.deallocate_blocks_cache(cache)
+        await s.memory.end()
+
+
 async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> None:
     options: dict[str, Any] = STOPPABLE
     async with scene(Pool, one_sided=True) as s:

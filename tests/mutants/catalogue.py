@@ -228,6 +228,15 @@ MUTANTS = (
         (f"{STOPPED_WRITERS}::test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed",),
     ),
     Mutant(
+        "failed-before-withheld",
+        "a request fails when its destination is withheld",
+        "aiodatadist/link/link.py",
+        "            self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again\n"
+        "            self.requester.end(self.copy_of_failure())\n",
+        "            self.requester.end(self.copy_of_failure())\n            self._end_peer_leases()\n",
+        (f"{STOPPED_WRITERS}::test_a_request_fails_when_its_destination_is_withheld_and_not_before",),
+    ),
+    Mutant(
         "stale-revocation",
         "what a peer says of an earlier revocation settles nothing",
         "aiodatadist/link/leases.py",
