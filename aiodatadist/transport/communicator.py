@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import Handle, ffi
+from aiodatadist._native.runtime import hccl_error
 from aiodatadist.concurrency.threads import DaemonThread
 from aiodatadist.counting import OF_PROCESS, Incident
 from aiodatadist.errors import FeatureNotEnabled, LinkError, LinkTimeout, LLMException, StuckError, TransferTimeout
@@ -218,26 +219,30 @@ class Communicator:
         if handle is None:
             return
         try:
-            code = self._destroy_in_time(handle)
+            code, words = self._destroy_in_time(handle)
         except StuckError as error:
             self._device.mark_stuck(0, 0)
             raise StuckError(f"{error.args[0]}: {LEFT_BEHIND}", hint=error.hint) from error
-        try:
-            self._runtime.check_hccl("HcclCommDestroy", code)
-        except LLMException as error:
-            if self._runtime.is_soft and self._runtime.acl.softnpu_comm_awaited(handle) >= 0:
-                self.handle = handle
-                raise StillWritten(str(error)) from error
-            raise
+        if code == 0:
+            return
+        refused = hccl_error("HcclCommDestroy", code, words)
+        if self._runtime.is_soft and self._runtime.acl.softnpu_comm_awaited(handle) >= 0:
+            self.handle = handle
+            raise StillWritten(str(refused)) from refused
+        raise refused
 
-    def _destroy_in_time(self, handle: Handle) -> int:
-        """Call ``HcclCommDestroy`` in a thread that can be left behind, which has the turn until the call returns."""
-        turn, result = _turn, concurrent.futures.Future[int]()
+    def _destroy_in_time(self, handle: Handle) -> tuple[int, str]:
+        """Call ``HcclCommDestroy`` in a thread that can be left behind, which has the turn until the call returns.
+
+        Return its code and, if it failed, the library's words, which only that thread is told.
+        """
+        turn, result = _turn, concurrent.futures.Future[tuple[int, str]]()
 
         def destroy() -> None:
             try:
                 with self._device.current():
-                    result.set_result(self._runtime.hccl.HcclCommDestroy(handle))
+                    code = self._runtime.hccl.HcclCommDestroy(handle)
+                    result.set_result((code, self._runtime.recent_words() if code else ""))
             except BaseException as error:
                 result.set_exception(error)
             finally:

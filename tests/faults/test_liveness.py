@@ -50,6 +50,7 @@ class Puppet:
     def __init__(self, process: asyncio.subprocess.Process, info: LLMClusterInfo) -> None:
         self._process = process
         self.info = info
+        self.pid = process.pid
 
     async def ask(self, verb: str, *args: Any) -> Any:
         """Have it do something, and hear what came of it."""
