@@ -25,7 +25,7 @@ import logging
 import math
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -36,6 +36,7 @@ from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_answers import Answers, Post
 from aiodatadist.adapters.push_marks import DroppedTransfers
 from aiodatadist.adapters.push_messages import Drop, More, TransferKey, Want
+from aiodatadist.adapters.push_shares import WantShares
 from aiodatadist.adapters.sendings import Portion, Sending
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
@@ -49,6 +50,9 @@ from aiodatadist.values.peer_budget import Budget
 from aiodatadist.wire.reasons import reason_of
 
 logger = logging.getLogger(__name__)
+
+_BegunKey = tuple[LinkedPeer, str, int]
+"""A want that is not whole yet: its peer, name and number."""
 
 REMEMBERED = 4096
 """Ends of transfers that are kept for the engine, and for an end that has not come yet."""
@@ -81,16 +85,18 @@ class _Want:
     difference: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Push:
     """One transfer.
 
     Attributes:
+        key: what the two engines call it.
         owner: the engine's request whose blocks these are; empty until the engine names it.
         earlier: how a transfer of this name and prompt ended whose other end had not come. That end may be the one for which
             this transfer waits, so this does not wait for long.
     """
 
+    key: TransferKey
     portions: deque[Portion] = field(default_factory=deque)
     want: _Want | None = None
     request: _Request = _Request.UNKNOWN
@@ -157,10 +163,9 @@ class OutgoingPushes:
         self._given_up: OrderedDict[TransferKey, str] = OrderedDict()  # how those ended that no peer had asked for
         self._dropped = DroppedTransfers()  # and those that the engine had not named
         self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
-        self._begun: dict[tuple[LinkedPeer, str, int], array[int]] = {}
+        self._begun: dict[_BegunKey, array[int]] = {}
         self._names: Counter[str] = Counter()  # of transfers that peers want
-        self._asked: Counter[int] = Counter()  # wants under way, whole ones and others, by cluster
-        self._numbers: Counter[int] = Counter()  # of blocks in them
+        self._shares = WantShares[_Push | _BegunKey]()  # of wants under way, whole ones and others
         self._answers = Answers(tasks, post, self._incidents)
 
     # ---- what the engine says ----
@@ -197,7 +202,7 @@ class OutgoingPushes:
         elif not (request and push.owner and push.owner != request):
             push.request = _Request.GIVEN_UP
             push.stop(ParamInvalid("the request was aborted at the prefill engine"))
-            self._free_name(key, push, "push_stopped")
+            self._free_name(push, "push_stopped")
 
     def _of_engine(self, key: TransferKey, request: str) -> _Push | str:
         """Return the transfer of a request, or how it ended: ``push_refused`` if it is another request's."""
@@ -217,6 +222,8 @@ class OutgoingPushes:
         push.owner = push.owner or request
         if push.request is _Request.UNKNOWN:
             push.request = _Request.COMPUTING
+            if push.want is not None:
+                self._shares.is_known(push.want.peer.cluster_id, push)
             self._set_limit(push)
             self._computed.setdefault(key.name, set()).add(key)
         return push
@@ -231,40 +238,29 @@ class OutgoingPushes:
     def more(self, peer: LinkedPeer, more: More) -> None:
         """Of a want that follows."""
         key = peer, more.transfer, more.number
-        if self._refusal(peer, int(key not in self._begun), len(more.into)) is None:  # else its want is not whole
-            self._count(peer, int(key not in self._begun), len(more.into))
-            self._begun.setdefault(key, array("q")).extend(more.into)
+        if not self._shares.fits(peer.cluster_id, key, len(more.into)):  # its want is not whole, and is refused
+            self._tell(lambda ended: ended.counters.update(wants_refused=1))
+            return
+        self._begun.setdefault(key, array("q")).extend(more.into)
+        self._give_way(self._shares.add(peer.cluster_id, key, len(more.into)))
 
-    def _refusal(self, peer: LinkedPeer, wants: int, numbers: int) -> str | None:
-        """Why a peer may not ask for so many more; None: it may. What other peers ask for does not matter."""
-        if wants and self._asked[peer.cluster_id] >= peer_budget.WANTS:
-            limit, most = Budget.WANTS, peer_budget.WANTS
-        elif self._numbers[peer.cluster_id] + numbers > peer_budget.WANT_BLOCKS:
-            limit, most = Budget.WANT_BLOCKS, peer_budget.WANT_BLOCKS
-        else:
-            return None
-        self._tell(lambda ended: ended.counters.update(wants_refused=1))
-        return f"too many are under way: the limit of a peer's {limit.value} is {most}"
+    def _give_way(self, asked: Mapping[_Push | _BegunKey, Budget]) -> None:
+        """End what has waited longest for its request: later wants of the same peer took its place."""
+        for each, limit in asked.items():
+            self._tell(lambda ended: ended.counters.update(wants_refused=1))
+            if isinstance(each, _Push):
+                self._stop(each, f"its request had not come, and it gave way to a later one: {_too_many(limit)}")
+            else:  # its want is not whole, and is refused
+                self._begun.pop(each, None)
 
-    def _count(self, peer: LinkedPeer, wants: int, numbers: int) -> None:
-        """Under way from now on; no longer, if negative."""
-        for counter, change in ((self._asked, wants), (self._numbers, numbers)):
-            counter[peer.cluster_id] += change
-            if not counter[peer.cluster_id]:
-                del counter[peer.cluster_id]
-
-    def _take_begun(self, key: tuple[LinkedPeer, str, int]) -> array[int]:
-        if key not in self._begun:
-            return array("q")
-        begun = self._begun.pop(key)
-        self._count(key[0], -1, -len(begun))
-        return begun
+    def _take_begun(self, key: _BegunKey) -> array[int]:
+        self._shares.remove(key[0].cluster_id, key)
+        return self._begun.pop(key, None) or array("q")
 
     def want(self, peer: LinkedPeer, want: Want) -> None:
         into = self._take_begun((peer, want.transfer, want.number))
         into.extend(want.into)
-        why = self._refusal(peer, 1, len(into)) or self._why_not(peer, want, len(into))
-        if why:
+        if why := self._why_not(peer, want, len(into)):
             self._refuse(peer, want, why)
             return
         push = self._pushes.get(want.key) or self._begin(want.key, self._given_up.pop(want.key, ""))
@@ -273,7 +269,8 @@ class OutgoingPushes:
         push.want = _Want(peer, want.number, want.first, into, want.caches, want.aux, difference)
         if want.number:
             self._numbered[peer, want.number] = push
-        self._count(peer, 1, len(into))
+        is_known = push.request is not _Request.UNKNOWN
+        self._give_way(self._shares.add(peer.cluster_id, push, len(into), is_known))
         self._set_limit(push)
         push.news.wake()
         self._names[want.transfer] += 1
@@ -290,7 +287,12 @@ class OutgoingPushes:
         if (peer, want.number) in self._numbered:
             return "another want has this number"
         push = self._pushes.get(want.key)
-        return "another request has this name" if push is not None and push.want is not None else ""
+        if push is not None and push.want is not None:
+            return "another request has this name"
+        if not self._shares.fits(peer.cluster_id, None, blocks):
+            self._tell(lambda ended: ended.counters.update(wants_refused=1))
+            return _too_many(Budget.WANT_BLOCKS)
+        return ""
 
     def drop(self, peer: LinkedPeer, drop: Drop) -> None:
         """Answer in any case: the peer waits for it. Another prompt, or an earlier use of the name, ends nothing."""
@@ -298,7 +300,7 @@ class OutgoingPushes:
         if drop.number:
             wanted = self._numbered.get((peer, drop.number))
             if wanted is not None:
-                self._stop(drop.key, wanted, "the decode engine dropped it")
+                self._stop(wanted, "the decode engine dropped it")
                 return  # it is answered when no byte of it lands
         elif (push := self._pushes.get(drop.key)) is None:
             if self._given_up.pop(drop.key, None) is None:  # else both ends have ended
@@ -322,16 +324,16 @@ class OutgoingPushes:
         """This peer's link is over."""
         for key in [key for key in self._begun if key[0] == peer]:
             self._take_begun(key)
-        for transfer, push in list(self._pushes.items()):
+        for push in list(self._pushes.values()):
             if push.want is not None and push.want.peer == peer:
-                self._stop(transfer, push, "the link to the decode engine is gone")
+                self._stop(push, "the link to the decode engine is gone")
         self._dropped.peer_gone(peer.cluster_id)
 
     # ---- one transfer ----
 
     def _begin(self, key: TransferKey, earlier: str) -> _Push:
-        push = self._pushes[key] = _Push(earlier=earlier)
-        self._tasks.start_soon(self._run, key, push)
+        push = self._pushes[key] = _Push(key, earlier=earlier)
+        self._tasks.start_soon(self._run, push)
         return push
 
     def _set_limit(self, push: _Push) -> None:
@@ -350,27 +352,27 @@ class OutgoingPushes:
             push.earlier = "push_stopped"
             self._set_limit(push)
 
-    def _stop(self, key: TransferKey, push: _Push, why: str) -> None:
+    def _stop(self, push: _Push, why: str) -> None:
         """End a transfer that its peer no longer wants."""
         push.stop(LLMException(why))
         if push.request is _Request.UNKNOWN:  # nothing of it travels
-            self._free_name(key, push, "push_stopped")
+            self._free_name(push, "push_stopped")
 
-    async def _run(self, key: TransferKey, push: _Push) -> None:
+    async def _run(self, push: _Push) -> None:
         refusal: str | None = "the prefill engine ends"
         how = "push_cancelled"
         try:
-            refusal, how = await self._outcome(key, push)
+            refusal, how = await self._outcome(push)
         finally:
-            self._end(key, push, how)
+            self._end(push, how)
         if push.want is None:
             return
         if refusal is None:
-            self._answers.sent(push.want.peer, key.name, push.want.number)
+            self._answers.sent(push.want.peer, push.key.name, push.want.number)
         else:
-            self._answers.refused(push.want.peer, key.name, push.want.number, refusal)
+            self._answers.refused(push.want.peer, push.key.name, push.want.number, refusal)
 
-    async def _outcome(self, key: TransferKey, push: _Push) -> tuple[str | None, str]:
+    async def _outcome(self, push: _Push) -> tuple[str | None, str]:
         """Return why its peer is refused, or None, and how it ended."""
         is_done = False
         try:
@@ -380,35 +382,36 @@ class OutgoingPushes:
         except LLMException as error:
             push.reason = push.reason or error
             words = "transfer %s: its blocks cannot be pushed: %s"
-            self._incidents.add(Incident.PUSH_FAILED, logger, words, key, error)
+            self._incidents.add(Incident.PUSH_FAILED, logger, words, push.key, error)
             return reason_of(push.reason), "push_failed"
         if is_done:
             return None, "push_done"
         if push.reason is not None:
             return reason_of(push.reason), "push_stopped"
-        return self._why_in_vain(key, push), push.earlier or "push_expired"
+        return self._why_in_vain(push), push.earlier or "push_expired"
 
-    def _why_in_vain(self, key: TransferKey, push: _Push) -> str:
+    def _why_in_vain(self, push: _Push) -> str:
         """Return why one end waited too long for the other."""
         if push.want is None:
             return f"no engine asked for the blocks within {self._seconds:g} seconds"
         if push.earlier:
             return f"it is over: {push.earlier}"
-        if self._computed.get(key.name):
+        if self._computed.get(push.key.name):
             self._tell(lambda ended: ended.counters.update(push_another_prompt=1))
             return "another prompt"
         return f"its request did not come within {self._want_seconds:g} seconds"
 
-    def _end(self, key: TransferKey, push: _Push, how: str) -> None:
-        self._free_name(key, push, how)
+    def _end(self, push: _Push, how: str) -> None:
+        self._free_name(push, how)
         if push.want is not None:
-            self._count(push.want.peer, -1, -len(push.want.into))
+            self._shares.remove(push.want.peer.cluster_id, push)
             self._numbered.pop((push.want.peer, push.want.number), None)
         if push.request is _Request.COMPUTED:
             self._tell(lambda ended: ended.let_go(push.owner, how))
 
-    def _free_name(self, key: TransferKey, push: _Push, how: str) -> None:
+    def _free_name(self, push: _Push, how: str) -> None:
         """Let the next word about this name and prompt be about another transfer."""
+        key = push.key
         if self._pushes.get(key) is not push:
             return
         del self._pushes[key]
@@ -475,6 +478,11 @@ class OutgoingPushes:
 
 def _caches_of(want: _Want) -> BlocksCacheKey:
     return BlocksCacheKey(want.peer.cluster_id, want.caches)
+
+
+def _too_many(limit: Budget) -> str:
+    most = peer_budget.WANTS if limit is Budget.WANTS else peer_budget.WANT_BLOCKS
+    return f"too many are under way: the limit of a peer's {limit.value} is {most}"
 
 
 def _keep(names: OrderedDict[Any, str], name: object, how: str) -> None:

@@ -31,13 +31,15 @@ RELEASED_NAMES = 256
 RELEASED_BY_GONE = 4096
 """The same of all peers together whose links have ended: of sixteen such peers."""
 WANTS = 1024
-"""Pushes that a peer may ask for at a time, and others that it has begun to ask for: four times the requests of a step."""
+"""Pushes that a peer may ask for while their requests are not known here, and others that it has begun to ask for: four
+times the requests of a step. The oldest gives way to a further one. Those whose requests are known are as many as these."""
 WANT_BLOCKS = 1 << 20
-"""Numbers of blocks in them, 8 MiB: 1024 for each."""
+"""Numbers of blocks in all of its pushes, 8 MiB: 1024 for each."""
 ANSWERS = 4096
 """What a peer is told of its pushes and has not taken yet; further answers it does not get."""
 PUSH_BYTES = 24 << 20
-"""Memory of all that, of a peer that takes each limit. With notes that were not taken it is below 32 MiB."""
+"""Memory of all that, of a peer that takes each limit, beside what this engine's own requests take. With notes
+that were not taken it is below 32 MiB."""
 DROPPED_NAMES = 1024
 """Pushes that a peer dropped before this engine named them, and that wait less for a peer then: as many as it may want."""
 DROPPED_BY_GONE = 4096

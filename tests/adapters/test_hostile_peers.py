@@ -50,8 +50,7 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
     assert len(pushes._begun) == 9  # of the others
     decode.service.close()
     prefill.until(lambda _: not pushes._begun and not pushes._pushes)
-    assert not pushes._numbers
-    assert not pushes._asked
+    assert not pushes._shares
 
 
 def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[End, End]) -> None:
@@ -73,9 +72,9 @@ def test_numbers_of_whole_wants_are_bounded(ends: tuple[End, End], monkeypatch: 
     prefill, decode = ends
     decode.expect("first", prefill.address, (0, 1))
     prefill.until(lambda ended: "first" in ended.wanted)
+    prefill.step("first")  # it is known, and gives way to none
     decode.expect("second", prefill.address, (2, 3))
     assert decode.received("second").outcomes == {"second": "push_missed"}
-    prefill.step("first")
     prefill.service.pushed("first", "r")
     assert decode.received("first").outcomes["first"] == "push_arrived"
     decode.expect("third", prefill.address, (2, 3))

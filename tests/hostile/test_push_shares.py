@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,13 +18,16 @@ from aiodatadist.adapters.block_shapes import MAX_LAYOUT
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import LinkedPeer
 from aiodatadist.adapters.push_marks import DroppedTransfers
-from aiodatadist.adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, TransferKey, Want
+from aiodatadist.adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
+from aiodatadist.adapters.sendings import Portion
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.values import peer_budget
 from tests.hostile.vllm_names import sglang_manager
 
 LIAR, HONEST = LinkedPeer(7, 1), LinkedPeer(8, 1)
+ENGINE = LinkedPeer(9, 1)
+"""With honest clients and others."""
 PROMPT = "a" * 32
 LAYOUT = {f"{number:064d}": "x" * 64 for number in range(MAX_LAYOUT)}
 
@@ -85,15 +89,69 @@ async def computing() -> AsyncIterator[Prefill]:
         group.cancel_scope.cancel()
 
 
-async def test_peer_that_wants_too_much_leaves_room_for_others() -> None:
+async def test_peer_that_wants_too_much_leaves_room_for_others_and_its_oldest_wants_give_way() -> None:
     async with computing() as prefill:
+        await prefill.want(HONEST, "honest", 0)
         for number in range(4096):
             await prefill.want(LIAR, f"{number}", 0)
-        assert len(prefill.answers) == 4096 - peer_budget.WANTS
-        await prefill.want(HONEST, "honest", 0)
+        await settled()
+        gone = [str(number) for number in range(4096 - peer_budget.WANTS)]
+        assert [each.transfer for each in prefill.answers] == gone, "each is answered once, at once, the oldest first"
+        words = "its request had not come, and it gave way to a later one: .* the limit of a peer's wants is 1024"
+        assert all(isinstance(each, Refused) and re.fullmatch(words, each.reason) for each in prefill.answers)
         assert "honest" in prefill.told.wanted
-        assert not [each for each in prefill.answers if each.transfer == "honest"]
         assert prefill.told.counters["wants_refused"] == 4096 - peer_budget.WANTS
+
+
+async def flood(prefill: Prefill, count: int) -> None:
+    """A client of an engine opens requests for pushes that nothing computes."""
+    for number in range(count):
+        await prefill.want(ENGINE, f"hostile {len(prefill.answers)} {number}", 0)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["while it is computed", "before it is known"])
+async def test_wants_that_no_request_answers_let_others_of_the_same_engine_be(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A want outlasts so many others before its request comes, and any number once the request is here."""
+    monkeypatch.setattr(peer_budget, "WANTS", 64)
+    async with computing() as prefill:
+        await flood(prefill, 200)
+        for number in range(1, 6):
+            name = f"honest {number}"
+            await prefill.want(ENGINE, name, number=number)
+            if is_known:
+                prefill.outgoing.add(TransferKey(name), Portion(0, (1,)), name)
+            await flood(prefill, 200 if is_known else 63)
+            prefill.outgoing.complete(TransferKey(name), name)
+            await settled()
+            assert prefill.told.outcomes.pop(name) == "push_done"
+            assert Sent(transfer=name, number=number) in prefill.answers
+
+
+async def test_wants_whose_requests_are_known_count_with_their_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budget, "WANTS", 64)
+    monkeypatch.setattr(peer_budget, "WANT_BLOCKS", 128)
+    async with computing() as prefill:
+        for number in range(128):
+            name = f"honest {number}"
+            if number % 2:
+                prefill.outgoing.add(TransferKey(name), Portion(7, (1,)), name)
+            await prefill.want(ENGINE, name, 0)
+            if not number % 2:
+                prefill.outgoing.add(TransferKey(name), Portion(7, (1,)), name)
+        assert prefill.told.counters["wants_refused"] == 0
+        await prefill.want(ENGINE, "one more", 0)
+        await settled()
+        assert [each.transfer for each in prefill.answers] == ["one more"]
+
+
+async def test_peer_of_a_request_whose_want_gave_way_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budget, "WANTS", 64)
+    async with computing() as prefill:
+        await prefill.want(ENGINE, "late", 0)
+        await flood(prefill, peer_budget.WANTS)
+        assert await prefill.outcome("late") == "push_stopped"
 
 
 async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_others(
@@ -105,11 +163,16 @@ async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_othe
             prefill.outgoing.more(LIAR, More(transfer=f"{number}", into=(1, 2, 3)))
         assert prefill.told.counters["wants_refused"] == 97
         await prefill.want(HONEST, "honest", *range(10))
-        await prefill.want(LIAR, "lie", 1, 2)
-        assert [each.transfer for each in prefill.answers] == ["lie"]
+        await prefill.want(LIAR, "too large", *range(11))
+        assert [each.transfer for each in prefill.answers] == ["too large"], "and nothing gives way for it"
+        await prefill.want(LIAR, "lie", 1, 2, 3, 4)
+        await settled()
+        assert len(prefill.answers) == 1
+        assert prefill.told.counters["wants_refused"] == 97 + 1 + 1
         prefill.outgoing.lost(LIAR)
         await prefill.want(LIAR, "again", *range(10))
-        assert len(prefill.answers) == 1
+        await settled()
+        assert "again" in prefill.told.wanted
 
 
 # ---- what an engine is told of them ----
@@ -265,7 +328,7 @@ class Greedy:
         while len(into) > MAX_BLOCKS:
             self._outgoing.more(LIAR, More(**words, into=tuple(into[:MAX_BLOCKS])))
             into = into[MAX_BLOCKS:]
-        is_kept = self._number <= peer_budget.WANTS  # the others' are not looked at
+        is_kept = self._number <= peer_budget.WANTS  # the others' are not kept
         layout = {name[:-1] + name[-1]: value[:-1] + value[-1] for name, value in LAYOUT.items() if is_kept}
         whole: dict[str, Any] = {"prompt": PROMPT, "first": 2**62, "into": tuple(into), "caches": 2**62}
         self._outgoing.want(LIAR, Want(**words, **whole, count=count, layout={**layout}))

@@ -739,6 +739,22 @@ MUTANTS = (
         ("tests/hostile/test_transfer_names.py",),
     ),
     Mutant(
+        "known-want-gives-way",
+        "a want whose request is known gives way to none",
+        "aiodatadist/adapters/push_out.py",
+        "                self._shares.is_known(push.want.peer.cluster_id, push)\n",
+        "                pass\n",
+        ("tests/hostile/test_push_shares.py",),
+    ),
+    Mutant(
+        "youngest-want-gives-way",
+        "wants that no request answers let others of the same engine be",
+        "aiodatadist/adapters/push_shares.py",
+        "share.waiting.popitem(last=False)\n",
+        "share.waiting.popitem()\n",
+        ("tests/hostile/test_push_shares.py",),
+    ),
+    Mutant(
         "push-of-two-requests-mixed",
         "a transfer belongs to one request of the prefill engine",
         "aiodatadist/adapters/push_out.py",

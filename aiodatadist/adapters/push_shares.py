@@ -1,0 +1,87 @@
+"""How much of what peers want waits at a time: each peer has its own share, and everything is found by key. No I/O.
+
+A peer is a decode engine with all of its clients, and one of them can want what this engine never computes. So only wants
+whose request is not known count towards ``WANTS``, and the oldest of them gives way to the next one: an honest want only has
+to outlast the lateness of its own request. A want whose request is known gives way to none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from aiodatadist.values import peer_budget
+from aiodatadist.values.peer_budget import Budget
+
+Asked = TypeVar("Asked", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Share(Generic[Asked]):
+    """Numbers of blocks, by what they are of. ``waiting``: their requests are not known; oldest first."""
+
+    waiting: OrderedDict[Asked, int] = field(default_factory=OrderedDict)
+    known: dict[Asked, int] = field(default_factory=dict)
+    waiting_blocks: int = 0
+    known_blocks: int = 0
+
+    @property
+    def excess(self) -> Budget | None:
+        """The limit that is exceeded; None if none is."""
+        if len(self.waiting) > peer_budget.WANTS:
+            return Budget.WANTS
+        is_full = self.waiting_blocks + self.known_blocks > peer_budget.WANT_BLOCKS
+        return Budget.WANT_BLOCKS if is_full else None
+
+
+class WantShares(Generic[Asked]):
+    """What each peer asked for. ``len()`` is how many peers asked for something."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, _Share[Asked]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def fits(self, peer: int, asked: Asked | None, blocks: int) -> bool:
+        """Return True if so many more blocks have room once all other wants that may give way have done so."""
+        share = self._shares.get(peer)
+        if share is not None:
+            blocks += share.known_blocks + (0 if asked is None else share.waiting.get(asked, 0))
+        return blocks <= peer_budget.WANT_BLOCKS
+
+    def add(self, peer: int, asked: Asked, blocks: int, is_known: bool = False) -> dict[Asked, Budget]:
+        """Count so many more blocks, which must fit, and return what gave way for them, with the limit."""
+        share = self._shares.setdefault(peer, _Share())
+        if is_known:
+            share.known[asked] = blocks
+            share.known_blocks += blocks
+        else:
+            share.waiting[asked] = share.waiting.pop(asked, 0) + blocks  # the youngest
+            share.waiting_blocks += blocks
+        gone: dict[Asked, Budget] = {}
+        while (limit := share.excess) is not None:
+            oldest, numbers = share.waiting.popitem(last=False)
+            share.waiting_blocks -= numbers
+            gone[oldest] = limit
+        return gone
+
+    def is_known(self, peer: int, asked: Asked) -> None:
+        """The request of a want has come: the want no longer gives way."""
+        share = self._shares.get(peer)
+        if share is not None and asked in share.waiting:
+            blocks = share.known[asked] = share.waiting.pop(asked)
+            share.waiting_blocks -= blocks
+            share.known_blocks += blocks
+
+    def remove(self, peer: int, asked: Asked) -> None:
+        """Forget what has ended, if it has not given way."""
+        share = self._shares.get(peer)
+        if share is None:
+            return
+        share.waiting_blocks -= share.waiting.pop(asked, 0)
+        share.known_blocks -= share.known.pop(asked, 0)
+        if not share.waiting and not share.known:
+            del self._shares[peer]
