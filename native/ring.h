@@ -194,4 +194,15 @@ uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *t
 
 /* Parts that are numbered through a list of blocks, `each` of them in a block, become parts numbered through the cache. */
 void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each);
+
+/* How the units of an end's blocks are numbered, where a unit is what both ends of a transfer have in one piece. */
+typedef struct {
+    uint64_t first_token, tokens;           /* from the first one of the first block */
+    uint64_t stretch;                       /* tokens that one offset has in a row, before the next offset follows */
+    uint64_t block_tokens, block_units;     /* of a block */
+    uint64_t unit_tokens, step;             /* of a unit; and from it to that of the next tokens */
+} ring_units;
+
+/* Writes the numbers: stretch by stretch, and within one offset by offset, each for all its tokens. */
+void ring_number_units(uint64_t *numbers, const ring_units *units, const uint64_t *offsets, uint32_t count);
 uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes);

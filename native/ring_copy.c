@@ -61,3 +61,27 @@ void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, 
     for (uint32_t i = 0; i < count; i++)
         parts[i] = blocks[parts[i] / each] * each + parts[i] % each;
 }
+
+static uint64_t units_of(uint64_t tokens, uint64_t each)
+{
+    return each == 1 ? tokens : tokens / each;              /* a division takes longer than all the rest */
+}
+
+void ring_number_units(uint64_t *numbers, const ring_units *units, const uint64_t *offsets, uint32_t count)
+{
+    uint64_t left = units->tokens, block = 0, within = units->first_token;
+    while (left > 0) {
+        if (within >= units->block_tokens) {
+            block += within / units->block_tokens;
+            within %= units->block_tokens;
+        }
+        uint64_t tokens = left < units->stretch ? left : units->stretch;
+        uint64_t first = block * units->block_units + units_of(within, units->unit_tokens) * units->step;
+        uint64_t length = units_of(tokens + units->unit_tokens - 1, units->unit_tokens);
+        for (uint32_t i = 0; i < count; i++)
+            for (uint64_t at = 0; at < length; at++)
+                *numbers++ = first + offsets[i] + at * units->step;
+        within += tokens;
+        left -= tokens;
+    }
+}

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict
 
+from aiodatadist.cache.units import numbers_of_units
 from aiodatadist.errors import IncompatiblePeer
 from aiodatadist.values.selection import BlockParts
 
@@ -147,10 +148,4 @@ class _Units:
             elif isinstance(axis, int):
                 choices.append([stride * index for index in range(axis)])
         offsets = [sum(chosen) for chosen in product(*choices)]
-        found, stop = array("Q"), first_token + tokens
-        for token in range(first_token, stop, stretch):
-            begin = token // end.tokens * each + token % end.tokens // self._tokens * step
-            length = step * -(-min(stretch, stop - token) // self._tokens)
-            for offset in offsets:
-                found.extend(range(begin + offset, begin + offset + length, step))
-        return found
+        return numbers_of_units(offsets, first_token, tokens, stretch, end.tokens, each, self._tokens, step)

@@ -234,10 +234,28 @@ TEST(test_parts_of_blocks_are_numbered_through_the_cache)
     CHECK_EQ(parts[0], 2 * 3 + 2);
 }
 
+TEST(test_units_are_numbered_stretch_by_stretch)
+{
+    /* Blocks of two heads of three tokens each, from the second token on: of each token the unit of either head. */
+    static const ring_units one_by_one = { 1, 4, 1, 3, 6, 1, 1 }, in_a_row = { 0, 5, 5, 1, 2, 2, 2 };
+    static const uint64_t heads[] = { 0, 3 }, expected[] = { 1, 4, 2, 5, 6, 9, 7, 10 }, rows[] = { 1, 3, 5 };
+    uint64_t numbers[9] = { 0 };
+    ring_number_units(numbers, &one_by_one, heads, 2);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ(numbers[i], expected[i]);
+    CHECK_EQ(numbers[8], 0);
+    static const uint64_t second[] = { 1 };
+    ring_number_units(numbers, &in_a_row, second, 1);        /* two tokens in a unit: the last one has one of them */
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(numbers[i], rows[i]);
+    CHECK_EQ(numbers[3], expected[3]);
+}
+
 int main(void)
 {
     RUN(test_random_grids_move_the_bytes_that_their_blocks_name);
     RUN(test_parts_of_blocks_are_numbered_through_the_cache);
+    RUN(test_units_are_numbered_stretch_by_stretch);
     RUN(test_neighbours_travel_as_one_range);
     RUN(test_range_larger_than_the_window_is_cut);
     RUN(test_descriptors_go_in_batches_of_at_most_192);

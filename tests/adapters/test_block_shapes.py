@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import product
+from math import gcd, prod
 
 import numpy as np
 import pytest
@@ -100,18 +102,76 @@ def test_what_cannot_be_cut_is_refused() -> None:
         check_cut(End(16, range(1)), End(16, range(2)), ("heads", 512), "there", 8)
 
 
-def test_numbers_of_a_long_prompts_units_are_made_at_once() -> None:
-    """Not token by token, which held the loop for a third of a second: where tokens are outermost they are one range."""
-    divisions: list[int] = []
+def numbers_one_by_one(
+    end: End, axes: Axes, cut: set[Axis], unit: tuple[int, int], heads: range, tokens: range, stretch: int
+) -> list[int]:
+    """Of the units that these tokens and heads have in an end's blocks, which have ``unit`` tokens and heads at least."""
+    outer = axes[: max((i + 1 for i, axis in enumerate(axes) if axis in cut), default=0)]
+    of: dict[Axis, int] = dict(zip(("tokens", "heads"), unit, strict=True))
+    of.update({axis: 1 for axis in outer[:-1] if isinstance(axis, str)})
+    counts = [axis if isinstance(axis, int) else end.size(axis) // of[axis] for axis in outer]
+    found = []
+    for begin in range(tokens.start, tokens.stop, stretch):
+        rows: list[list[int | None]] = []
+        for axis, count in zip(outer, counts, strict=True):
+            mine: list[int | None] = [(head - end.heads.start) // of["heads"] for head in heads[:: of["heads"]]]
+            rows.append([None] if axis == "tokens" else mine if axis == "heads" else list(range(count)))
+        for chosen in product(*rows):
+            for token in range(begin, min(begin + stretch, tokens.stop), of["tokens"]):
+                block, within = divmod(token, end.tokens)
+                for size, index in zip(counts, chosen, strict=True):
+                    block = block * size + (within // of["tokens"] if index is None else index)
+                if "tokens" not in outer:
+                    assert end.tokens == of["tokens"], "a block is one unit along its tokens"
+                found.append(block)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_numbers_are_those_that_one_by_one_would_give(seed: int) -> None:
+    rng = random.Random(seed)
+    ordered: list[Axis] = ["tokens", "heads", rng.choice([1, 2, 3])]
+    rng.shuffle(ordered)
+    axes: Axes = (*ordered, *rng.choice([(), (2,)]))
+    heads, ratio = rng.choice([1, 2, 4]), rng.choice([1, 2, 4])
+    there, here = rng.randint(1, 20), rng.randint(1, 20)
+    few, many = End(there, range(heads)), End(here, range(heads * ratio))
+    source, target = (few, many) if rng.random() < 0.5 else (many, few)
+    first, tokens = rng.choice([0, 0, rng.randrange(source.tokens)]), rng.randint(1, 90)
+    cut: set[Axis] = {axis for axis in axes if source.size(axis) != target.size(axis)}
+    cut |= {"tokens"} if first else set()
+    shared, unit = range(heads), (gcd(source.tokens, target.tokens, first), heads)
+    parts = parts_between(source, target, axes, 64 * prod(target.size(axis) for axis in axes), first, tokens)
+    answers = {}
+    for stretch in {unit[0], tokens}:
+        src = numbers_one_by_one(source, axes, cut, unit, shared, range(first, first + tokens), stretch)
+        dst = numbers_one_by_one(target, axes, cut, unit, shared, range(tokens), stretch)
+        answers[stretch] = (src, dst)
+    found = (list(parts.src), list(parts.dst))
+    assert found in answers.values()
+    assert sorted(zip(*found, strict=True)) == sorted(zip(*answers[unit[0]], strict=True))
+
+
+def test_numbers_of_a_long_prompts_units_are_no_objects_of_their_own() -> None:
+    """Made one by one, those of 65536 tokens held the loop for a third of a second."""
+    asked: list[int] = []
 
     class Counted(int):
+        def _count(self, token: int) -> None:
+            asked.append(token)
+
         def __rfloordiv__(self, token: int) -> int:
-            divisions.append(token)
+            self._count(token)
             return token // int(self)
 
-    axes: Axes = ("tokens", "heads", 128)
-    source, target = End(Counted(16), range(8)), End(Counted(16), range(4, 8))
-    parts = parts_between(source, target, axes, 16 * 4 * 128, 0, 16 << 10)
-    assert list(parts.src) == [2 * token + 1 for token in range(16 << 10)]
-    assert list(parts.dst) == list(range(16 << 10))
-    assert len(divisions) < 100
+        def __rmod__(self, token: int) -> int:
+            self._count(token)
+            return token % int(self)
+
+    for axes in (("tokens", "heads", 128), ("heads", "tokens", 128)):
+        for here, there in ((16, 17), (16, 1), (32, 16)):
+            asked.clear()
+            source, target = End(Counted(there), range(8)), End(Counted(here), range(8))
+            parts = parts_between(source, target, axes, here * 8 * 128, 0, 64 << 10)
+            assert len(parts.src) >= (64 << 10) // gcd(here, there)
+            assert len(asked) < 100

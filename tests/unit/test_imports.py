@@ -18,6 +18,7 @@ SEES_C = (
     "device",
     "transport",
     "cache.plan",
+    "cache.units",
     "cluster.heartbeat_thread",
     "context_caching.memory.slots",
     "testing",
