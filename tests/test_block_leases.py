@@ -21,7 +21,9 @@ from aiodatadist import (
     CacheManager,
     CacheNotFound,
     DataType,
+    InternalError,
     LeaseEnd,
+    LeaseMismatch,
     LeaseTicket,
     LinkError,
     LLMStatusCode,
@@ -373,6 +375,37 @@ async def test_bad_parts(pair: Pair) -> None:
     with pytest.raises(TypeError, match="parts"):
         pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=2048)  # type: ignore[arg-type]
     assert lease.ended is None
+
+
+async def test_parts_are_made_once_the_owner_has_confirmed_the_claim(pair: Pair) -> None:
+    asked: list[str] = []
+    lease = pair.lease(prompt_digest=bytes(16))
+    other = lease.ticket().model_copy(update={"blocks": (3, 9, 5)})
+
+    def parts() -> BlockParts:
+        asked.append(repr(lease))
+        return BlockParts(2048, [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+
+    for ticket, prompt in ((other, bytes(16)), (lease.ticket(), b"\1" * 16)):
+        with pytest.raises(LeaseMismatch):
+            await pair.puller.pull_leased(ticket, pair.mine, TARGETS, parts=parts, prompt_digest=prompt)
+    assert asked == []
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=parts, prompt_digest=bytes(16))
+    assert len(asked) == 1
+    assert "being pulled" in asked[0]
+    pair.verify()
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
+async def test_parts_that_cannot_be_made_fail_the_pull_alone(pair: Pair) -> None:
+    lease = pair.lease()
+    with pytest.raises(ParamInvalid, match="as many, and some"):
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=lambda: BlockParts(2048, [1, 2], [1]))
+    with pytest.raises(InternalError, match="parts"):
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, parts=lambda: 2048)  # type: ignore[arg-type,return-value]
+    assert lease.ended is None
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
+    pair.verify()
 
 
 # ---- what landed of a pull that failed ----

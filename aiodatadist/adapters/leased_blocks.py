@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b, sha256
 from time import perf_counter
 from typing import Annotated
@@ -103,12 +104,12 @@ class PullOrder:
 
 @dataclass(frozen=True)
 class _Portion:
-    """What one of the peer's workers has of an order. ``parts``: by cache; None: whole blocks. ``prompt_digest``: as that
-    worker keeps it."""
+    """What one of the peer's workers has of an order. ``parts``: by cache, made once the worker has confirmed that it is what
+    the order says; None: whole blocks. ``prompt_digest``: as that worker keeps it."""
 
     source: WorkerAddress
     prompt_digest: bytes
-    parts: tuple[BlockParts, ...] | None
+    parts: tuple[Callable[[], BlockParts], ...] | None
     takers: int
 
 
@@ -397,7 +398,8 @@ class LeasedBlocks:
         parts = []
         for cache, axes in zip(self._caches, here.axes, strict=True):
             check_cut(origin, target, axes, source.place, order.skip)
-            parts.append(parts_between(origin, target, axes, cache.cache_desc.stride, order.skip, tokens))
+            stride = cache.cache_desc.stride
+            parts.append(partial(parts_between, origin, target, axes, stride, order.skip, tokens))
         return _Portion(source, digest, tuple(parts), max(1, mine // theirs))
 
     def _differences(self, source: WorkerAddress) -> dict[str, Difference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -295,7 +295,7 @@ class CacheManager(Caches):
         dst_blocks: Sequence[int],
         *,
         first: int = 0,
-        parts: BlockParts | None = None,
+        parts: BlockParts | Callable[[], BlockParts] | None = None,
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
@@ -320,8 +320,8 @@ class CacheManager(Caches):
 
         Args:
             first: leaves out blocks at the beginning, which this end has.
-            parts: where the two caches' blocks differ in size: parts of ``ticket.blocks[first:]`` go to parts of
-                ``dst_blocks``, however many they are.
+            parts: of ``ticket.blocks[first:]``, which go to parts of any number of ``dst_blocks``, if the two caches' blocks
+                differ in size. A function that returns them is called once the owner has confirmed the claim.
             takers: pulls, of this cluster and of others, that share the blocks, and all say so: they are kept until all have
                 them, or one does not want them.
             timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
@@ -346,10 +346,11 @@ class CacheManager(Caches):
         if parts is None:
             sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(dst_blocks)], dst_blocks)
         else:
-            checks.instance(parts, "parts", BlockParts)
             sources, targets = indexes(kept.blocks[first:], "blocks"), indexes(dst_blocks, "dst_blocks")
             check_once(targets, "dst_blocks")
-            check_once(array("Q", parts.dst), "parts.dst")
+        later, now = (parts, None) if callable(parts) else (None, parts)
+        if now is not None:
+            check_once(array("Q", checks.instance(now, "parts", BlockParts).dst), "parts.dst")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
         if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
             raise ParamInvalid(f"takers is {takers}: it has to be from 1 to {MAX_TAKERS}")
@@ -359,12 +360,12 @@ class CacheManager(Caches):
         seconds = self._pull_seconds(timeout_in_millis, "timeout_in_millis")
         seconds = min(seconds, check_deadline(deadline) or seconds)
         patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
-        selection = Selection(layers, sources, targets, parts=parts)
+        selection = Selection(layers, sources, targets, parts=now)
         is_checked = self._is_checked(checksum)
         is_request, priority = not engine.one_sided, check_priority(priority)
         spec = TransferSpec(entry, kept.key, selection, "get", engine.timeout, is_request, is_checked, priority)
         digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
-        pull = link.start_leased(spec, KeptBlocks(kept.lease, digests, patience, takers), seconds, "pull_leased")
+        pull = link.start_leased(spec, KeptBlocks(kept.lease, digests, patience, takers, later), seconds, "pull_leased")
         return self._task("pull_leased", link.cluster_id, pull, spec)
 
     async def release_lease(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import CacheNotFound, DataCorrupted, LeaseMismatch, LLMException, TransferTimeout
 from aiodatadist.link.leases import SLACK_SECONDS
-from aiodatadist.link.remote_operation import RemoteOperation
+from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.values import checks
 from aiodatadist.values.digests import LeaseDigests
+from aiodatadist.values.selection import BlockParts
 from aiodatadist.wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
 
 if TYPE_CHECKING:
@@ -39,12 +42,22 @@ class KeptBlocks(NamedTuple):
         digests: of all blocks that the ticket names, and of this end's prompt. The owner compares them with the lease's.
         patience: seconds in which a lease that the owner does not know may come to be.
         takers: peers that share the blocks.
+        parts: returns the parts to pull, which it is asked for once the owner has confirmed the claim. None: the transfer's
+            specification says what to pull.
     """
 
     lease: str
     digests: LeaseDigests
     patience: float
     takers: int
+    parts: Callable[[], BlockParts] | None = None
+
+    def parts_of(self, spec: TransferSpec) -> TransferSpec:
+        """Return the specification, with the parts if they are still to be made."""
+        if self.parts is None:
+            return spec
+        parts = checks.instance(self.parts(), "parts()", BlockParts)
+        return replace(spec, selection=replace(spec.selection, parts=parts))
 
 
 class LeasedPull(RemoteOperation):
@@ -111,9 +124,11 @@ class LeasedPull(RemoteOperation):
     def begin(self) -> None:
         """Start the transfers. From now on they are what happens to it."""
         start, self._start = self._start, None
-        if start is None:
-            return
-        portions = self._portions = start()
+        if start is not None:
+            self.attempt(lambda: self._watch(start()))
+
+    def _watch(self, portions: list[tuple[TransferCompletion, int]]) -> None:
+        self._portions = portions
         self._under_way = len(portions)
         for portion, _ in portions:
             portion.add_done_callback(self._portion_over)
@@ -121,7 +136,7 @@ class LeasedPull(RemoteOperation):
     # ---- what happens ----
 
     async def _claim(self) -> None:
-        lease, (blocks, prompt), patience, takers = self._kept
+        lease, (blocks, prompt), patience, takers, _ = self._kept
         claim = partial(
             Claim,
             lease=lease,

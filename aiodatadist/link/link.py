@@ -230,20 +230,20 @@ class Link(Session):
         """Start a pull of blocks that the peer keeps, and claim them. ``seconds``: for all of it.
 
         In one-sided mode the claim costs no time: this end reads meanwhile, and uses nothing that is not confirmed. A peer
-        that writes is asked only once it has confirmed the claim.
+        that writes is asked only once it has confirmed the claim, and so are parts that are made then.
 
         Raises:
             FeatureNotEnabled: the peer knows no checksums, or cannot compare the prompt.
         """
         self._check_knows(spec)
         self._check_compares(kept.digests)
-        portions = spec.portions(PORTION_BYTES)
 
         def start() -> list[tuple[TransferCompletion, int]]:
+            portions = kept.parts_of(spec).portions(PORTION_BYTES)
             return [(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions]
 
         pull = LeasedPull(self, kept, seconds, what, start)
-        if spec.is_request:  # the destination stays until then
+        if spec.is_request or kept.parts is not None:  # the destination stays until then
             spec.entry.lease()
             pull.add_done_callback(lambda _: spec.entry.release())
         else:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist import new_lease_name
+from aiodatadist import BlockParts, new_lease_name
+from aiodatadist.adapters import leased_blocks
 from aiodatadist.adapters.block_service import BlockService, Settings
-from aiodatadist.adapters.block_shapes import Axes, BlockShape
+from aiodatadist.adapters.block_shapes import Axes, BlockShape, parts_between
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.link import link
@@ -131,6 +132,30 @@ def test_one_of_two_workers_that_share_blocks_is_cancelled(stack: ExitStack) -> 
     assert not prefill.service.take().outcomes, "the other worker has not come yet"
     decode[1].service.release((prefill.address,), lease, (1, 2), PROMPT)
     assert prefill.until("r").outcomes == {"r": "lease_released"}
+
+
+def test_a_shape_that_the_peer_does_not_have_costs_no_units(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may name any shape: units are numbered once the peer has said that it is its own."""
+    made: list[object] = []
+
+    def counted(*about: Any) -> BlockParts:
+        made.append(about)
+        return parts_between(*about)
+
+    monkeypatch.setattr(leased_blocks, "parts_between", counted)
+    (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 16, HEAD_MAJOR)
+    lease = new_lease_name()
+    prefill.service.keep("r", lease, [1, 2], PROMPT)
+    shape = BlockShape(tokens=15, heads=HEADS, axes=(HEAD_MAJOR,))
+    claimed = prefill.address.model_copy(
+        update={"shape": shape, "layout": {**prefill.address.layout, "block_size": 15}}
+    )
+    decode.service.pull(PullOrder("claimed", (claimed,), lease, (1, 2), (3, 4), PROMPT))
+    assert decode.until("claimed").outcomes == {"claimed": "pull_refused"}
+    assert made == []
+    decode.service.pull(PullOrder("r", (prefill.address,), lease, (1, 2), (3, 4), PROMPT))
+    assert decode.until("r").outcomes == {"r": "pull_done"}
+    assert made == [], "blocks of one shape have no units"
 
 
 def test_engines_that_do_not_fit_are_refused_by_name(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:

@@ -505,6 +505,14 @@ MUTANTS = (
         (f"{OFFERS}::test_a_link_that_leads_elsewhere_is_not_used",),
     ),
     Mutant(
+        "units-before-the-claim",
+        "units of a shape are numbered once the owner has said that its blocks have it",
+        "aiodatadist/link/link.py",
+        "        if spec.is_request or kept.parts is not None:",
+        "        if spec.is_request:",
+        ("tests/adapters/test_cut_blocks.py::test_a_shape_that_the_peer_does_not_have_costs_no_units",),
+    ),
+    Mutant(
         "all-released-at-once",
         "eight workers are told at a time that their blocks are not needed",
         "aiodatadist/adapters/leased_blocks.py",
