@@ -27,7 +27,6 @@ from aiodatadist import (
     LinkClosed,
     LinkError,
     LinkPhase,
-    LinkTimeout,
     LLMClusterInfo,
     LLMException,
     LLMRole,
@@ -407,29 +406,6 @@ async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no
         monkeypatch.setattr(LinkInitiator, "link_once", link_once)
         told = [*await until(changes, LINKED), *await until(changes, LINKED, GIVEN_UP)]
         assert [state for state, _ in phases(told)] == [LINKED, LOST, LINKED]
-
-
-async def test_a_peer_that_proved_itself_too_late_has_twice_the_time_in_the_next_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A cluster whose event loop is busy is slow in each attempt. One that refuses is not slow."""
-    given, late = list[float](), LinkTimeout("it did not prove who it is")
-    errors = iter([late, late, late, LinkError("it refused"), late])
-    async with waiting_pair() as (_, _, _, _, door, changes):
-        again = LinkInitiator.link_once
-
-        async def link_once(
-            self: LinkInitiator, address: tuple[str, int], cluster_id: int, seconds: float, patience: float
-        ) -> None:
-            given.append(patience)
-            if (error := next(errors, None)) is not None:
-                raise error
-            await door.open()
-            await again(self, address, cluster_id, seconds, patience)
-
-        monkeypatch.setattr(LinkInitiator, "link_once", link_once)
-        await until(changes, LINKED)
-        assert given == [1.0, 2.0, 4.0, 8.0, 1.0, 2.0]
 
 
 # ---- transfers that wait ----

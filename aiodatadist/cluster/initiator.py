@@ -32,6 +32,7 @@ from aiodatadist.cluster.dial import dial
 from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.cluster.pending_client import HANDSHAKE_TIMEOUT
+from aiodatadist.concurrency.scope import Scope
 from aiodatadist.counting import Incident
 from aiodatadist.errors import AuthError, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
 from aiodatadist.link import DRAIN_TIMEOUT, Connection, Link, channel_name
@@ -56,7 +57,8 @@ class _Attempt:
     Attributes:
         asks: the instance of the cluster that is being asked for the link; the empty text while none is.
         met: called when the peer has proved that it has the key. Without a key, never.
-        patience: seconds in which what took the connection must prove that it is the peer.
+        patience: seconds in which what took the connection should prove that it is the peer. Then its address is looked at
+            again, over further connections.
     """
 
     def __init__(self, cluster_id: int, deadline: float, met: Callable[[], object], patience: float = math.inf) -> None:
@@ -200,7 +202,7 @@ class LinkInitiator:
 
     async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:
         """As :meth:`link`, and not counted as a caller's. Raises LinkTimeout, too, if what takes the connection does not
-        prove within ``patience`` that it is the cluster."""
+        prove within ``patience`` that it is the cluster, and the cluster is met at the address over another connection."""
         await self._link(address, cluster_id, seconds, None, None, patience=patience)
 
     async def meet(
@@ -221,7 +223,7 @@ class LinkInitiator:
         attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met)
         with attempt.scope:
             try:
-                await self._ask(address, cluster_id, timeout, self._engine.auth_key, attempt, learn)
+                await self._ask_now(address, cluster_id, timeout, self._engine.auth_key, attempt, learn)
             except _Met as found:
                 return found.instance
         raise self._why_not(address, cluster_id, timeout, attempt.waits_for)
@@ -430,14 +432,14 @@ class LinkInitiator:
         hello = self._engine.hello(key, cluster_id)
 
         def met(peer: Hello) -> None:
-            unproved.deadline = math.inf
+            looking.cancel()
             if key is not None:
                 attempt.met()
             before_asking(peer)
 
         waits_for = attempt.now_waits_for
         connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, cluster_id)
-        unproved = anyio.CancelScope(deadline=anyio.current_time() + attempt.patience)
+        looking = Scope()
         link = self._engine.new_link(connection)
         link.dialled = address
         handshake = Handshake("client", hello, key, cluster_id, met)
@@ -449,13 +451,8 @@ class LinkInitiator:
             await self._heartbeats.attach(link, (host, address[1]), token, self._engine.tasks())
 
         try:
-            with unproved:
-                await self._engine.make(link, handshake, connect, attach=attach)
-            if unproved.cancelled_caught:
-                place = host_port(host, address[1])
-                raise LinkTimeout(
-                    f"{place} did not prove within {attempt.patience:g} s that it is cluster {cluster_id}"
-                )
+            make = partial(self._engine.make, link, handshake, connect, attach=attach)
+            await self._unless_met_elsewhere(make, looking, address, cluster_id, attempt.patience)
             tasks = self._engine.tasks()
             link.is_peers = not self._engine.links_have_owners
             self._links.file(link)
@@ -469,6 +466,60 @@ class LinkInitiator:
         finally:
             await self._links.settle(link)
         return link
+
+    async def _unless_met_elsewhere(
+        self,
+        make: Callable[[], Awaitable[None]],
+        looking: Scope,
+        address: tuple[str, int],
+        cluster_id: int,
+        patience: float,
+    ) -> None:
+        """Make a link. As long as what took the connection has proved nothing, look whether the cluster takes another one.
+
+        An end that proves nothing may be an impostor that keeps the connection, or the cluster with an event loop that is
+        busy: that one would have to begin from the start, and may never come to an end.
+
+        Args:
+            looking: cancelled when the peer is known.
+
+        Raises:
+            LinkTimeout: the cluster took another one, and has proved it. Whatever ``make`` raises.
+        """
+        making, failure = anyio.CancelScope(), None
+
+        async def look() -> None:
+            with looking:
+                await self._look_for(address, cluster_id, patience)
+                making.cancel()
+
+        async with anyio.create_task_group() as group:
+            if patience < math.inf:
+                group.start_soon(look)
+            try:
+                with making:
+                    await make()
+            except Exception as error:  # raised below: the task group would wrap it in an ExceptionGroup
+                failure = error
+            looking.cancel()
+        if failure is not None:
+            raise failure
+        if making.cancelled_caught:
+            place = host_port(*address)
+            raise LinkTimeout(f"{place} did not prove within {patience:g} s that it is cluster {cluster_id}")
+
+    async def _look_for(self, address: tuple[str, int], cluster_id: int, patience: float) -> None:
+        """Wait until the cluster has proved at an address that it is there. One connection at a time. If one was
+        kept in vain, the next one has twice its time."""
+        while True:
+            await anyio.sleep(patience)
+            try:
+                await self.meet(address, cluster_id, patience)
+            except LinkError as error:
+                logger.debug("cluster %d: cluster %d is not met: %s", self._engine.cluster_id, cluster_id, error)
+                patience *= 2 if isinstance(error, LinkTimeout) else 1
+            else:
+                return
 
     def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float, waits_for: str) -> LinkError:
         if self._engine.is_stopping:

@@ -19,9 +19,9 @@ from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import AttachHeartbeats, Hello, Message
 
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds that a client has, from being known to the end of the handshake, whatever it asks for."""
+"""Seconds that a client has, from its proof to the end of the handshake, whatever it asks for."""
 CLIENT_TIMEOUT = 5.0
-"""Seconds that a client has for saying who it is."""
+"""Seconds that a client has for saying who it is, and for proving that if there is a key."""
 MADE_ROOM = "before it had to make room for others"
 MAPPED_IPV4 = "::ffff:"
 """In front of the address of an IPv4 client that came to a socket of both families."""
@@ -89,6 +89,11 @@ class PendingClient:
                 self._words.refuse(gave_up())
             raise
 
+    def _has_proved(self) -> None:
+        """The client may be slow from here on, but it still has to make room if many others come."""
+        self.step, self._limit = "ask for a link", f"within {HANDSHAKE_TIMEOUT:g} s"
+        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+
     async def introduce(
         self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]
     ) -> Introduced:
@@ -110,7 +115,10 @@ class PendingClient:
                 self.who += f", cluster {claimed}"
             made = handshake(claimed)
             while made.is_introducing:
-                await self._words.say(*made.receive(message))
+                answers = made.receive(message)
+                if made.proved is not None:
+                    self._has_proved()
+                await self._words.say(*answers)
                 message = await self._words.hear()
         except LinkError as error:
             self._words.refuse(error)

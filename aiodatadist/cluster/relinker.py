@@ -23,7 +23,7 @@ from aiodatadist.cluster.link_changes import ChangeFeed, LinkChange, LinkPhase
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Incident
-from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
+from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 from aiodatadist.link import AwaitedLink, Link
 from aiodatadist.values.addresses import host_port, is_address
 
@@ -35,9 +35,8 @@ logger = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 UNPROVED_SECONDS = 1.0
-"""Seconds of an attempt in which what took the connection must prove who it is. Another process may have held the port, and
-keep the connection when the cluster is there again. After an attempt that came too late the next one has twice as many: the
-cluster may be there, with an event loop that is busy."""
+"""Seconds of an attempt after which the address is looked at again, over another connection, if what took the first one has
+not proved who it is. Another process may have held the port, and keep the connection when the cluster is there again."""
 
 
 class Linking(Protocol):
@@ -61,7 +60,6 @@ class _Wanted:
         lost_at: when it broke; None: it is there, or is being made by a caller for the first time.
         reason: why, or what the last attempt failed with.
         attempts: that were made since.
-        patience: seconds of the next one in which the cluster must prove who it is.
         instance: of the peer, as it was when the link was made the last time.
         pauses: calls of ``link_clusters`` that are making it.
         scope: of the task that makes it again; None: there is none.
@@ -77,7 +75,6 @@ class _Wanted:
         self.lost_at: float | None = None
         self.reason: LinkError | None = None
         self.attempts = 0
-        self.patience = UNPROVED_SECONDS
         self.pauses = 0
         self.scope: Scope | None = None
         self.woken = Signal()
@@ -87,7 +84,6 @@ class _Wanted:
     def is_there(self) -> None:
         self.lost_at = self.reason = None
         self.attempts = 0
-        self.patience = UNPROVED_SECONDS
 
 
 class Relinker:
@@ -347,9 +343,8 @@ class Relinker:
         """What it failed with."""
         flow, lost_at = self._totals.relinking, wanted.lost_at
         try:
-            await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds, wanted.patience)
+            await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds, UNPROVED_SECONDS)
         except LinkError as error:
-            wanted.patience = 2 * wanted.patience if isinstance(error, LinkTimeout) else UNPROVED_SECONDS
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not self._is_linked(wanted.cluster_id):
                 flow.failed(error.status_code.name)
                 return error
