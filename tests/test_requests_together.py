@@ -38,11 +38,13 @@ from aiodatadist.wire.messages import (
     Pulled,
 )
 from tests.held import PUSH, held_transfer, there_and_back
+from tests.strict.marks import STRICT
 from tests.test_crowd import HeldRequests, pulls
 from tests.unit.wire.examples import pull
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
 MANY = 100
+short = pytest.mark.skipif(STRICT == "roce", reason="RoCE: every transfer takes its turn in one stream")
 
 
 class Said:
@@ -82,6 +84,7 @@ async def requesting() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
 # ---- both ends ----
 
 
+@short
 async def test_sixteen_requests_are_one_message_and_so_are_their_answers(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ async def test_an_older_version_says_and_hears_one_request_in_a_message(
     assert not any(message.also for message in said.answers())
 
 
+@short
 async def test_a_request_that_is_wrong_fails_alone(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,7 +201,7 @@ class CacheManager(Caches):
         if deadline is not None:
             check_deadline(deadline)
         engine.check_here()
-        made = link.at_once(direction, key, cache, mine, theirs, count, priority)
+        made = link.shortcuts.at_once(direction, key, cache, mine, theirs, count, priority)
         if isinstance(made, EndedTask):
             if engine.observer is not None:
                 self._observe(CALLS[direction], link.cluster_id, made.completion)

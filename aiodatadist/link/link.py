@@ -41,6 +41,7 @@ from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
 from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.link.session import Session
+from aiodatadist.link.shortcut import Shortcuts
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
@@ -116,6 +117,7 @@ class Link(Session):
         is_owned, is_peers: it belongs to this end, and to the peer. To both, unless the backend has links that belong to
             their initiator; either end may come to own it then, and a link without an owner is over.
         requester: transfers for which the peer has to be asked.
+        shortcuts: for small transfers that are made again and again.
         generation: how many times the link to this peer was made, from 1; 0 until it is.
         peer_links: how many links with this cluster the peer had had before.
         dialled: where this end asked for the link, as its caller named the place; None if the peer asked.
@@ -140,7 +142,8 @@ class Link(Session):
         self._own_heard = self._owned_heard = 0
         self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
         self.requester = Requester(self)
-        self._responder = Responder(self, host.registry)
+        self.shortcuts = Shortcuts(self)
+        self._responder = Responder(self, host.registry, self.shortcuts)
         self.heartbeat_token = secrets.token_hex(32)
         self.is_registered = self.is_mutual = False
         self.is_owned = self.is_peers = True
@@ -207,7 +210,7 @@ class Link(Session):
             error.peer = self.cluster_id
             return failed(what, error)
         if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
-            self.learn_shortcut(spec)
+            self.shortcuts.learn(spec)
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:

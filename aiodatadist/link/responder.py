@@ -14,7 +14,7 @@ from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import plan
 from aiodatadist.concurrency.fair_queue import FairQueue
 from aiodatadist.concurrency.scope import Scope
-from aiodatadist.device import StreamTransfer, TransferState
+from aiodatadist.device import StreamTransfer, TransferReport, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     FeatureNotEnabled,
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
+    from aiodatadist.link.channels import LinkChannel
     from aiodatadist.link.session import Session
+    from aiodatadist.link.shortcut import Shortcuts
 
 MAX_SERVED = 4096
 """Requests of one peer that are under way."""
@@ -72,9 +74,10 @@ class Responder:
     of a v1 cluster, checksums.
     """
 
-    def __init__(self, session: Session, registry: CacheRegistry) -> None:
+    def __init__(self, session: Session, registry: CacheRegistry, shortcuts: Shortcuts) -> None:
         self._session = session
         self._registry = registry
+        self._shortcuts = shortcuts
         self._running: dict[int, _Stoppable] = {}
         self._served = ServedRequests()
         self._ended: list[OtherPulled] | None = None  # of the requests of one message
@@ -137,15 +140,33 @@ class Responder:
             link_channel = session.channels.find(entry.epoch, target.epoch)
             if link_channel is None or self._registry.has_keys(entry):
                 return False
-            grid, priority = plan(_selection(message, slot), entry, target), TransferPriority(message.priority)
-            transfer = session.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+            done = self._put(message, slot, entry, target, link_channel)
         except LLMException as error:
             self._say(_refusal(call, error))
             return True
-        if not transfer.is_done:
-            self._running[call] = transfer
-        transfer.add_done_callback(lambda done: self._written(call, done))
+        if isinstance(done, TransferReport):
+            self._succeeded((call, *done))
+            return True
+        if not done.is_done:
+            self._running[call] = done
+        done.add_done_callback(lambda transfer: self._written(call, transfer))
         return True
+
+    def _put(
+        self, message: Pull, slot: int, entry: Entry, target: RemoteCache, link_channel: LinkChannel
+    ) -> TransferReport | StreamTransfer:
+        """Raises LLMException: the request does not fit the two caches."""
+        session, priority = self._session, TransferPriority(message.priority)
+        way = entry, target, link_channel, message.seconds, priority
+        if message.is_whole_blocks:
+            done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
+            if done is not None:
+                return done
+        grid = plan(_selection(message, slot), entry, target)
+        transfer = session.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+        if transfer.state is TransferState.DONE and message.is_whole_blocks:
+            self._shortcuts.learn_served(*way)
+        return transfer
 
     def _written(self, call: int, transfer: StreamTransfer) -> None:
         """The device let go: say so, unless the link is over. Its end tells the peer more than an answer could."""
@@ -153,14 +174,17 @@ class Responder:
         if not self._session.is_open:
             return
         if transfer.state is TransferState.DONE:
-            if self._ended is None:
-                self._say(_report(call, transfer, []))
-            else:
-                self._ended.append(_figures(call, transfer))
+            self._succeeded((call, *_figures(transfer)))
         elif transfer.error is not None:
             self._say(_refusal(call, transfer.error))
         else:
             self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
+
+    def _succeeded(self, ended: OtherPulled) -> None:
+        if self._ended is None:
+            self._say(_report_all([ended]))
+        else:
+            self._ended.append(ended)
 
     def _work_on(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = Scope()
@@ -375,22 +399,13 @@ def _unknown(message: Pull) -> Pulled:
     return _refusal(message.call, why).model_copy(update={"is_unknown": True})
 
 
+def _figures(transfer: StreamTransfer) -> TransferReport:
+    queued, seconds = max(0.0, transfer.queue_seconds), max(0.0, transfer.transfer_seconds)
+    return TransferReport(transfer.nbytes, transfer.ranges, queued, seconds)
+
+
 def _report(call: int, transfer: StreamTransfer, checksums: list[int]) -> Pulled:
-    return Pulled(
-        call=call,
-        status=int(LLMStatusCode.LLM_SUCCESS),
-        reason="",
-        nbytes=transfer.nbytes,
-        ranges=transfer.ranges,
-        queue_seconds=max(0.0, transfer.queue_seconds),
-        transfer_seconds=max(0.0, transfer.transfer_seconds),
-        checksums=checksums,
-    )
-
-
-def _figures(call: int, transfer: StreamTransfer) -> OtherPulled:
-    queued, seconds = transfer.queue_seconds, transfer.transfer_seconds
-    return call, transfer.nbytes, transfer.ranges, max(0.0, queued), max(0.0, seconds)
+    return _report_all([(call, *_figures(transfer))]).model_copy(update={"checksums": checksums})
 
 
 def _report_all(ended: list[OtherPulled]) -> Pulled:

@@ -12,11 +12,10 @@ import anyio
 
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key
-from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incident
-from aiodatadist.device import Program, Stream, StreamTransfer, TransferReport, TransferState
+from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
     LinkClosed,
@@ -34,12 +33,11 @@ from aiodatadist.link.layer_events import LayerEvents
 from aiodatadist.link.leases import PeerLeases
 from aiodatadist.link.notifications import NotificationQueue
 from aiodatadist.link.questions import PendingQuestions
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.shortcut import Shortcut, shortcut
+from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.link.state import LinkHost, LinkState
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
-from aiodatadist.values.descriptors import BlocksCacheKey, Cache, type_name
+from aiodatadist.values.descriptors import type_name
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import Message
 
@@ -56,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORTCUTS = 1024
-"""Pairs of caches whose way is remembered."""
 ALONE_SECONDS = 1e-4
 """Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
 
@@ -74,7 +70,7 @@ _CAUSES: dict[type[LinkError], str] = {
 """Why links end, in a word, unless more is known."""
 LINK_CAUSES = (*_CAUSES.values(), "heartbeats_missed", "device_error", "other")
 
-_DONE = {"get": "pulled", "put": "pushed"}
+DONE = {"get": "pulled", "put": "pushed"}
 AWAIT_LINK = "it is being made again: await wait_linked()"
 """The hint of what failed because a link was lost."""
 CALLS = {"get": "pull_blocks", "put": "push_blocks"}
@@ -86,7 +82,7 @@ def _is_suspect(error: LLMException | None) -> bool:
     return error is not None and error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
 
 
-def _lane(stream: str, priority: TransferPriority) -> str:
+def lane(stream: str, priority: TransferPriority) -> str:
     """The stream for transfers of a priority: those that are critical have one of their own. They wait for no window there,
     and small ones run in the submitting call while all else goes on beside them."""
     return f"{stream}, critical" if priority is TransferPriority.CRITICAL else stream
@@ -131,7 +127,6 @@ class Session:
         self._transfers: dict[StreamTransfer, _Running] = {}
         self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
         self._taken_back: set[StreamTransfer] = set()
-        self._shortcuts: dict[tuple[str, int, int, bool], Shortcut] = {}
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
         self._scope: anyio.CancelScope | None = None
@@ -231,6 +226,11 @@ class Session:
         return self.peer_minor >= 1
 
     @property
+    def check_here(self) -> Callable[[], None]:
+        """Raises LLMException: its caller is not on the cluster's event loop. ForkError: nor in its process."""
+        return self._host.check_here
+
+    @property
     def totals(self) -> Totals:
         """What this end counts, over all its links."""
         return self._host.totals
@@ -262,61 +262,6 @@ class Session:
         link_channel = None if found is None else self.channels.find(entry.epoch, found[0].epoch)
         return None if found is None or link_channel is None else (*found, link_channel)
 
-    def learn_shortcut(self, spec: TransferSpec) -> None:
-        """A transfer ended at once: the next one between these two caches need not look everything up again."""
-        key, known = spec.key, self.within_reach(spec.entry, spec.key)
-        if known is None or not isinstance(key, BlocksCacheKey) or known[2].channel.has_one_queue:
-            return
-        stream = self.stream(_lane("ours", spec.priority))
-        flow = self._host.totals.transfers[CALLS[spec.direction]]
-        common = AtOnce(CALLS[spec.direction], self.cluster_id, self._host.check_here, stream.loop_time)
-        made = shortcut(spec.direction, spec.entry, known[0], known[2], stream, spec.seconds, flow, common)
-        if made is not None:
-            if len(self._shortcuts) >= SHORTCUTS:
-                self._shortcuts.clear()
-            is_critical = spec.priority is TransferPriority.CRITICAL
-            self._shortcuts[spec.direction, key.model_id, spec.entry.cache_id, is_critical] = made
-
-    def at_once(
-        self,
-        direction: str,
-        key: BlocksCacheKey,
-        cache: Cache,
-        mine: Sequence[int],
-        theirs: Sequence[int],
-        count: int,
-        priority: TransferPriority,
-    ) -> EndedTask | StreamTransfer | None:
-        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; ``count`` of both.
-
-        Mostly it is over then, and nothing was leased for it: nothing else happens meanwhile. None: it was not done, and
-        takes the long way, also for saying what is wrong.
-        """
-        is_critical = priority is TransferPriority.CRITICAL
-        way = self._shortcuts.get((direction, key.model_id, cache.cache_id, is_critical))
-        if (
-            way is None
-            or way.entry.cache is not cache
-            or self.state is not LinkState.READY
-            or not way.entry.is_usable
-            or way.remote.is_withdrawn
-            or not way.link_channel.is_current
-        ):
-            return None
-        done = way.blocks.run(mine, theirs, count)
-        if type(done) is TransferReport:
-            nbytes, ranges, _, seconds = done
-            if not is_critical or not self._transfers:  # else it shared the device, and says nothing of what it costs
-                self.estimate.add(nbytes, seconds)
-            self.counters.ran(_DONE[direction], nbytes, seconds)
-            way.flow.ran(nbytes, ranges, seconds)
-            return EndedTask(way.common, done, key, count)
-        if type(done) is StreamTransfer:
-            self._shortcuts.clear()  # it is spent
-            self._watch_over(done, way.blocks.program, _DONE[direction], way.link_channel, way.entry, way.remote)
-            return done
-        return None
-
     def submit(
         self,
         direction: str,
@@ -339,7 +284,7 @@ class Session:
             link_channel.channel.add_get(program, grid)
         else:
             link_channel.channel.add_put(program, grid.mirrored())
-        return self.launch(program, direction, link_channel, entry, remote, seconds, _lane(stream, priority), priority)
+        return self.launch(program, direction, link_channel, entry, remote, seconds, lane(stream, priority), priority)
 
     def launch(
         self,
@@ -359,11 +304,11 @@ class Session:
             transfer = self.stream(ONE_QUEUE, is_serial=True).submit(program, seconds, self._break_channel, priority)
         else:
             transfer = self.stream(stream).submit(program, seconds, priority=priority)
-        what = "served" if stream.startswith("served") else _DONE[direction]
-        self._watch_over(transfer, program, what, link_channel, entry, remote)
+        what = "served" if stream.startswith("served") else DONE[direction]
+        self.watch_over(transfer, program, what, link_channel, entry, remote)
         return transfer
 
-    def _watch_over(
+    def watch_over(
         self,
         transfer: StreamTransfer,
         program: Program,
@@ -377,9 +322,8 @@ class Session:
         Of one that is over, well, nothing is left to do but to count it.
         """
         if transfer.state is TransferState.DONE:
-            if transfer.priority is not TransferPriority.CRITICAL or not self._transfers:
-                self.estimate.add(transfer.nbytes, transfer.transfer_seconds)
-            self.counters.ran(what, transfer.nbytes, transfer.transfer_seconds)
+            is_critical = transfer.priority is TransferPriority.CRITICAL
+            self.ran(what, transfer.nbytes, transfer.transfer_seconds, is_critical=is_critical)
             if what == "served":
                 self._host.totals.begun(what, transfer)
             return
@@ -404,6 +348,12 @@ class Session:
         transfer.add_done_callback(ended)
         if what == "served":
             self._host.totals.begun(what, transfer)
+
+    def ran(self, what: str, nbytes: int, seconds: float, *, is_critical: bool) -> None:
+        """Count a transfer that was over in the call that started it."""
+        if not is_critical or not self._transfers:  # else it shared the device, and says nothing of what it costs
+            self.estimate.add(nbytes, seconds)
+        self.counters.ran(what, nbytes, seconds)
 
     def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
         """Bytes are moved as they are. Said once for each of the peer's caches whose elements may be taken for others."""

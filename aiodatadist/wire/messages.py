@@ -330,6 +330,12 @@ class Pull(_Message):
     """Further requests, which differ from this one in these alone. Each is served and answered as if it came by itself. All
     together name no more blocks than one may."""
 
+    @property
+    def is_whole_blocks(self) -> bool:
+        """Blocks of all tensors go to as many."""
+        is_all = self.parts is None and self.src_layers is None and self.dst_layers is None
+        return is_all and not self.dst_slot and len(self.src_blocks) > 0
+
     def count_blocks(self) -> int:
         """Return how many numbers of blocks all requests of this message have, of sources and of destinations."""
         lists = (self.src_blocks, self.dst_blocks, *(blocks for _, *both in self.also for blocks in both))

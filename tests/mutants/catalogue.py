@@ -96,6 +96,22 @@ MUTANTS = (
         ("tests/test_requests_together.py",),
     ),
     Mutant(
+        "old-way-to-a-new-destination",
+        "a request is written where its destination is now",
+        "aiodatadist/link/shortcut.py",
+        "            or way.remote is not target\n",
+        "",
+        ("tests/test_served_shortcuts.py",),
+    ),
+    Mutant(
+        "layers-take-the-way-of-all",
+        "a request for some layers writes no others",
+        "aiodatadist/wire/messages.py",
+        "self.parts is None and self.src_layers is None and self.dst_layers is None\n",
+        "self.parts is None\n",
+        ("tests/test_served_shortcuts.py",),
+    ),
+    Mutant(
         "answered-after-the-end",
         "a request whose link has ended is not answered: its end withholds what may still be written",
         "aiodatadist/link/responder.py",
