@@ -282,13 +282,18 @@ static bool drain(ring_stream *on, program *p)
     return true;
 }
 
-/* Did the device let go? An error is told once, and says nothing about what comes after it: so ask again. */
+/* Did the device let go? An error is told once, and says nothing about what comes after it: so ask again. And again after half of
+ * the grace: where the process was stopped, that is over when it goes on, and the device had none of it. */
 static bool is_quiet(ring_stream *on)
 {
-    int64_t end = ring_after_ns(on->options.grace_ms);
-    aclError code = on->driver.sync_stream(on->stream, ms_until(end, (int32_t)on->options.grace_ms));
-    if (code != ACL_SUCCESS && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
-        code = on->driver.sync_stream(on->stream, ms_until(end, (int32_t)on->options.grace_ms));
+    int32_t half_ms = (int32_t)(on->options.grace_ms / 2 + 1);
+    aclError code = ACL_ERROR_RT_STREAM_SYNC_TIMEOUT;
+    for (int half = 0; half < 2 && code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT; half++) {
+        int64_t end = ring_after_ns(half_ms);
+        code = on->driver.sync_stream(on->stream, half_ms);
+        if (code != ACL_SUCCESS && code != ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
+            code = on->driver.sync_stream(on->stream, ms_until(end, half_ms));
+    }
     return code == ACL_SUCCESS;
 }
 

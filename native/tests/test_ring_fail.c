@@ -277,6 +277,23 @@ TEST(test_device_that_does_not_let_go_is_stuck_and_all_that_follows_with_it)
     }
 }
 
+/* The process was stopped: the time of its wait ran, and the device did not. */
+TEST(test_device_that_was_stopped_with_the_process_has_time_to_let_go)
+{
+    fake_reset();
+    fake_hold();
+    fake_fail(SYNC_STREAM, 2, ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);   /* the first one behind the abort */
+    ring *r = open_ring(8, 1000, 0, GRACE_MS);
+    script s = { 0 };
+    script_copy(&s, 1, 3, 10);
+    CHECK_EQ(submit(r, 1, &s, PATIENCE_MS), RING_QUEUED);
+    fake_reached(SYNC_STREAM, 1);
+    CHECK_EQ(ring_cancel(r, 1), 1);
+    CHECK_DONE(next_completion(r), 1, RING_CANCELLED, 0, 3);
+    CHECK_EQ(fake_calls(SYNC_STREAM), 3);
+    close_ring(r);
+}
+
 TEST(test_device_that_never_says_it_is_quiet_is_stuck)
 {
     fake_reset();
@@ -336,6 +353,7 @@ int main(void)
     RUN(test_program_that_misses_its_time_limit_is_aborted);
     RUN(test_time_limit_holds_for_a_program_that_makes_progress);
     RUN(test_device_that_does_not_let_go_is_stuck_and_all_that_follows_with_it);
+    RUN(test_device_that_was_stopped_with_the_process_has_time_to_let_go);
     RUN(test_device_that_never_says_it_is_quiet_is_stuck);
     RUN(test_abort_that_is_refused_leaves_the_device_stuck);
     RUN(test_thread_that_cannot_reach_the_device_fails_what_it_did_not_begin);
