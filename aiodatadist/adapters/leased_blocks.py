@@ -33,6 +33,7 @@ from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.concurrency.together import together
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
 from aiodatadist.link import BlockLease, LeaseEnd
@@ -128,12 +129,21 @@ def lease_name(lease: str, number: int) -> str:
     return sha256(f"{lease} {number}".encode()).hexdigest()[: len(lease)] if number else lease
 
 
-def tickets(source: WorkerAddress, lease: str, blocks: Sequence[int]) -> list[LeaseTicket]:
-    """For each of the source's caches. Raises ValidationError: there is no such ticket."""
-    first, *others = source.cache_ids
-    made = LeaseTicket(cluster_id=source.cluster_id, lease=lease, cache_id=first, blocks=tuple(blocks), seconds=0.0)
-    names = [(lease_name(lease, number), cache_id) for number, cache_id in enumerate(others, 1)]
-    return [made, *(made.model_copy(update={"lease": name, "cache_id": cache_id}) for name, cache_id in names)]
+def tickets(sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int]) -> list[list[LeaseTicket]]:
+    """For each of the sources' caches. Raises ValidationError: there is no such ticket."""
+    if not sources:
+        return []
+    cluster_id, cache_id = sources[0].cluster_id, sources[0].cache_ids[0]  # the blocks are looked at once
+    made = LeaseTicket(cluster_id=cluster_id, lease=lease, cache_id=cache_id, blocks=tuple(blocks), seconds=0.0)
+    return [
+        [
+            made.model_copy(
+                update={"cluster_id": source.cluster_id, "lease": lease_name(lease, number), "cache_id": cache_id}
+            )
+            for number, cache_id in enumerate(source.cache_ids)
+        ]
+        for source in sources
+    ]
 
 
 class _Kept:
@@ -308,23 +318,18 @@ class LeasedBlocks:
     async def _carry_out(self, order: PullOrder) -> int:
         """How many bytes came. Raises _Failed: some did not, and all have ended; IncompatiblePeer: before anything began."""
         portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
+        leases = tickets([portion.source for portion in portions], order.lease, order.blocks)
         failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
 
         few = anyio.Semaphore(LINKED_AT_A_TIME)
 
         async def pull_from(portion: _Portion, leases: list[LeaseTicket]) -> None:
             try:
-                with anyio.move_on_at(until) as limit:
-                    async with few:
-                        await self._links.link(portion.source)
-                if limit.cancelled_caught:
-                    raise LinkTimeout(f"no link to {portion.source.place} within {self._pull_seconds:g} s")
+                await self._link(portion.source, few, until)
             except LLMException as error:
                 failed.add(error, portion.source.cluster_id)
                 return
-            async with anyio.create_task_group() as group:
-                for number, ticket in enumerate(leases):
-                    group.start_soon(pull, portion, ticket, number)
+            await together([partial(pull, portion, ticket, number) for number, ticket in enumerate(leases)])
 
         async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
             nonlocal nbytes
@@ -346,12 +351,18 @@ class LeasedBlocks:
             except LLMException as error:
                 failed.add(error, portion.source.cluster_id)
 
-        async with anyio.create_task_group() as group:
-            for portion in portions:
-                group.start_soon(pull_from, portion, tickets(portion.source, order.lease, order.blocks))
+        await together([partial(pull_from, *each) for each in zip(portions, leases, strict=True)])
         if failed.errors:
             raise failed
         return nbytes
+
+    async def _link(self, source: WorkerAddress, few: anyio.Semaphore, until: float) -> None:
+        """Wait for a link. Raises LLMException: there is none, or not in time."""
+        with anyio.move_on_at(until):
+            async with few:
+                await self._links.link(source)
+            return
+        raise LinkTimeout(f"no link to {source.place} within {self._pull_seconds:g} s")
 
     async def _bytes_of(self, task: CacheTask) -> int:
         """Raises LLMException: it failed. However it ends, also by a cancellation: it is told if its blocks may be written to
@@ -430,26 +441,30 @@ class LeasedBlocks:
         """
         ranks = self._counterparts(sources)
         told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_dial(sources[n])]
-        waiting = iter(told)
-
-        async def release() -> None:
-            for rank in waiting:
-                source = sources[rank]
-                digest = prompt_as_kept(prompt_digest, source.layout, source.shape, rank, len(sources))
-                await self._release_one(source, lease, blocks, digest)
-
-        with anyio.move_on_after(self._link_seconds, shield=True):
-            async with anyio.create_task_group() as group:
-                for _ in range(min(RELEASED_AT_A_TIME, len(told))):
-                    group.start_soon(release)
-
-    async def _release_one(self, source: WorkerAddress, lease: str, blocks: Sequence[int], digest: bytes) -> None:
         try:
-            await self._links.link(source)
-            for ticket in tickets(source, lease, blocks):
-                await self._manager.release_lease(ticket, prompt_digest=digest)
+            waiting = iter(list(zip(told, tickets([sources[n] for n in told], lease, blocks), strict=True)))
         except ValueError as error:
             self._say(Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", lease, printable(error))
+            return
+
+        async def release() -> None:
+            for rank, kept in waiting:
+                source = sources[rank]
+                digest = prompt_as_kept(prompt_digest, source.layout, source.shape, rank, len(sources))
+                await self._release_one(source, kept, digest)
+
+        with anyio.move_on_after(self._link_seconds, shield=True):
+            await together([release] * min(RELEASED_AT_A_TIME, len(told)))
+
+    async def _release_one(self, source: WorkerAddress, kept: Sequence[LeaseTicket], digest: bytes) -> None:
+        try:
+            await self._links.link(source)
+            for ticket in kept:
+                await self._manager.release_lease(ticket, prompt_digest=digest)
+        except ValueError as error:
+            self._say(
+                Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", kept[0].lease, printable(error)
+            )
         except LLMException as error:
             told = f"cluster {source.cluster_id} keeps its blocks: {error}"
-            self._say(Incident.RELEASE_FAILED, "lease %s: %s", lease, told)
+            self._say(Incident.RELEASE_FAILED, "lease %s: %s", kept[0].lease, told)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from itertools import chain
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-from aiodatadist import LLMException, ParamInvalid, new_lease_name, prompt_digest
+from aiodatadist import CacheManager, LeaseTicket, LLMException, ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.block_shapes import BlockShape
 from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
+from aiodatadist.adapters.peer_links import PeerLinks
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.held import held_transfer
 
@@ -132,6 +135,50 @@ def test_a_pull_that_is_cancelled_comes_out_and_releases_the_owners(ends: tuple[
     assert ended.counters == {"pull_cancelled": 1}
     assert owner.until("sent", "r").counters == {"lease_released": 1}
     puller.service.cancel("r")  # it has ended
+
+
+def test_a_request_of_one_worker_waits_in_one_task(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may wait, and each task is some thirty objects, which every collection of garbage looks at."""
+    owner, puller = ends
+    tasks: dict[str, object] = {}
+    link, pull_leased = PeerLinks.link, CacheManager.pull_leased
+
+    async def linking(links: PeerLinks, peer: WorkerAddress) -> object:
+        tasks["links"] = asyncio.current_task()
+        return await link(links, peer)
+
+    def pulling(*told: Any, **options: Any) -> object:
+        tasks["pulls"] = asyncio.current_task()
+        return pull_leased(*told, **options)
+
+    monkeypatch.setattr(PeerLinks, "link", linking)
+    monkeypatch.setattr(CacheManager, "pull_leased", pulling)
+    lease = new_lease_name()
+    owner.service.keep("r", lease, [3, 9], PROMPT)
+    puller.service.pull(order("r", lease, owner.address))
+    assert puller.until("received", "r").failed == {}
+    assert tasks["links"] is tasks["pulls"] is not None
+
+
+def test_tickets_of_many_workers_look_at_the_blocks_once(ends: tuple[End, End]) -> None:
+    looks = 0
+
+    class Blocks(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    source, lease = ends[0].address, new_lease_name()
+    sources = [source.model_copy(update={"cluster_id": n, "cache_ids": (n + 1, n + 2)}) for n in range(8)]
+    made = tickets(sources, lease, Blocks(range(100)))
+    assert looks == 1
+    assert [[(t.cluster_id, t.cache_id, t.lease) for t in each] for each in made] == [
+        [(n, n + 1, lease), (n, n + 2, lease_name(lease, 1))] for n in range(8)
+    ]
+    for ticket in chain(*made):
+        assert ticket == LeaseTicket.of(ticket.model_dump(mode="json")), "as if it had been read"
+    assert tickets([], lease, (1,)) == []
 
 
 def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:

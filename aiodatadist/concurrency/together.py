@@ -1,0 +1,22 @@
+"""Jobs of one caller that run at the same time, and end before it continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import anyio
+
+
+async def together(jobs: Sequence[Callable[[], Coroutine[Any, Any, object]]]) -> None:
+    """Run all jobs. A single job runs in the caller's own task: thousands of callers may wait at a time, and each task is
+    some thirty objects that every collection of garbage looks at.
+
+    Raises ExceptionGroup if a job of several fails, and what the job raises if there is only one.
+    """
+    if len(jobs) == 1:
+        await jobs[0]()
+        return
+    async with anyio.create_task_group() as group:
+        for job in jobs:
+            group.start_soon(job)
