@@ -35,7 +35,15 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.concurrency.together import together
 from aiodatadist.counting import Incident, Incidents
-from aiodatadist.errors import IncompatiblePeer, LeaseMismatch, LinkTimeout, LLMException, PeerLost, StuckError
+from aiodatadist.errors import (
+    IncompatiblePeer,
+    LeaseMismatch,
+    LinkTimeout,
+    LLMException,
+    ParamInvalid,
+    PeerLost,
+    StuckError,
+)
 from aiodatadist.link import BlockLease, LeaseEnd
 from aiodatadist.values.descriptors import Cache
 from aiodatadist.values.digests import DIGEST_BYTES
@@ -83,7 +91,8 @@ class PullOrder:
         request: the engine's name for it.
         sources: where they are: the peer's workers, by rank.
         lease: their lease's name there.
-        blocks: all that the lease keeps, in order. The peer refuses the pull if they are others.
+        blocks: all that the lease keeps, in order. The peer refuses the pull if they are others, and this end if it has no
+            room for all from ``first`` on.
         into: the local ones, as many as those from ``first`` on where blocks have the same size.
         prompt_digest: of the tokens of this end's own request that the lease's blocks hold. The peer refuses the pull if its
             request had others: nothing of what a router carries is believed.
@@ -122,6 +131,14 @@ def prompt_as_kept(
     made = blake2b(prompt_digest, digest_size=DIGEST_BYTES, person=b"adist layout")
     made.update(json.dumps(parts, sort_keys=True).encode())
     return made.digest()
+
+
+def _check_room(order: PullOrder, most: int) -> None:
+    """Raises ParamInvalid: there are more blocks from ``first`` on than this end has room for. An order keeps their numbers
+    while it waits, and this end's own blocks are what bounds them."""
+    count = len(order.blocks) - order.first
+    if count > most:
+        raise ParamInvalid(f"{count} blocks are offered from number {order.first} on: there is room for {most}")
 
 
 def lease_name(lease: str, number: int) -> str:
@@ -386,11 +403,12 @@ class LeasedBlocks:
         return range(first, min(first + 1, theirs))
 
     def _portion(self, order: PullOrder, rank: int) -> _Portion:
-        """Raises IncompatiblePeer: names both values."""
+        """Raises IncompatiblePeer: names both values; ParamInvalid: the order has more blocks than it has room for."""
         mine, theirs, source = self._ranks, len(order.sources), order.sources[rank]
         digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs)
         differing = self._differences(source)
         if not differing and mine == theirs:
+            _check_room(order, len(order.into))
             return _Portion(source, digest, None, 1)
         here, there = self._shape, source.shape
         if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
@@ -404,6 +422,7 @@ class LeasedBlocks:
             )
         target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
         origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
+        _check_room(order, -(-(len(order.into) * here.tokens + order.skip) // there.tokens))
         room = min(len(order.into) * here.tokens, (len(order.blocks) - order.first) * there.tokens - order.skip)
         tokens = room if order.tokens is None else min(room, order.tokens)
         parts = []

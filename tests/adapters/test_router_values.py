@@ -50,7 +50,7 @@ def offers() -> Iterator[ModuleType]:
 
 def read(offers: ModuleType, request_id: str, params: dict[str, Any]) -> Any:
     """As the only worker of an engine on loopback."""
-    return offers.Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params)
+    return offers.Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params, 1 << 30)
 
 
 @pytest.mark.parametrize("name", ["cluster_id", "cache_id", "seconds", "blocks"])

@@ -81,15 +81,17 @@ def test_a_client_that_sends_another_prompt_with_an_offer_has_it_computed(
 
 
 @pytest.mark.parametrize(
-    "forge",
+    ("forge", "pulls"),
     [
-        pytest.param(lambda tokens: tokens - 7, id="fewer"),
-        pytest.param(lambda tokens: tokens + 7, id="more"),
-        pytest.param(lambda tokens: tokens - 2 * BLOCK, id="blocks fewer"),
+        pytest.param(lambda tokens: tokens - 7, 1, id="fewer"),
+        pytest.param(lambda tokens: tokens + 7, 1, id="more"),
+        pytest.param(lambda tokens: tokens - 2 * BLOCK, 0, id="blocks fewer"),
     ],
 )
-def test_an_offer_with_another_number_of_tokens(alone: Engine, pair: tuple[Engine, Engine], forge: Any) -> None:
-    """The last tokens of its last block are those of no prompt, or of another one."""
+def test_an_offer_with_another_number_of_tokens(
+    alone: Engine, pair: tuple[Engine, Engine], forge: Any, pulls: int
+) -> None:
+    """The last tokens of its last block are those of no prompt, or of another one. More blocks than tokens are no offer."""
     prefill, decode = pair
     seed = 105 + forge(LONG)
     (theirs,) = two(seed)[:1]
@@ -99,7 +101,7 @@ def test_an_offer_with_another_number_of_tokens(alone: Engine, pair: tuple[Engin
     offer = prefill.prefill(f"t2-{seed}", theirs)
     forged = {**offer, "remote_num_tokens": forge(offer["remote_num_tokens"])}
     assert decode.generate(f"t2-forged-{seed}", mine, TOKENS, forged)["tokens"] == answer
-    assert watch.counted("pull_refused") == 1
+    assert watch.counted("pull_refused") == pulls
     assert decode.generate(f"t2-true-{seed}", theirs, 1, offer)["reason"] == "length"
     watch.nothing_is_kept()
     assert watch.counted("lease_taken") == 1

@@ -274,7 +274,7 @@ def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: Simp
 def offer_of(vllm: SimpleNamespace, params: dict[str, Any], ranks: int) -> Any:
     """As an engine of so many workers that dials any host reads it."""
     anywhere = Peers([PeerRule(host=host) for host in ("*", "0.0.0.0/0")])
-    return vllm.offer.Offers(ranks, anywhere, 64).offer_of("r", params)
+    return vllm.offer.Offers(ranks, anywhere, 64).offer_of("r", params, 1 << 30)
 
 
 def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:

@@ -166,7 +166,7 @@ def test_a_pull_that_succeeds_has_the_prompt_s_bytes(
     for worker in (*(worker for prefill in prefills for worker in prefill.workers), decode):
         stack.enter_context(closing(worker.service))
     outcomes: Counter[str] = Counter()
-    for number in range(150):
+    for number in range(200):
         prefill, cached = chance.choice(prefills), chance.choice([0, 16, 32])
         offer = prefill.offer()
         for _ in range(chance.randrange(4)):

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,6 +245,21 @@ def test_a_link_that_leads_elsewhere_is_not_used(
     assert puller.received("again").failed == {}, "the true engine's link continues"
 
 
+def test_an_order_of_more_blocks_than_it_has_room_for_keeps_none_of_their_numbers(
+    ends: Callable[..., End], reached: Reached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each number costs memory for as long as the order waits: for a lease that does not exist, say."""
+    owner, puller = ends(0), ends(1)
+    order = pull("r", owner.address)
+    many = replace(order, blocks=tuple(range(42_000)))
+    puller.service.pull(many)
+    assert puller.received("r").failed == {"r": (0,)}
+    assert "42000 blocks are offered from number 0 on: there is room for 1" in caplog.text
+    puller.service.pull(replace(many, request="rest", blocks=many.blocks[:8], first=7))
+    owner.service.keep("rest", order.lease, many.blocks[:8], PROMPT)
+    assert puller.received("rest").failed == {}, "those before the first one are not wanted"
+
+
 # ---- what an engine's scheduler makes of it ----
 
 
@@ -340,6 +356,9 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "a long word in a layout": lambda: offer(workers=[worker(layout={"dtype": "x" * 65})]),
     "2.6 MB": lambda: offer(remote_block_ids=list(range(400_000))),
     "a large offer": lambda: offer(remote_block_ids=list(range(100_000, 165_536))),
+    "a block more than the prompt has": lambda: offer(remote_block_ids=[1, 2, 3], remote_num_tokens=48),
+    "a block more than the tokens that it names": lambda: offer(remote_num_tokens=16),
+    "42000 blocks of a short prompt": lambda: offer(remote_block_ids=list(range(42_000)), remote_num_tokens=1 << 30),
     "huge numbers": lambda: offer(remote_block_ids=[1 << 100_000] * 100),
     "lines in the name": lambda: offer(remote_request_id=LINES * 100),
     "lines in the host": lambda: offer(workers=[worker(host=LINES)]),
@@ -422,7 +441,7 @@ def test_whatever_a_client_calls_its_request_the_offer_can_be_read(vllm: SimpleN
     side.meet({0: WorkerAddress.model_validate(worker())})
     is_kept, params = computed(vllm, side, name, 3)
     assert is_kept
-    read = vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params)
+    read = vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params, 1 << 30)
     assert read.remote_block_ids == (10_000, 10_001, 10_002)
 
 
@@ -433,7 +452,7 @@ def test_blocks_whose_offer_no_engine_would_read_are_not_kept(
     side.meet({0: WorkerAddress.model_validate(worker())})
     is_kept, params = computed(vllm, side, "long", 40_000)
     assert is_kept
-    assert vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params) is not None
+    assert vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params, 1 << 30) is not None
     assert computed(vllm, side, "longer", 50_000) == (False, None)
     words = "request longer: its blocks are not kept: the offer of them: it has more than 262144 bytes"
     assert words in caplog.messages

@@ -761,6 +761,22 @@ MUTANTS = (
         "        call, (_, oldest) = next(reversed(claims.items()))\n",
         ("tests/hostile/test_shares.py",),
     ),
+    Mutant(
+        "order-without-room",
+        "an order keeps no more numbers of blocks than this end has room for",
+        "aiodatadist/adapters/leased_blocks.py",
+        "    if count > most:\n",
+        "    if count < 0:\n",
+        (f"{OFFERS}::test_an_order_of_more_blocks_than_it_has_room_for_keeps_none_of_their_numbers",),
+    ),
+    Mutant(
+        "offer-longer-than-its-prompt",
+        "an offer has no more blocks than its request's prompt",
+        "aiodatadist/adapters/vllm/offer.py",
+        '        return words if count > most else ""\n',
+        '        return ""\n',
+        (f"{OFFERS}::test_a_hostile_offer_is_refused_in_one_short_line",),
+    ),
     # ---- pushed requests ----
     Mutant(
         "push-prompt-not-compared",

@@ -75,6 +75,19 @@ class Offer(_Params):
         """That are in the blocks."""
         return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
 
+    def why_too_long(self, prompt_tokens: int) -> str:
+        """Return why a request with so long a prompt refuses the offer; empty if it does not.
+
+        The owner would refuse the pull of blocks beyond the prompt, and until then each number is kept.
+        """
+        tokens = min(self.remote_num_tokens, prompt_tokens)
+        most = -(-tokens // self.remote_block_size)
+        count = len(self.remote_block_ids)
+        words = (
+            f"remote_block_ids has {count} entries: the limit is {most}, which hold the {tokens} tokens of the prompt"
+        )
+        return words if count > most else ""
+
     def place(self, token: int) -> tuple[int, int]:
         """The number of the block that has a token, among those that are offered, and how many tokens are before it there."""
         return divmod(token, self.remote_block_size)
@@ -120,13 +133,17 @@ class Offers:
         self._max_workers = max_workers
         self._incidents = incidents or Incidents()
 
-    def offer_of(self, request_id: str, params: Mapping[str, Any] | None) -> Offer | PushOffer | None:
+    def offer_of(
+        self, request_id: str, params: Mapping[str, Any] | None, prompt_tokens: int
+    ) -> Offer | PushOffer | None:
         """None: the request brings no blocks, or what it brings is refused, which is logged. It is refused once: from then on
         the request has no offer."""
         if not params or not params.get("do_remote_prefill"):
             return None
         try:
             offer = self._read(params)
+            if isinstance(offer, Offer) and (excess := offer.why_too_long(prompt_tokens)):
+                raise Unreadable(excess)
         except Unreadable as error:
             self._refuse(Incident.OFFER_UNREADABLE, request_id, "kv_transfer_params", error)
         else:

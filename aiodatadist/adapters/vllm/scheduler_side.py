@@ -59,9 +59,12 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """How many tokens more than ``computed`` are to be had, and that they come by and by."""
-        offer = self._offers.offer_of(request.request_id, request.kv_transfer_params)
+        offer = self._offer_of(request)
         count = 0 if offer is None else self._offered(request, offer) - computed
         return (count, True) if count > 0 else (0, False)
+
+    def _offer_of(self, request: Any) -> Offer | PushOffer | None:
+        return self._offers.offer_of(request.request_id, request.kv_transfer_params, int(request.num_prompt_tokens))
 
     @staticmethod
     def _offered(request: Any, offer: Offer | PushOffer) -> int:
@@ -74,7 +77,7 @@ class SchedulerSide:
         if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
             self._pushed[request.request_id] = transfer
             self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
-        offer = self._offers.offer_of(request.request_id, request.kv_transfer_params)
+        offer = self._offer_of(request)
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
@@ -127,7 +130,7 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are kept, and what the next engine is to be told."""
         request_id, params = request.request_id, request.kv_transfer_params or {}
-        offer = self._offers.offer_of(request_id, params)
+        offer = self._offer_of(request)
         if offer is not None:  # it was never scheduled here
             self._refuse(request, offer)
         if request_id in self._loading:
