@@ -31,6 +31,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters, soft_hold
 from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.held import turns
+from tests.profiles import at_night
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
 
@@ -39,7 +40,9 @@ SIZE = 64 << 20
 WHOLE = DESC.size * DESC.num_tensors
 STOPPABLE = {"heartbeat_interval": 100, "heartbeat_misses": 6}
 """A stopped peer is lost in 0.7 s; one that gets no core for half a second is not."""
-LOST = {"PeerLost", "LinkClosed", "NotLinked", "LinkError"}
+LOST = {"PeerLost", "LinkClosed", "NotLinked", "LinkError", "TransferTimeout"}
+LATE = {"heartbeat_interval": 100, "heartbeat_misses": 24, "sync_kv_timeout": 2000}
+"""A stopped peer is lost in 2.5 s, when the time of its transfer is over, too."""
 modes = pytest.mark.parametrize("one_sided", [True, False], ids=["pushed", "served"])
 
 
@@ -370,8 +373,11 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
 # ---- readers ----
 
 
-async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_another_cache() -> None:
-    async with puppet(**STOPPABLE) as peer, linked_to(peer, **STOPPABLE, mem_pool_cfg=POOL) as (cluster, _):
+@pytest.mark.parametrize("options", [STOPPABLE, at_night(LATE)], ids=["lost", "late"])
+async def test_a_pull_that_was_stopped_does_not_succeed_with_the_bytes_of_another_cache(
+    options: dict[str, Any],
+) -> None:
+    async with puppet(**options) as peer, linked_to(peer, **options, mem_pool_cfg=POOL) as (cluster, _):
         s = Scene(peer, cluster, Pool(cluster), one_sided=True)
         for _ in range(2):
             cache = await s.memory.lend()
