@@ -12,12 +12,13 @@ import pytest
 
 from aiodatadist import Cache, CacheManager
 from aiodatadist.cache.registry import CacheRegistry
-from aiodatadist.cli.chaos import side
+from aiodatadist.cli.chaos import large_copies, side
+from aiodatadist.cli.chaos.large_copies import LargeInbox
 from aiodatadist.cli.chaos.user_target import UserSource, UserTarget
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.deadlines import Deadlines
-from aiodatadist.testing import soft_fault, soft_faults_cleared
-from tests.chaos.both import both
+from aiodatadist.testing import BlockLedger, soft_fault, soft_faults_cleared
+from tests.chaos.both import Both, both
 from tests.profiles import at_night
 
 pytestmark = pytest.mark.timeout(120)
@@ -187,6 +188,45 @@ async def test_without_a_defect_nothing_is_found(profile: str) -> None:
         await ends.look()
     assert ends.found == []
     assert all(ends.good(each) for each in ENOUGH[profile]), ends.done
+
+
+async def large(ends: Both, is_enough: Callable[[], Any]) -> None:
+    """Have the puller push large caches until it is enough."""
+
+    def wants_more() -> bool:
+        ends.puller.is_large_wanted = True
+        return bool(is_enough())
+
+    await ends.go_on()
+    await ends.until(wants_more)
+    assert is_enough(), ends.done
+
+
+async def test_a_large_push_lands_whole() -> None:
+    async with both("one-sided") as ends:
+        await large(ends, lambda: ends.found or (ends.good("push_blocks large") and ends.good("deallocate large")))
+        await ends.look()
+    assert ends.found == []
+
+
+async def test_a_late_byte_in_memory_that_was_given_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_memory, write = LargeInbox.use_memory, large_copies.write_all
+
+    async def lost(_: LargeInbox) -> bool:
+        return True
+
+    async def and_poke(ledger: BlockLedger) -> None:
+        await write(ledger)
+        ledger.piece(1, 9)[5] ^= 255
+
+    async def used_by_another(inbox: LargeInbox) -> None:
+        monkeypatch.setattr(large_copies, "write_all", and_poke)
+        await use_memory(inbox)
+
+    monkeypatch.setattr(LargeInbox, "is_lost", lost)
+    monkeypatch.setattr(LargeInbox, "use_memory", used_by_another)
+    async with both("one-sided") as ends:
+        await large(ends, lambda: any("memory that was given on: block 9" in what for _, what in ends.found))
 
 
 async def test_what_a_request_leaves_in_the_pool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ FAULTS = {
         "reorder", "down",
     },
     "devices": {"delay", "fail", "exec", "hang"},
+    "copies": {"stop-copy"},
 }  # fmt: skip
 
 

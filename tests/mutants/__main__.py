@@ -1,4 +1,7 @@
-"""``python -m tests.mutants [NAME ...]``: fails if a mutant survives its tests, or the tests fail without a mutant."""
+"""``python -m tests.mutants [NAME ...]``: fails if a mutant survives its tests, or the tests fail without a mutant.
+
+With ``--chaos`` a minute of ``aiodatadist chaos`` takes the place of the tests, for the mutants that it has to find.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="run these mutants only")
     parser.add_argument("--list", action="store_true", help="show all mutants and their promises")
+    parser.add_argument("--chaos", action="store_true", help="run chaos, one mutant after the other, in place of tests")
     arguments = parser.parse_args()
     known = {mutant.name: mutant for mutant in MUTANTS}
     if unknown := set(arguments.names) - known.keys():
@@ -32,6 +36,8 @@ def main() -> None:
             print(f"{mutant.name:28} {mutant.promise}")
         return
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.chaos:
+            sys.exit(run_chaos([mutant for mutant in mutants if mutant.chaos], Laboratory(Path(folder))))
         sys.exit(run(mutants, Path(folder)))
 
 
@@ -52,6 +58,20 @@ def run(mutants: list[Mutant], folder: Path) -> int:
             print(f"         {mutant.promise}")
     print(f"{len(mutants)} mutants, {len(mutants) - complaints} killed")
     return min(complaints, 1)
+
+
+def run_chaos(mutants: list[Mutant], laboratory: Laboratory) -> int:
+    """Return the number of mutants that a minute of chaos did not find, at most 1. Whether the real code has a violation is
+    for ``make chaos`` to say."""
+    survivors = 0
+    for mutant in mutants:
+        ended = laboratory.run_chaos(mutant)
+        *_, last = ended.stdout.splitlines() or [ended.stderr]
+        is_killed = ended.returncode == 1 and "violations" in last
+        survivors += not is_killed
+        print(f"{'killed  ' if is_killed else 'SURVIVED'} {mutant.name:28} {last}", flush=True)
+    print(f"{len(mutants)} mutants, {len(mutants) - survivors} killed")
+    return min(survivors, 1)
 
 
 def _all(laboratory: Laboratory, mutants: list[Mutant]) -> list[tuple[Mutant, str, bool]]:

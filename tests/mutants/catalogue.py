@@ -29,6 +29,7 @@ MUTANTS = (
         "        abort_stream(on, p);\n        if (!is_quiet(on))\n            p->done.state = RING_STUCK;\n",
         "        abort_stream(on, p);\n",
         (HELD,),
+        chaos="one-sided",
     ),
     Mutant(
         "stuck-counts-as-stopped",
@@ -37,6 +38,7 @@ MUTANTS = (
         "            p->done.state = RING_STUCK;\n",
         "            p->done.state = RING_CANCELLED;\n",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[own]",),
+        chaos="one-sided",
     ),
     Mutant(
         "stopped-before-drained",
@@ -46,6 +48,7 @@ MUTANTS = (
         "            running.cancel()\n"
         "            self._say(_refusal(call, TransferError('it was stopped'), stopped=True))\n",
         (HELD,),
+        chaos="request",
     ),
     Mutant(
         "stopped-before-drained-in-a-task",
@@ -60,6 +63,7 @@ MUTANTS = (
         "                transfer.cancel()\n"
         "                raise\n",
         (HELD,),
+        chaos="request",
     ),
     Mutant(
         "cancelled-before-stopped",
@@ -70,6 +74,7 @@ MUTANTS = (
         "            self._stop_asking(request, Stage.STOPPING)\n"
         "            request.finish(TransferState.CANCELLED)\n",
         (HELD,),
+        chaos="request",
     ),
     Mutant(
         "late-before-stopped",
@@ -118,6 +123,7 @@ MUTANTS = (
         "        if not self._session.is_open:\n            return\n",
         "",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[owner]",),
+        chaos="request",
     ),
     Mutant(
         "cancel-swallowed",
@@ -126,6 +132,7 @@ MUTANTS = (
         "                        self._unanswered()\n                raise\n",
         "                        self._unanswered()\n",
         ("tests/unit/concurrency/test_completion.py",),
+        chaos="one-sided",
     ),
     Mutant(
         "deadline-ignored",
@@ -134,6 +141,7 @@ MUTANTS = (
         '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n        self.cancel()\n',
         '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n',
         ("tests/test_deadlines.py::test_each_has_its_own",),
+        chaos="one-sided",
     ),
     Mutant(
         "left-behind-is-freed",
@@ -177,6 +185,7 @@ MUTANTS = (
         "        targets = targets[1:2] + targets[:1] + targets[2:]\n"
         "    return Grid(to, fro, targets, sources, stride, stride, stride, stride)\n",
         (EVERY_BLOCK,),
+        chaos="one-sided",
     ),
     Mutant(
         "bounds-skipped",
@@ -201,6 +210,7 @@ MUTANTS = (
         "        if sent == arrived:\n",
         "        if len(sent) == len(arrived):\n",
         ("tests/test_checksums.py",),
+        chaos="checksum",
     ),
     Mutant(
         "gate-ignored",
@@ -209,6 +219,7 @@ MUTANTS = (
         "!check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)) ||",
         "!l->gates[i] ||",
         ("tests/test_layered.py",),
+        chaos="one-sided",
     ),
     # ---- who owns memory ----
     Mutant(
@@ -218,6 +229,7 @@ MUTANTS = (
         "        entry.lease()\n        remote.use()\n        link_channel.uses += 1\n",
         "        entry.lease()\n        entry.leases -= 1\n        remote.use()\n        link_channel.uses += 1\n",
         (HELD_LEASES,),
+        chaos="request",
     ),
     Mutant(
         "withheld-used",
@@ -234,6 +246,7 @@ MUTANTS = (
         "        return self.is_released and not self.is_withheld\n",
         "        return self.is_released\n",
         (f"{STOPPED_WRITERS}::test_no_byte_lands_in_memory_that_was_given_on",),
+        chaos="one-sided",
     ),
     Mutant(
         "usable-before-closed",
@@ -259,6 +272,7 @@ MUTANTS = (
         "number in (0, asked)",
         "number <= asked",
         (f"{LOST_WORDS}::test_an_answer_of_an_earlier_time_gives_no_memory_back_that_is_being_read",),
+        chaos="one-sided",
     ),
     Mutant(
         "revoked-cache-offered",
@@ -267,6 +281,7 @@ MUTANTS = (
         "        if entry is None or not entry.is_live or not entry.remote_accessible:\n",
         "        if entry is None or not entry.remote_accessible:\n",
         ("tests/unit/cache/test_registry.py",),
+        chaos="one-sided",
     ),
     Mutant(
         "private-cache-offered",
@@ -284,6 +299,7 @@ MUTANTS = (
         "        if number != self._heard + 1:\n            if number > self._heard:\n",
         "        if number > self._heard + 1:\n            if number > self._heard:\n",
         (f"{LOST_WORDS}::test_each_notification_arrives_once_and_in_order",),
+        chaos="one-sided",
     ),
     Mutant(
         "request-served-twice",
@@ -300,6 +316,7 @@ MUTANTS = (
         "    if is_sealed and body != sealed(body[:-_SEALED]):\n",
         "    if is_sealed and not body:\n",
         ("tests/unit/wire",),
+        chaos="one-sided",
     ),
     Mutant(
         "long-message-accepted",
@@ -333,6 +350,7 @@ MUTANTS = (
         "is_kept = self._closed is None and ",
         "is_kept = ",
         (HELD_LEASES,),
+        chaos="one-sided",
     ),
     Mutant(
         "lease-taken-twice",
@@ -341,6 +359,7 @@ MUTANTS = (
         "self._taken + len(self._claims) < takers",
         "self._taken < takers",
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
+        chaos="one-sided",
     ),
     # ---- strangers ----
     Mutant(

@@ -16,6 +16,7 @@ SITE = ROOT / "tests" / "mutants" / "site"
 LIBRARY = "aiodatadist/_native/library.py"
 HERE = "FOLDER = Path(__file__).resolve().parent\n"
 """The line of ``LIBRARY`` that says where the libraries of C are."""
+CHAOS_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Mutant:
         old, new: text that stands in the file exactly once, and what takes its place.
         tests: what pytest is given: files, or single tests. One of them must fail.
         strict: ``SOFTNPU_STRICT`` of the run.
+        chaos: a profile of ``aiodatadist chaos`` that finds it within ``CHAOS_SECONDS``, too; empty if none has to.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     strict: str = ""
+    chaos: str = ""
 
     def mutated(self) -> str:
         """Return the file with the change. Raises ValueError if the old text is not there exactly once."""
@@ -57,21 +60,33 @@ class Laboratory:
 
     def run(self, mutant: Mutant) -> subprocess.CompletedProcess[str]:
         """Run the tests of a mutant."""
-        modules = self._native_modules(mutant) if mutant.file.startswith("native/") else self._module(mutant)
-        return self.run_tests(mutant.tests, mutant.strict, modules)
+        return self.run_tests(mutant.tests, mutant.strict, self._modules(mutant))
+
+    def run_chaos(self, mutant: Mutant) -> subprocess.CompletedProcess[str]:
+        """Run chaos with a mutant, with a new seed."""
+        words = ("chaos", "--seconds", str(CHAOS_SECONDS), "--profile", mutant.chaos)
+        return self._run(["-m", "aiodatadist", *words], "", self._modules(mutant))
 
     def run_tests(
         self, tests: tuple[str, ...], strict: str = "", modules: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run tests until the first failure, with some modules from other files."""
+        words = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", "30", *tests)
+        return self._run(["-m", "pytest", *words], strict, modules or {})
+
+    @staticmethod
+    def _run(words: list[str], strict: str, modules: dict[str, str]) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {
-            "AIODATADIST_MUTANT": json.dumps(modules or {}),
+            "AIODATADIST_MUTANT": json.dumps(modules),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": str(SITE),
             "SOFTNPU_STRICT": strict,
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "30", *tests]
+        command = [sys.executable, *words]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    def _modules(self, mutant: Mutant) -> dict[str, str]:
+        return self._native_modules(mutant) if mutant.file.startswith("native/") else self._module(mutant)
 
     def _module(self, mutant: Mutant) -> dict[str, str]:
         file = self._folder / mutant.name / Path(mutant.file).name

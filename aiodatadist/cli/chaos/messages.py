@@ -39,6 +39,12 @@ class Fault(_Message):
     spec: str = ""
 
 
+class PushLarge(_Message):
+    """Push 128 MiB, for a stop to meet it."""
+
+    kind: Literal["push_large"] = "push_large"
+
+
 class Healed(_Message):
     """A fault is over; ``at`` is the machine's monotonic clock. Of these clusters a good transfer is awaited."""
 
@@ -59,7 +65,7 @@ class Stage(_Message):
     is_first: bool = False
 
 
-Order: TypeAlias = Peers | Fault | Healed | Stage
+Order: TypeAlias = Peers | Fault | PushLarge | Healed | Stage
 ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 
 
@@ -87,6 +93,12 @@ class Told(_Message):
     """By ``cluster/generation``, when it was gone."""
 
 
+class Copying(_Message):
+    """The first bytes of a large push have come."""
+
+    kind: Literal["copying"] = "copying"
+
+
 class Violated(_Message):
     """Something is not as it was promised."""
 
@@ -103,7 +115,7 @@ class Reached(_Message):
     belongings: dict[str, int] = {}
 
 
-Report: TypeAlias = Listening | Told | Violated | Reached
+Report: TypeAlias = Listening | Told | Copying | Violated | Reached
 REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 
 

@@ -21,6 +21,7 @@ from aiodatadist import (
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist.cli.chaos.large_copies import LargeInbox
 from aiodatadist.cli.chaos.mail import Content, Mail
 from aiodatadist.cli.chaos.messages import Peer, SideSettings
 from aiodatadist.cli.chaos.own_copies import OwnCopies
@@ -73,6 +74,7 @@ class Owner(Side):
             group.start_soon(self.work, f"renew {cluster.cluster_id}", cluster.renew, 0.3)
             group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
             group.start_soon(self.work, f"user {cluster.cluster_id}", cluster.user.one)
+            group.start_soon(self.work, f"large {cluster.cluster_id}", cluster.large.one)
             if self.profile.by_ranks:
                 group.start_soon(self.work, f"link {cluster.cluster_id}", cluster.ranks.one)
 
@@ -84,6 +86,7 @@ class Owner(Side):
             await cluster.mail.wait_idle()
             for lease in list(cluster.leases):
                 await lease.wait_ended()
+            await cluster.large.wait_settled()
 
     async def resumed(self) -> None:
         for cluster in self._clusters:
@@ -111,6 +114,7 @@ class OwnerCluster:
         self.mail = Mail(side, datadist, self._answer)
         self.copies = OwnCopies(side, datadist)
         self.user = UserSource(side, datadist)
+        self.large = LargeInbox(side, datadist)
         self.ranks = RankLinks(side, datadist, datadist.cluster_id)
         self.leases: dict[BlockLease, None] = {}
         self._generation = side.settings.life * LIVES
@@ -171,6 +175,10 @@ class OwnerCluster:
                 return {"status": await self._send_layers(puller, question)}
             case "pushed":
                 return {"wrong": self._pushed(puller, question)}
+            case "large":
+                return await self.large.lend()
+            case "pushed large":
+                return await self.large.pushed(question["is_good"])
         return {}
 
     def _lease(self, question: Content) -> Content:

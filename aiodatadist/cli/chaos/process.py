@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -14,7 +14,7 @@ import anyio.abc
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from aiodatadist.cli.chaos.messages import REPORT, Listening, Order, Reached, Report, SideSettings
+from aiodatadist.cli.chaos.messages import REPORT, Copying, Listening, Order, Reached, Report, SideSettings
 from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.children import GRACE_SECONDS, environment, module_command
 from aiodatadist.concurrency.signal import Signal
@@ -50,6 +50,7 @@ class SideProcess:
         self._listening: list[Listening] = []
         self._reached: set[str] = set()
         self._is_gone = False
+        self._copies = 0
         self._belongings: dict[str, int] = {}
         self.name = settings.name
 
@@ -88,6 +89,8 @@ class SideProcess:
                 elif isinstance(report, Reached):
                     self._reached.add(report.name)
                     self._belongings = self._belongings or report.belongings
+                elif isinstance(report, Copying):
+                    self._copies += 1
                 self._take(self.name, report)
                 self._said.wake()
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -103,6 +106,15 @@ class SideProcess:
             await self._process.stdin.send(order.line())
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
             return
+
+    @asynccontextmanager
+    async def copying(self, seconds: float) -> AsyncIterator[None]:
+        """Run the body, then wait until bytes of a large push come here, but not longer than that."""
+        before = self._copies
+        yield
+        with anyio.move_on_after(seconds):
+            while self._copies == before:
+                await self._said.wait()
 
     async def reached(self, stage: str) -> None:
         """Until it says that it has; once for each order. Raises DiedError: it does not."""

@@ -57,9 +57,10 @@ class Profile:
             return ()
         if self.door == "context":
             return ("processes", "engine") if self.engine else ("processes",)
+        copies = ("copies",) if self.door == "await" and self.one_sided else ()
         if self.by_ranks:
-            return ("processes", "devices")
-        return ("processes", "network", "devices")
+            return ("processes", "devices", *copies)
+        return ("processes", "network", "devices", *copies)
 
 
 PROFILES = {

@@ -47,7 +47,7 @@ class Step:
 
 
 FAULTS = (
-    "kill", "stop", "spin", "hog", "clock", "full",
+    "kill", "stop", "stop-copy", "spin", "hog", "clock", "full",
     "latency", "bandwidth", "slicer", "hold", "slowclose", "resetpeer", "limitdata", "corrupt", "drop", "repeat",
     "reorder", "down",
     "delay", "fail", "exec", "hang", "flip", "engine-kill", "engine-stop",
@@ -58,7 +58,7 @@ FAULTS = (
 def program(seed: int, profile: Profile, lane: str) -> Iterator[Step]:
     """Without an end. Each of a profile's lanes has its own faults, one after the other; lanes run side by side."""
     chance = random.Random(f"{seed}/{profile.name}/{lane}")
-    draw = {"processes": _process, "network": _network, "devices": _device, "engine": _engine}[lane]
+    draw = {"processes": _process, "network": _network, "devices": _device, "copies": _copy, "engine": _engine}[lane]
     while True:
         yield draw(chance, profile)
 
@@ -74,6 +74,11 @@ def _process(chance: random.Random, profile: Profile) -> Step:
     if name == "spin":
         return Step(pause, name, side, chance.uniform(0.05, 0.5))
     return Step(pause, name, side, chance.uniform(0.2, 1.5), spec=chance.choice("+-") if name == "clock" else "")
+
+
+def _copy(chance: random.Random, _: Profile) -> Step:
+    """So long that the puller is lost, and its memory given on."""
+    return Step(chance.uniform(0.1, 0.5), "stop-copy", "puller", chance.uniform(1.6, 2.2))
 
 
 def _network(chance: random.Random, _: Profile) -> Step:

@@ -23,6 +23,7 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
+from aiodatadist.cli.chaos.large_copies import LargePushes
 from aiodatadist.cli.chaos.mail import Content, Mail
 from aiodatadist.cli.chaos.messages import Peer, SideSettings
 from aiodatadist.cli.chaos.own_copies import OwnCopies
@@ -74,6 +75,8 @@ class Puller(Side):
             self.mail = Mail(self, datadist, _no_answer)
             self.copies = OwnCopies(self, datadist)
             await self.copies.open()
+            self._large = LargePushes(self, datadist, self.mail, self.settings.clusters[0])
+            await self._large.open()
             self._targets = [Target(self, datadist, cluster_id) for cluster_id in self.settings.clusters]
             for target in self._targets:
                 await target.open()
@@ -82,6 +85,7 @@ class Puller(Side):
     def start(self, group: anyio.abc.TaskGroup) -> None:
         group.start_soon(self.mail.read)
         group.start_soon(self.work, "copies", self.copies.one, 0.02)
+        group.start_soon(self.work, "large", self._large.one)
         for target in self._targets:
             target.start(group)
 

@@ -17,6 +17,7 @@ import anyio.abc
 from aiodatadist.cli.chaos.messages import (
     Fault,
     Healed,
+    PushLarge,
     Report,
     SideSettings,
     Stage,
@@ -34,6 +35,8 @@ CALM = 1.0
 """Seconds at the beginning in which there is no fault."""
 ROUND = 5.0
 """Seconds of faults between two looks at everything."""
+LARGE = 3.0
+"""Seconds in which a large push has to begin; one to a peer without a link does not."""
 MAX_VIOLATIONS = 200
 """That are kept; further ones are counted."""
 
@@ -237,6 +240,11 @@ class Run(ABC):
         elif step.name == "kill":
             with anyio.CancelScope(shield=True):  # bounded: a process has START to be ready
                 await self._kill(step.side, group)
+        elif step.name == "stop-copy":
+            async with self.sides["owner"].copying(LARGE):
+                await side.order(PushLarge())
+            with _stopped(side):
+                await anyio.sleep(step.seconds)
         elif step.name == "stop":
             with _stopped(side):
                 await anyio.sleep(step.seconds)

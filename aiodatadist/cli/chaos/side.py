@@ -30,6 +30,7 @@ from aiodatadist.cli.chaos.messages import (
     Order,
     Peer,
     Peers,
+    PushLarge,
     Reached,
     Report,
     SideSettings,
@@ -119,6 +120,7 @@ class Side(ABC):
         self.lookout = Lookout(self.violated)
         self.ledgers: dict[str, BlockLedger] = {}
         self.datadists: list[LLMDataDist] = []
+        self.is_large_wanted = False
         self.faults = OwnFaults(self.datadists)
         self._first = Belongings(**settings.belongings) if settings.belongings else None
         self._awaited: dict[int, list[tuple[str, float]]] = {}
@@ -172,6 +174,8 @@ class Side(ABC):
                     self._awaited.setdefault(cluster, []).append((order.fault, order.at))
             elif isinstance(order, Peers):
                 await self.meet(order.peers)
+            elif isinstance(order, PushLarge):
+                self.is_large_wanted = True
             else:
                 group.start_soon(self.reach, order)
 

@@ -20,9 +20,13 @@ PATCH = 16
 LEASED = 16
 USER = 17
 """Blocks of memory that either side registers itself."""
-POOL, HOST_POOL, LEGACY_POOL = 96 << 20, 8 << 20, 96 << 20
+LARGE_BLOCKS, LARGE_BLOCK, LARGE_TENSORS = 16, 4 << 20, 2
+"""Of the cache for large pushes: 2 x 64 MiB."""
+LARGE = LARGE_TENSORS * LARGE_BLOCKS * LARGE_BLOCK
+POOL, HOST_POOL, LEGACY_POOL = (96 << 20) + 2 * LARGE, 8 << 20, 96 << 20
+"""Bytes. A second large cache has room beside one that is withheld."""
 
-SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL = range(7)
+SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL, LARGE_MODEL = range(8)
 LIVES = 1_000_000
 """Generations that caches may have in one life of the owner's process."""
 PULLER, PULLER_DEVICE = 101, 7
@@ -40,6 +44,10 @@ LOST = HEARTBEAT * (MISSES + 1) / 1000
 
 def desc(blocks: int, nbytes: int = BLOCK, tensors: int = TENSORS) -> CacheDesc:
     return CacheDesc(tensors, [blocks, nbytes], DataType.DT_UINT8)
+
+
+def large_desc() -> CacheDesc:
+    return desc(LARGE_BLOCKS, LARGE_BLOCK, LARGE_TENSORS)
 
 
 def user_desc(placement: Placement) -> CacheDesc:
